@@ -1,0 +1,126 @@
+"""Configuration shared by more than one program. Every field is read by some code; a test proves it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class VllmConfig:
+    """How one vLLM engine is loaded and sampled.
+
+    `top_k` −1 and `top_p` 1 sample from the full softmax, the distribution that GRPO trains. `max_length` is the
+    context in tokens. `number_of_gpus_per_instance` is vLLM's tensor-parallel size. `dtype` is `auto`, `bfloat16`,
+    `float16` or `float32`. `cpu_kvcache_gib` and `cpu_cores` (a core list such as "0" or "0-3") count on CPUs only.
+    """
+
+    temperature: float = 0.9
+    top_k: int = -1
+    top_p: float = 1.0
+    max_length: int = 8192
+    max_num_seqs: int = 256
+    gpu_memory_utilization: float = 0.5
+    number_of_gpus_per_instance: int = 1
+    enforce_eager: bool = False
+    dtype: str = "auto"
+    cpu_kvcache_gib: int = 1
+    cpu_cores: str | None = None
+
+
+@dataclass
+class ModelConfig:
+    """A model that vLLM serves: a Hub name or a local folder."""
+
+    model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+
+
+@dataclass
+class JudgeModelConfig(ModelConfig):
+    """Who judges.
+
+    `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons. With `base_url`
+    the judge is a model behind any OpenAI-compatible API, its key read from the environment variable `api_key_env`;
+    `use_openrouter: true` stands for OpenRouter's URL. Otherwise it is a local vLLM engine.
+
+    `max_failed_share`: above this share of conversations without a verdict in a batch, the step stops.
+    """
+
+    use_openrouter: bool = False
+    base_url: str | None = None
+    api_key_env: str = "OPENROUTER_API_KEY"
+    max_concurrent_requests: int = 64
+    request_timeout_s: float = 120.0
+    max_failed_share: float = 0.2
+
+
+@dataclass
+class GenerationConfig:
+    """The rules of the classroom: prompts, lengths, judging, and where the server listens.
+
+    `max_turns` counts messages and the teacher closes. `max_tokens_in_conversation` bounds the teacher's context; the
+    teacher model's own `vllm.max_length` bounds it too. `student_error_rate` is the probability with which the
+    program draws the persona `error_student` for a student turn. `forced_conversation_type`: `guided` (the teacher
+    opens), `attempt` (the student's attempt opens), null (drawn per problem). A null in `student_names` is a student
+    without a name.
+    """
+
+    teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
+    student_personas_prompts_paths: dict[str, str] = field(default_factory=dict)
+    student_error_rate: float = 0.2
+    student_initial_attempt_prompt_path: str | None = None
+    initial_attempt_wrapper_prompt_path: str | None = None
+    student_final_prompt_path: str | None = None
+    judges_rules_prompts_paths: dict[str, str] = field(default_factory=dict)
+    student_names: list[Any] = field(
+        default_factory=lambda: ["Alex", "Jamie", "Taylor", "Jordan", "Sam", "Casey", "Morgan", "Riley", None]
+    )
+    forced_conversation_type: str | None = None
+    use_thinking: bool = False
+    max_turns: int = 15
+    max_tokens_in_conversation: int = 8192
+    max_tokens_per_turn: int = 1024
+    max_tokens_per_student_attempt: int = 3900
+    max_tokens_per_judge_attempt: int = 2048
+    number_student_attempts: int = 8
+    number_judge_attempts: int = 2
+    ignore_rejected_judge: bool = False
+    extra_penalty_for_rejected_judges: float = 0.25
+    low_score_threshold: float = 0.3
+    server_host: str = "127.0.0.1"
+    server_port: int = 8005
+    server_start_timeout_s: float = 1800.0
+    sample_timeout_s: float = 3600.0
+    load_weights_timeout_s: float = 600.0
+
+
+@dataclass
+class DataSource:
+    """One dataset: a Hub name or a local .jsonl/.json/.csv/.parquet file, and how much of it to take (0–1]. `split`
+    counts for Hub names; a file is one split."""
+
+    name_or_path: str = ""
+    split: str = "train"
+    ratio: float = 1.0
+
+
+@dataclass
+class DatasetSource(DataSource):
+    """Problems: the columns that hold their text and the reference answer."""
+
+    problem_column: str = "problem"
+    answer_column: str = "answer"
+
+
+@dataclass
+class LoggingConfig:
+    """Where a run is reported. `save_dir` is the run folder: everything that both programs leave."""
+
+    wandb: bool = False
+    wandb_project: str = "train_rl"
+    wandb_run_name: str | None = None
+    wandb_entity: str | None = None
+    run_group: str | None = None
+    wandb_tags: list[str] = field(default_factory=list)
+    report_to: list[str] = field(default_factory=list)
+    save_dir: str = "checkpoints"
+    save_steps: int = 10

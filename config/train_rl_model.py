@@ -1,0 +1,80 @@
+"""Schema of `vllm_server.py` and `train_rl.py`: one file configures both programs."""
+
+from dataclasses import dataclass, field
+
+from config.base import (
+    DatasetSource,
+    GenerationConfig,
+    JudgeModelConfig,
+    LoggingConfig,
+    ModelConfig,
+)
+
+
+@dataclass
+class TrainConfig:
+    """GRPO. A batch is `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each
+    of the `mu` passes over it is one optimizer step.
+
+    `beta` weighs the KL to the initial policy (0: no reference model is held). `epsilon_high` null means `epsilon`.
+    `loss_type`, `scale_rewards` and `optimizer` take TRL's and transformers' values. `dtype` is that of the trained
+    weights and arithmetic. `reward_weights` null follows from the judge rules: a scoring rule means the pedagogical
+    reward alone, OK/REJECT rules mean the maths rewards. `importance_sampling_correction` corrects for the difference
+    between the engine's log-probs and the trainer's, in TRL's `importance_sampling_mode`, truncated at
+    `importance_sampling_clip_max`.
+    """
+
+    number_of_problems_per_batch: int = 16
+    num_samples_per_problem: int = 8
+    per_device_train_batch_size: int = 2
+    learning_rate: float = 5e-7
+    lr_scheduler_type: str = "constant"
+    optimizer: str = "paged_adamw_8bit"
+    epochs: int = 1
+    max_steps: int = -1
+    beta: float = 0.001
+    mu: int = 2
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    loss_type: str = "dapo"
+    scale_rewards: str = "group"
+    max_grad_norm: float = 1.0
+    gradient_checkpointing: bool = True
+    dtype: str = "bfloat16"
+    reward_weights: dict[str, float] | None = None
+    shuffle_rewards: bool = False
+    importance_sampling_correction: bool = True
+    importance_sampling_mode: str = "token_truncate"
+    importance_sampling_clip_max: float = 2.0
+    keep_published_policies: int = 2
+
+
+@dataclass
+class RewardModelConfig:
+    """How solutions are graded: `Answer` compares the boxed answer, `None` grades nothing."""
+
+    model_name_or_path: str = "Answer"
+
+
+@dataclass
+class TrainDatasetConfig:
+    """What is trained on. `max_train_examples` −1 takes all."""
+
+    train_datasets: list[DatasetSource] = field(default_factory=list)
+    max_train_examples: int = -1
+
+
+@dataclass
+class TrainRLConfig:
+    """Everything that the server and the trainer read."""
+
+    train: TrainConfig = field(default_factory=TrainConfig)
+    teacher_model: ModelConfig = field(default_factory=ModelConfig)
+    student_model: ModelConfig = field(default_factory=ModelConfig)
+    judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    seed: int = 42
+    dry_run: bool = False

@@ -1,0 +1,167 @@
+"""The wire models of the server's HTTP API, used by the routes, the client and the journal."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from src.conversation import Conversation, Solution
+from src.judging import Verdict
+from src.turns import PolicyVersion, Turn
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class SampleRequest(_Strict):
+    """Body of `POST /sample_conversations`: one entry of `problems` per conversation, a group's entries repeated.
+
+    `request_id` names this piece of work: sent again with the same body it gives the same answer and is not run
+    again. `run_id` and `policy_version` null accept whatever weights are loaded (evaluation). `greedy` samples the
+    teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
+    tutors can be compared; training leaves it off. `meta` (one mapping per conversation) is kept with the record.
+    """
+
+    problems: list[str] = Field(min_length=1)
+    answers: list[str]
+    meta: list[dict[str, Any]] | None = None
+    request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
+    seed: int
+    step: int
+    run_id: str | None = None
+    policy_version: int | None = None
+    greedy: bool = False
+    fixed_seeds: bool = False
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> "SampleRequest":
+        counts = {"problems": len(self.problems), "answers": len(self.answers)}
+        if self.meta is not None:
+            counts["meta"] = len(self.meta)
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"problems, answers and meta must have one entry per conversation, but hold {counts}")
+        if (self.run_id is None) != (self.policy_version is None):
+            raise ValueError("run_id and policy_version come together: give both, or neither")
+        return self
+
+    @property
+    def wanted_policy(self) -> PolicyVersion | None:
+        if self.run_id is None or self.policy_version is None:
+            return None
+        return PolicyVersion(self.run_id, self.policy_version)
+
+
+class ConversationRecord(BaseModel):
+    """A finished conversation, whole: what the trainer learns from, the journal keeps and the reports show.
+
+    `prompt_ids` is the teacher's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1
+    marking what the policy sampled. `rewards` holds each reward's value, `reward` their weighted sum; both are null
+    for a conversation without a verdict.
+    """
+
+    id: str
+    request_id: str
+    step: int
+    index: int
+    problem_id: str
+    problem: str
+    answer: str
+    type: str
+    student_name: str | None
+    state: str
+    turns: list[Turn]
+    verdicts: list[Verdict]
+    solutions: list[Solution]
+    rewards: dict[str, float | None]
+    reward: float | None
+    rejected: bool
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    meta: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, conversation: Conversation, request: SampleRequest, index: int, reward: float | None
+    ) -> "ConversationRecord":
+        buffer = conversation.buffer
+        return cls(
+            id=conversation.id,
+            request_id=request.request_id,
+            step=request.step,
+            index=index,
+            problem_id=conversation.problem.id,
+            problem=conversation.problem.text,
+            answer=conversation.problem.answer,
+            type=conversation.setup.type.value,
+            student_name=conversation.setup.student_name,
+            state=conversation.state.value,
+            turns=conversation.turns,
+            verdicts=conversation.verdicts,
+            solutions=conversation.solutions,
+            rewards=conversation.rewards,
+            reward=reward,
+            rejected=conversation.rejected,
+            prompt_ids=buffer.prompt_ids if buffer else [],
+            completion_ids=buffer.completion_ids if buffer else [],
+            mask=buffer.mask if buffer else [],
+            logprobs=buffer.logprobs if buffer else [],
+            meta=request.meta[index] if request.meta is not None else {},
+        )
+
+
+class SampleResponse(BaseModel):
+    """Answer of `/sample_conversations` and `/wait_batch`: one record per entry of the request, in its order."""
+
+    request_id: str
+    policy: PolicyVersion
+    conversations: list[ConversationRecord]
+
+
+class RewardRequest(_Strict):
+    """Body of `POST /get_{name}_reward`: conversation ids."""
+
+    conversations: list[str] = Field(min_length=1)
+
+
+class RewardResponse(BaseModel):
+    """One reward per id, null for a conversation without a verdict."""
+
+    rewards: list[float | None]
+
+
+class LoadWeightsRequest(_Strict):
+    """Body of `POST /load_weights`: a folder inside the run folder that holds a complete published policy."""
+
+    run_id: str = Field(min_length=1)
+    version: int = Field(ge=0)
+    path: str
+
+
+class LoadWeightsResponse(BaseModel):
+    """What is loaded now, and how long waiting for turns in flight and loading took, in seconds."""
+
+    policy: PolicyVersion
+    seconds: float
+
+
+class EngineHealth(BaseModel):
+    """One seat: which model, whose engine, the process ids of its workers."""
+
+    model: str
+    engine: str
+    engine_version: str
+    pids: list[int]
+
+
+class Health(BaseModel):
+    """Answer of `GET /health`."""
+
+    status: str
+    seats: dict[str, EngineHealth]
+    policy: PolicyVersion
+    run_folder: str
+    running_requests: list[str]
+    running_conversations: int
+    finished_conversations: int

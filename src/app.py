@@ -1,0 +1,157 @@
+"""The server's routes: check, call, reply."""
+
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+
+from config.checks import reward_weights, solutions_are_graded
+from config.load import record_run
+from config.train_rl_model import TrainRLConfig
+from src.api import (
+    ConversationRecord,
+    Health,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    RewardRequest,
+    RewardResponse,
+    SampleRequest,
+    SampleResponse,
+)
+from src.batches import BatchDesk, open_desk
+from src.errors import ClassroomError, ConfigError, DataError, UnknownConversation
+from src.rewards import REWARDS
+from src.turns import PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
+RUNNING = Gauge("classroom_running_conversations", "Conversations that are being played")
+FINISHED = Gauge("classroom_finished_conversations", "Conversations that finished since the server started")
+
+
+def serve(config: TrainRLConfig) -> None:
+    """Load the models and answer on `generation.server_host:server_port` until interrupted.
+
+    Raises:
+        ConfigError: if the port is taken.
+        EngineFailure: if a model cannot be loaded.
+    """
+    host, port = config.generation.server_host, config.generation.server_port
+    _refuse_taken_port(host, port)
+    app = create_app(config, record_run(config, "vllm_server"))
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=75)
+
+
+def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
+    """The application; models are loaded as it starts up and their processes end as it shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
+        address = f"http://{config.generation.server_host}:{config.generation.server_port}"
+        logger.info("the classroom is open on %s, its journal in %s", address, run_folder)
+        try:
+            yield
+        finally:
+            app.state.desk.classroom.seats.shutdown()
+
+    app = FastAPI(title="Classroom", lifespan=lifespan)
+    app.state.config, app.state.run_folder = config, run_folder
+    app.add_exception_handler(ClassroomError, _answer_with_message)
+    _add_sampling_routes(app)
+    _add_weight_routes(app)
+    _add_status_routes(app)
+    return app
+
+
+async def _answer_with_message(_: Request, error: Exception) -> JSONResponse:
+    status = error.status if isinstance(error, ClassroomError) else 500
+    return JSONResponse({"detail": str(error)}, status_code=status)
+
+
+def _desk(request: Request) -> BatchDesk:
+    return request.app.state.desk
+
+
+def _add_sampling_routes(app: FastAPI) -> None:
+    @app.post("/sample_conversations")
+    async def sample_conversations(body: SampleRequest, request: Request) -> SampleResponse:
+        return await _desk(request).sample(body)
+
+    @app.get("/wait_batch")
+    async def wait_batch(request_id: str, request: Request) -> SampleResponse:
+        return await _desk(request).wait(request_id)
+
+    @app.get("/conversations/{conversation_id}")
+    async def conversation(conversation_id: str, request: Request) -> ConversationRecord:
+        return _desk(request).record(conversation_id)
+
+    @app.post("/get_{name}_reward")
+    async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
+        if name not in REWARDS:
+            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(REWARDS)}.")
+        conversations = [_desk(request).conversation(each) for each in body.conversations]
+        try:
+            return RewardResponse(rewards=[REWARDS[name](conversation) for conversation in conversations])
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+
+def _add_weight_routes(app: FastAPI) -> None:
+    @app.post("/load_weights")
+    async def load_weights(body: LoadWeightsRequest, request: Request) -> LoadWeightsResponse:
+        folder, run_folder = Path(body.path).resolve(), request.app.state.run_folder
+        if not folder.is_relative_to(run_folder):
+            raise DataError(
+                f"{folder} is not inside this server's run folder {run_folder}. Start server and trainer with the "
+                "same logging.save_dir."
+            )
+        started = time.monotonic()
+        policy = PolicyVersion(body.run_id, body.version)
+        timeout_s = request.app.state.config.generation.load_weights_timeout_s
+        await _desk(request).classroom.seats.teacher.load_policy(folder, policy, timeout_s)
+        return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
+
+
+def _add_status_routes(app: FastAPI) -> None:
+    @app.get("/health")
+    async def health(request: Request) -> Health:
+        desk = _desk(request)
+        seats = desk.classroom.seats
+        return Health(
+            status="ok",
+            seats={name: engine.health() for name, engine in seats.engines.items()},
+            policy=seats.teacher.policy,
+            run_folder=str(request.app.state.run_folder),
+            running_requests=desk.running,
+            running_conversations=desk.classroom.running,
+            finished_conversations=desk.finished,
+        )
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        desk = _desk(request)
+        POLICY_VERSION.set(desk.classroom.seats.teacher.policy.version)
+        RUNNING.set(desk.classroom.running)
+        FINISHED.set(desk.finished)
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"The address {host}:{port} cannot be used: {error.strerror}. Stop what listens there, or choose "
+                "another with generation.server_port=…"
+            ) from error

@@ -1,0 +1,324 @@
+"""The classroom: moves conversations through their states, one coroutine each, all of them at once.
+
+The engines merge whatever turns are ready; a conversation is judged the moment its dialogue ends, while others still
+talk.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from config.base import GenerationConfig
+from src.answers import is_correct
+from src.api import ConversationRecord, SampleRequest, SampleResponse
+from src.chat_template import Message, encode_chat
+from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
+from src.data import Problem
+from src.errors import DataError, PolicyMismatch
+from src.inference_providers.base import Completion, Sampling
+from src.journal import Journal
+from src.judging import Verdict, parse_judge_output, parse_verdict
+from src.prompts import render
+from src.rewards import REWARDS, weighted_sum
+from src.schedule import ConversationType, SetupOptions, draw_setup, persona_weights
+from src.seats import Seats
+from src.turns import PolicyVersion, Turn
+
+__all__ = ["Classroom", "Conversation", "parse_judge_output"]
+
+Finished = Callable[[Conversation, ConversationRecord], None]
+
+
+@dataclass(frozen=True)
+class Play:
+    """One conversation of a request: its position, and the how-many-th on its problem it is."""
+
+    conversation: Conversation
+    request: SampleRequest
+    index: int
+    occurrence: int
+
+    def sampled_with(self, sampling: Sampling) -> Sampling:
+        """The sampling of the next answer, with a seed of its own where the request fixes seeds."""
+        if not self.request.fixed_seeds:
+            return sampling
+        conversation = self.conversation
+        spoken = len(conversation.turns) + len(conversation.solutions)
+        parts = (self.request.seed, conversation.problem.id, self.request.step, self.occurrence, spoken)
+        digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
+        return replace(sampling, seed=int.from_bytes(digest[:4]))
+
+
+class Classroom:
+    """Plays batches of conversations with the models in `seats` by the rules in `generation`.
+
+    Args:
+        generation: prompts, lengths and judging.
+        seats: who speaks in which role.
+        journal: where every turn, verdict and reward is written before it is used.
+        reward_weights: which rewards are computed for each conversation, and their weights in its `reward`.
+        rules: what holds for every conversation, from `classroom_rules`.
+    """
+
+    def __init__(
+        self,
+        generation: GenerationConfig,
+        seats: Seats,
+        journal: Journal,
+        reward_weights: dict[str, float],
+        rules: ClassroomRules,
+    ):
+        self._generation = generation
+        self._seats = seats
+        self._journal = journal
+        self._reward_weights = reward_weights
+        self._rules = rules
+        self._options = setup_options(generation)
+        self._steps = {
+            State.TEACHER_TURN: self._teacher_turn,
+            State.STUDENT_TURN: self._student_turn,
+            State.JUDGE_TURN: self._judge_turn,
+            State.GENERATE_SOLUTION: self._generate_solutions,
+            State.REWARD_TURN: self._reward_turn,
+        }
+        self.running = 0
+
+    @property
+    def seats(self) -> Seats:
+        """Who speaks in which role."""
+        return self._seats
+
+    async def sample(self, request: SampleRequest, finished: Finished) -> SampleResponse:
+        """Play, judge and reward one conversation per entry of the request; call `finished` as each one ends.
+
+        Raises:
+            PolicyMismatch: if other weights are loaded than the request names, now or before it is done.
+            DataError: if a problem does not fit into the teacher's context.
+            EngineFailure: if an engine died.
+        """
+        policy = self._seats.teacher.policy
+        self._check_policy(request, policy)
+        plays = self._open(request)
+        self._journal.append(
+            "batch", request_id=request.request_id, step=request.step, policy=policy, conversations=len(plays)
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._play(play, finished)) for play in plays]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return SampleResponse(
+            request_id=request.request_id, policy=policy, conversations=[task.result() for task in tasks]
+        )
+
+    def _open(self, request: SampleRequest) -> list[Play]:
+        seen: Counter[str] = Counter()
+        plays = []
+        for index, (text, answer) in enumerate(zip(request.problems, request.answers, strict=True)):
+            problem = Problem.of(text, answer)
+            conversation = Conversation(
+                id=f"{request.request_id}-{index:04d}",
+                problem=problem,
+                setup=draw_setup(problem, request.seed, request.step, self._options),
+                rules=self._rules,
+            )
+            plays.append(Play(conversation, request, index, seen[problem.id]))
+            seen[problem.id] += 1
+        return plays
+
+    async def _play(self, play: Play, finished: Finished) -> ConversationRecord:
+        conversation = play.conversation
+        conversation.start()
+        self.running += 1
+        try:
+            while conversation.state is not State.END:
+                await self._steps[conversation.state](play)
+        finally:
+            self.running -= 1
+        reward = weighted_sum(conversation.rewards, self._reward_weights)
+        record = ConversationRecord.of(conversation, play.request, play.index, reward)
+        finished(conversation, record)
+        return record
+
+    # One method per state ----------------------------------------------------------------------------------------
+
+    async def _teacher_turn(self, play: Play) -> None:
+        conversation = play.conversation
+        if conversation.buffer is None:
+            self._open_context(conversation)
+        sampling = play.sampled_with(self._seats.teacher_sampling)
+        if play.request.greedy:
+            sampling = replace(sampling, temperature=0.0)
+        sampling = replace(sampling, max_tokens=conversation.teacher_turn_limit)
+        answer = await self._seats.teacher.generate(conversation.buffer.ids, sampling)
+        self._check_policy(play.request, answer.policy)
+        span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
+        if answer.ids[-1] != self._seats.teacher.frame.turn_end_id:
+            conversation.buffer.append_given([self._seats.teacher.frame.turn_end_id])
+        turn = Turn("teacher", answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
+        self._write_turn(conversation, turn)
+        conversation.add_teacher_turn(turn)
+
+    async def _student_turn(self, play: Play) -> None:
+        conversation = play.conversation
+        if conversation.next_is_opening_attempt:
+            await self._opening_attempt(play)
+            return
+        persona = conversation.next_persona
+        messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
+        answer = await self._seats.student.chat(messages, play.sampled_with(self._seats.student_sampling))
+        turn = self._student_said(answer, persona)
+        self._write_turn(conversation, turn)
+        conversation.add_student_turn(turn, self._seats.teacher.frame.reply(turn.text))
+
+    async def _opening_attempt(self, play: Play) -> None:
+        limit = self._generation.max_tokens_per_student_attempt
+        sampling = replace(play.sampled_with(self._seats.student_sampling), max_tokens=limit)
+        answer = await self._seats.student.chat(self._attempt_request(play.conversation), sampling)
+        turn = self._student_said(answer, persona=None)
+        self._write_turn(play.conversation, turn)
+        play.conversation.add_student_turn(turn)
+
+    async def _judge_turn(self, play: Play) -> None:
+        conversation = play.conversation
+        attempts = [
+            self._judge_once(conversation, rule, attempt)
+            for rule in self._rules.judge_rules
+            for attempt in range(self._generation.number_judge_attempts)
+        ]
+        conversation.add_verdicts(await asyncio.gather(*attempts))
+
+    async def _judge_once(self, conversation: Conversation, rule: str, attempt: int) -> Verdict:
+        text = ""
+        try:
+            text = await self._seats.judge.judge(rule, conversation.transcript(), conversation.problem.text, attempt)
+            verdict = parse_verdict(rule, attempt, text)
+        except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
+            verdict = Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=text)
+        self._journal.append("verdict", conversation=conversation.id, verdict=verdict)
+        return verdict
+
+    async def _generate_solutions(self, play: Play) -> None:
+        conversation = play.conversation
+        messages = self._student_view(conversation, self._first_persona_path())
+        messages.append({"role": "user", "content": self._render(conversation, self._final_prompt_path())})
+        limit = self._generation.max_tokens_per_student_attempt
+        texts = await asyncio.gather(
+            *(
+                self._seats.student.chat(messages, replace(sampling, max_tokens=limit))
+                for sampling in self._solution_samplings(play)
+            )
+        )
+        answer = conversation.problem.answer
+        solutions = [Solution(said.text, float(is_correct(visible_text(said.text), answer))) for said in texts]
+        self._journal.append("solutions", conversation=conversation.id, solutions=solutions)
+        conversation.add_solutions(solutions)
+
+    async def _reward_turn(self, play: Play) -> None:
+        conversation = play.conversation
+        rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
+        self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
+        conversation.add_rewards(rewards)
+
+    # What each model is shown ------------------------------------------------------------------------------------
+
+    def _open_context(self, conversation: Conversation) -> None:
+        messages = [{"role": "system", "content": self._render(conversation, self._generation.teacher_prompt_path)}]
+        if conversation.turns:
+            attempt = visible_text(conversation.turns[0].text)
+            wrapper = self._generation.initial_attempt_wrapper_prompt_path
+            wrapped = render(wrapper, attempt=attempt) if wrapper else attempt
+            messages.append({"role": "user", "content": wrapped})
+        prompt_ids = encode_chat(self._seats.teacher.tokenizer, messages)
+        if len(prompt_ids) + 2 > self._rules.max_tokens_in_conversation:
+            raise DataError(
+                f"Problem {conversation.problem.id} makes a teacher prompt of {len(prompt_ids)} tokens, but a "
+                f"conversation may have {self._rules.max_tokens_in_conversation}: shorten the problem, or raise "
+                "generation.max_tokens_in_conversation and teacher_model.vllm.max_length."
+            )
+        conversation.open_buffer(prompt_ids)
+
+    def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
+        """The dialogue from the student's chair: its persona, the teacher as user, itself as assistant."""
+        messages = [{"role": "system", "content": self._render(conversation, persona_path)}]
+        if conversation.setup.type is ConversationType.ATTEMPTED:
+            messages += self._attempt_request(conversation)
+        for turn in conversation.turns:
+            text = visible_text(turn.text).replace(END_OF_CONVERSATION, "").strip()
+            messages.append({"role": "user" if turn.role == "teacher" else "assistant", "content": text})
+        return messages
+
+    def _attempt_request(self, conversation: Conversation) -> list[Message]:
+        path = self._generation.student_initial_attempt_prompt_path
+        return [{"role": "user", "content": render(path, problem=conversation.problem.text)}]
+
+    def _render(self, conversation: Conversation, path: str) -> str:
+        return render(
+            path,
+            student_name=conversation.setup.student_name,
+            problem=conversation.problem.text,
+            include_thinking=self._generation.use_thinking,
+        )
+
+    def _first_persona_path(self) -> str:
+        return next(iter(self._generation.student_personas_prompts_paths.values()))
+
+    def _final_prompt_path(self) -> str:
+        return self._generation.student_final_prompt_path
+
+    def _solution_samplings(self, play: Play) -> Sequence[Sampling]:
+        base = play.sampled_with(self._seats.student_sampling)
+        if base.seed is None:
+            return [base] * self._rules.solutions
+        return [replace(base, seed=base.seed + i) for i in range(self._rules.solutions)]
+
+    # Small parts ---------------------------------------------------------------------------------------------------
+
+    def _student_said(self, answer: Completion, persona: str | None) -> Turn:
+        return Turn("student", visible_text(answer.text), persona, len(answer.ids), answer.ended)
+
+    def _write_turn(self, conversation: Conversation, turn: Turn) -> None:
+        self._journal.append("turn", conversation=conversation.id, turn=turn)
+
+    def _check_policy(self, request: SampleRequest, loaded: PolicyVersion | None) -> None:
+        wanted = request.wanted_policy
+        if wanted is not None and wanted != loaded:
+            raise PolicyMismatch(
+                f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded: publish the weights "
+                "with POST /load_weights first."
+            )
+
+
+def classroom_rules(
+    generation: GenerationConfig, reward_weights: dict[str, float], teacher_context: int, graded: bool
+) -> ClassroomRules:
+    """The rules of a configuration.
+
+    Solutions are generated only if a reward reads them and something grades them (`graded`). The teacher's context
+    in tokens bounds a conversation besides `max_tokens_in_conversation`. No judge attempts means no judging.
+    """
+    judged = generation.number_judge_attempts > 0
+    return ClassroomRules(
+        max_turns=generation.max_turns,
+        max_tokens_in_conversation=min(generation.max_tokens_in_conversation, teacher_context),
+        max_tokens_per_turn=generation.max_tokens_per_turn,
+        judge_rules=tuple(generation.judges_rules_prompts_paths) if judged else (),
+        solutions=generation.number_student_attempts if graded and "end_rm" in reward_weights else 0,
+        ignore_rejected_judge=generation.ignore_rejected_judge,
+        extra_penalty_for_rejected_judges=generation.extra_penalty_for_rejected_judges,
+        low_score_threshold=generation.low_score_threshold,
+    )
+
+
+def setup_options(generation: GenerationConfig) -> SetupOptions:
+    """What the program may draw for a conversation under this configuration."""
+    forced = generation.forced_conversation_type
+    personas = list(generation.student_personas_prompts_paths)
+    return SetupOptions(
+        types=tuple(ConversationType) if forced is None else (ConversationType(forced.lower()),),
+        student_names=tuple(generation.student_names) or (None,),
+        persona_weights=persona_weights(personas, generation.student_error_rate),
+        student_turns=generation.max_turns // 2 + 2,
+    )

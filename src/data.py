@@ -1,0 +1,115 @@
+"""Datasets, and the problems in them: what conversations are about. A `Problem`'s id depends on its content only."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from config.base import DatasetSource, DataSource
+from src.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+
+Source = TypeVar("Source", bound=DataSource)
+Row = TypeVar("Row")
+_LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A maths problem or a lesson plan. `id` is the hash of text and answer: equal on every rank and after a restart."""
+
+    id: str
+    text: str
+    answer: str = ""
+
+    @classmethod
+    def of(cls, text: str, answer: str = "") -> "Problem":
+        digest = hashlib.sha256(json.dumps([text, answer]).encode()).hexdigest()
+        return cls(digest[:16], text, answer)
+
+
+def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int | None = None) -> list[Problem]:
+    """The problems of all sources; see `gather`.
+
+    Raises:
+        DataError: if there is no source, a column is missing, a cell is empty, or nothing is left.
+    """
+    return gather(sources, _read_problems, limit, seed)
+
+
+def gather(
+    sources: Sequence[Source], read: Callable[[Source], list[Row]], limit: int = -1, seed: int | None = None
+) -> list[Row]:
+    """What `read` finds in each source, each cut to its `ratio`, then all shuffled by `seed` (None: as they come),
+    then cut to `limit` (−1: all).
+
+    Raises:
+        DataError: if there is no source, a ratio is out of range, or nothing is left.
+    """
+    if not sources:
+        raise DataError(
+            "No dataset is configured. Name at least one, for example "
+            "dataset.train_datasets=[{name_or_path: lessons.jsonl}]."
+        )
+    rows = [row for source in sources for row in _take_ratio(source, read, seed)]
+    if seed is not None:
+        random.Random(f"problems|{seed}").shuffle(rows)
+    if limit >= 0:
+        rows = rows[:limit]
+    if not rows:
+        names = ", ".join(source.name_or_path for source in sources)
+        raise DataError(f"Nothing is left of {names}: check ratio, split and the example limit.")
+    return rows
+
+
+def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int | None) -> list[Row]:
+    if not 0 < source.ratio <= 1:
+        raise DataError(f"{source.name_or_path}: ratio is {source.ratio}; it must be above 0 and at most 1.")
+    rows = read(source)
+    if source.ratio < 1:
+        count = round(len(rows) * source.ratio)
+        rows = random.Random(f"ratio|{seed}|{source.name_or_path}").sample(rows, count)
+    return rows
+
+
+def _read_problems(source: DatasetSource) -> list[Problem]:
+    rows = load_rows(source)
+    wanted = (source.problem_column, source.answer_column)
+    missing = [column for column in wanted if column not in rows.column_names]
+    if missing:
+        raise DataError(
+            f"{source.name_or_path} has no column {', '.join(missing)}. It has: {', '.join(rows.column_names)}. "
+            "Name yours with problem_column and answer_column."
+        )
+    return list(_to_problems(source, rows[wanted[0]], rows[wanted[1]]))
+
+
+def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable) -> Iterable[Problem]:
+    for number, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{source.name_or_path}: row {number} has no text in column {source.problem_column}.")
+        yield Problem.of(text, "" if answer is None else str(answer))
+
+
+def load_rows(source: DataSource) -> "datasets.Dataset":
+    """The whole dataset that a source names.
+
+    Raises:
+        DataError: if there is no such file, dataset or split, or it cannot be read.
+    """
+    import datasets
+
+    path = Path(source.name_or_path)
+    if path.suffix in _LOADERS and not path.is_file():
+        raise DataError(f"There is no file {path}.")
+    try:
+        if path.suffix in _LOADERS:
+            return datasets.load_dataset(_LOADERS[path.suffix], data_files=str(path), split="train")
+        return datasets.load_dataset(source.name_or_path, split=source.split)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {error}") from error

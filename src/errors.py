@@ -1,0 +1,60 @@
+"""The errors that a user can meet. Each message says what was given, the rule, and the fix.
+
+Programs print the message alone and end with status 2; the server answers with `status` and the message.
+"""
+
+
+class ClassroomError(Exception):
+    """Base of all errors that are answered with a message instead of a traceback."""
+
+    status = 500
+
+
+class ConfigError(ClassroomError):
+    """A configuration that cannot be run."""
+
+    status = 422
+
+
+class DataError(ClassroomError):
+    """A dataset, a problem or a prompt template that cannot be used."""
+
+    status = 422
+
+
+class UnknownConversation(ClassroomError):
+    """A conversation or request id that this server does not know."""
+
+    status = 404
+
+
+class PolicyMismatch(ClassroomError):
+    """A batch was asked for under another policy version than the one loaded."""
+
+    status = 409
+
+
+class RequestConflict(ClassroomError):
+    """A request id was used again with another body."""
+
+    status = 409
+
+
+class DeadlineExceeded(ClassroomError):
+    """Something that was awaited did not come. The message names what, for how long, and where the log is."""
+
+    status = 504
+
+
+class EngineFailure(ClassroomError):
+    """An inference engine died or refused a request."""
+
+    status = 503
+
+
+class JudgeOutputError(ClassroomError):
+    """A judge's answer that holds no verdict. The message quotes it."""
+
+
+class TooManyFailedJudgements(ClassroomError):
+    """More conversations of a batch than allowed ended without a verdict."""

@@ -1,0 +1,96 @@
+"""From our configuration to TRL's."""
+
+import os
+from pathlib import Path
+
+import torch
+from trl import GRPOConfig
+
+from config.base import LoggingConfig
+from config.checks import reward_weights
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError
+
+
+def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
+    """TRL's arguments for this run: one optimizer step for each of the `mu` passes over a batch, tokens and log-probs
+    from the server, the full softmax at the teacher's temperature.
+
+    Raises:
+        ConfigError: if the batch does not divide over the processes.
+    """
+    train, generation = config.train, config.generation
+    batch = train.number_of_problems_per_batch * train.num_samples_per_problem
+    passes = _micro_batches(batch, train.per_device_train_batch_size)
+    return GRPOConfig(
+        output_dir=str(run_folder / "checkpoints"),
+        per_device_train_batch_size=train.per_device_train_batch_size,
+        gradient_accumulation_steps=passes,
+        steps_per_generation=passes,
+        num_generations=train.num_samples_per_problem,
+        num_iterations=train.mu,
+        max_steps=train.max_steps,
+        num_train_epochs=train.epochs,
+        learning_rate=train.learning_rate,
+        lr_scheduler_type=train.lr_scheduler_type,
+        optim=train.optimizer,
+        max_grad_norm=train.max_grad_norm,
+        beta=train.beta,
+        epsilon=train.epsilon,
+        epsilon_high=train.epsilon_high,
+        loss_type=train.loss_type,
+        scale_rewards=train.scale_rewards,
+        reward_weights=list(reward_weights(config).values()),
+        temperature=config.teacher_model.vllm.temperature,
+        max_completion_length=generation.max_tokens_in_conversation,
+        gradient_checkpointing=train.gradient_checkpointing,
+        bf16=train.dtype == "bfloat16",
+        fp16=train.dtype == "float16",
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend=_backend(),
+        # Master weights stay in float32: a learning rate of 5e-7 is lost in bfloat16's rounding. bf16=True casts the
+        # arithmetic.
+        model_init_kwargs={"dtype": "float32"},
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode=train.importance_sampling_mode,
+        vllm_importance_sampling_clip_max=train.importance_sampling_clip_max,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=config.logging.save_steps,
+        save_total_limit=2,
+        report_to=_report_to(config.logging, run_folder),
+        run_name=config.logging.wandb_run_name,
+        seed=config.seed,
+        disable_tqdm=True,
+    )
+
+
+def _backend() -> str | None:
+    """gloo where accelerate launched processes on CPUs; else what the library chooses."""
+    launched = "LOCAL_RANK" in os.environ
+    return "gloo" if launched and not torch.cuda.is_available() else None
+
+
+def _micro_batches(batch: int, per_device: int) -> int:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if batch % (per_device * processes):
+        raise ConfigError(
+            f"A batch of {batch} conversations must be divisible by train.per_device_train_batch_size × processes "
+            f"({per_device} × {processes} = {per_device * processes})."
+        )
+    return batch // (per_device * processes)
+
+
+def _report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
+    """The trackers, and what they read from the environment."""
+    trackers = [name for name in dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])])]
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
+    os.environ.setdefault("WANDB_DIR", str(run_folder))
+    wandb = {
+        "WANDB_PROJECT": logging.wandb_project,
+        "WANDB_ENTITY": logging.wandb_entity,
+        "WANDB_RUN_GROUP": logging.run_group,
+        "WANDB_TAGS": ",".join(logging.wandb_tags),
+    }
+    os.environ.update({name: value for name, value in wandb.items() if value})
+    return trackers or ["none"]

@@ -1,0 +1,149 @@
+"""Conversations to tensors: what TRL trains on is what the server says was sampled, token by token."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import gather_object
+
+from src.api import ConversationRecord, SampleRequest, SampleResponse
+from src.data import Problem
+from src.errors import PolicyMismatch, TooManyFailedJudgements
+from src.grpo.collective import on_every_process
+from src.rollout_files import write_rollouts
+from src.vllm.client import ClassroomClient
+
+if TYPE_CHECKING:
+    from src.grpo.trainer import ClassroomGRPOTrainer
+
+_SCORES = ("task_final_score", "forward_progression_score", "overall_momentum_score")
+
+
+class ClassroomRollout:
+    """TRL's `rollout_func`: this rank's slice of problem ids in, tokens of their conversations out.
+
+    Args:
+        problems: the training problems by id.
+        max_failed_share: above this share of conversations without a verdict in a batch, over all ranks, the run
+            stops.
+    """
+
+    def __init__(
+        self,
+        problems: dict[str, Problem],
+        client: ClassroomClient,
+        run_folder: Path,
+        run_id: str,
+        seed: int,
+        max_failed_share: float,
+    ):
+        self._problems = problems
+        self._client = client
+        self._run_folder = run_folder
+        self._run_id = run_id
+        self._seed = seed
+        self._max_failed_share = max_failed_share
+
+    def __call__(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> dict[str, list[Any]]:
+        """Play one conversation per prompt (a problem id, repeated for its group).
+
+        Raises:
+            TooManyFailedJudgements: on every rank, if judging failed for too many.
+            ClassroomError: on every rank, if sampling failed on any.
+        """
+        started = time.monotonic()
+        request = self._request(prompts, trainer)
+        response = on_every_process(trainer.accelerator, lambda: self._sample(request))
+        records = response.conversations
+        write_rollouts(self._run_folder, request.step, trainer.accelerator.process_index, records)
+        self._check_judging(records)
+        for name, value in batch_metrics(records).items():
+            trainer.record_metric(name, value)
+        trainer.record_metric("seconds/rollout", time.monotonic() - started)
+        trainer.show_conversations(records)
+        return to_rollout(records)
+
+    def _request(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> SampleRequest:
+        problems = [self._problems[prompt] for prompt in prompts]
+        policy, step = trainer.publisher.policy, trainer.state.global_step
+        return SampleRequest(
+            problems=[problem.text for problem in problems],
+            answers=[problem.answer for problem in problems],
+            request_id=f"{self._run_id}-step{step:06d}-rank{trainer.accelerator.process_index}",
+            seed=self._seed,
+            step=step,
+            run_id=policy.run_id,
+            policy_version=policy.version,
+        )
+
+    def _sample(self, request: SampleRequest) -> SampleResponse:
+        response = self._client.sample(request)
+        if response.policy != request.wanted_policy:
+            raise PolicyMismatch(f"Asked for policy {request.wanted_policy}, got conversations of {response.policy}.")
+        if len(response.conversations) != len(request.problems):
+            raise PolicyMismatch(
+                f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}."
+            )
+        return response
+
+    def _check_judging(self, records: Sequence[ConversationRecord]) -> None:
+        failed = gather_object([(record.id, _judge_error(record)) for record in records if record.reward is None])
+        total = sum(gather_object([len(records)]))
+        if len(failed) > self._max_failed_share * total:
+            conversation, error = failed[0]
+            raise TooManyFailedJudgements(
+                f"{len(failed)} of {total} conversations of this batch have no verdict, more than the share of "
+                f"{self._max_failed_share:g} that judge_model.max_failed_share allows. The first, {conversation}: {error}"
+            )
+
+
+def to_rollout(records: Sequence[ConversationRecord]) -> dict[str, list[Any]]:
+    """TRL's rollout columns, one entry per conversation in order: nothing is dropped or reordered.
+
+    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 where the policy sampled.
+    """
+    return {
+        "prompt_ids": [record.prompt_ids for record in records],
+        "completion_ids": [record.completion_ids for record in records],
+        "logprobs": [record.logprobs for record in records],
+        "env_mask": [record.mask for record in records],
+        "conversation_id": [record.id for record in records],
+    }
+
+
+RewardFunc = Callable[..., list[float | None]]
+
+
+def construct_reward_func(name: str, client: ClassroomClient) -> RewardFunc:
+    """A TRL reward function that asks the server's `/get_{name}_reward` for each conversation."""
+
+    def reward_func(prompts: list, completions: list, conversation_id: list[str], **_: Any) -> list[float | None]:
+        return client.rewards(name, conversation_id)
+
+    reward_func.__name__ = name
+    return reward_func
+
+
+def construct_pedagogical_reward_func(client: ClassroomClient) -> RewardFunc:
+    """The language tutor's reward for the trainer."""
+    return construct_reward_func("pedagogical", client)
+
+
+def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
+    """What a batch was like, as means over its conversations."""
+    metrics = {
+        "conversation/messages": fmean(len(record.turns) for record in records),
+        "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
+        "conversation/rejected_share": fmean(record.rejected for record in records),
+        "judge/failed_share": fmean(record.reward is None for record in records),
+    }
+    scores = [verdict.scores for record in records for verdict in record.verdicts if verdict.scores is not None]
+    if scores:
+        metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in _SCORES}
+    return metrics
+
+
+def _judge_error(record: ConversationRecord) -> str:
+    return next((verdict.error for verdict in record.verdicts if verdict.error), "it was not judged")

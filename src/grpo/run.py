@@ -1,0 +1,84 @@
+"""A whole training run: data, server, trainer, and what it leaves in the run folder."""
+
+import logging
+import uuid
+from pathlib import Path
+
+from accelerate import PartialState
+from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from config.load import record_run
+from config.train_rl_model import TrainRLConfig
+from src.data import load_problems
+from src.grpo.config import grpo_config
+from src.grpo.progress import Progress
+from src.grpo.trainer import ClassroomGRPOTrainer
+from src.vllm.client import ClassroomClient
+
+logger = logging.getLogger(__name__)
+_SERVER_ANSWERS_WITHIN_S = 60.0
+
+
+def train(config: TrainRLConfig) -> None:
+    """Train the teacher against the running server; start again on the same `save_dir` to go on from its last
+    checkpoint.
+
+    Raises:
+        DeadlineExceeded: if no server answers.
+        ClassroomError: on every rank, if the server refuses or fails.
+    """
+    _tell_about_truncation(config)
+    run_folder = Path(config.logging.save_dir).resolve()
+    arguments = grpo_config(config, run_folder)  # sets up the process group, too
+    state = PartialState()
+    if state.is_main_process:
+        record_run(config, "train_rl")
+        _write_run_id(run_folder)
+    state.wait_for_everyone()
+    client = connect(config)
+    problems = load_problems(config.dataset.train_datasets, config.dataset.max_train_examples, config.seed)
+    run_id = (run_folder / "run_id").read_text(encoding="utf-8")
+    trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [Progress(run_folder)])
+    trainer.remove_callback(PrinterCallback)
+    checkpoints = run_folder / "checkpoints"
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.is_dir() else None)
+    trainer.publisher.sync_weights()
+    trainer.save_model(str(run_folder / "model"))
+    logger.info("the trained teacher is in %s", run_folder / "model")
+
+
+def connect(config: TrainRLConfig) -> ClassroomClient:
+    """A client of the configured server, which answers.
+
+    Raises:
+        DeadlineExceeded: if it does not.
+    """
+    generation = config.generation
+    client = ClassroomClient(
+        f"http://{generation.server_host}:{generation.server_port}",
+        generation.sample_timeout_s,
+        generation.load_weights_timeout_s,
+        Path(config.logging.save_dir) / "server.log",
+    )
+    client.wait_until_up(_SERVER_ANSWERS_WITHIN_S)
+    return client
+
+
+def _write_run_id(run_folder: Path) -> None:
+    """A run keeps its id over restarts."""
+    path = run_folder / "run_id"
+    if not path.exists():
+        path.write_text(f"{run_folder.name}-{uuid.uuid4().hex[:8]}", encoding="utf-8")
+
+
+def _tell_about_truncation(config: TrainRLConfig) -> None:
+    options = config.teacher_model.vllm
+    if options.top_p < 1 or options.top_k != -1:
+        logger.warning(
+            "The teacher is sampled with top_p %g and top_k %d, but GRPO trains the full softmax: the engine's "
+            "log-probs are of the truncated distribution, and the importance-sampling correction has to bridge the difference "
+            "(see mismatch/… in the metrics). Leave top_p at 1 and top_k at -1 unless you want this.",
+            options.top_p,
+            options.top_k,
+        )

@@ -1,0 +1,112 @@
+"""TRL's GRPO trainer with the classroom as its environment."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from config.checks import reward_weights
+from config.train_rl_model import TrainRLConfig
+from src.api import ConversationRecord
+from src.data import Problem
+from src.grpo.rollout import ClassroomRollout, construct_reward_func
+from src.grpo.weight_sync import WeightPublisher
+from src.vllm.client import ClassroomClient
+
+
+class ClassroomGRPOTrainer(GRPOTrainer):
+    """Publishes weights, samples conversations over HTTP, gets each reward from its endpoint, and trains on exactly the
+    tokens that were sampled.
+
+    Args:
+        arguments: TRL's, from `src.grpo.config.grpo_config`.
+        problems: the training problems.
+        client: the server that plays the conversations.
+        run_folder: shared with the server.
+        run_id: names this run's policies; the same after a resume.
+
+    Attributes:
+        publisher: knows the policy version that the server holds.
+    """
+
+    def __init__(
+        self,
+        config: TrainRLConfig,
+        arguments: GRPOConfig,
+        problems: Sequence[Problem],
+        client: ClassroomClient,
+        run_folder: Path,
+        run_id: str,
+        callbacks: Sequence[Any] = (),
+    ):
+        rollout = ClassroomRollout(
+            {problem.id: problem for problem in problems},
+            client,
+            run_folder,
+            run_id,
+            config.seed,
+            config.judge_model.max_failed_share,
+        )
+        model = config.teacher_model.model_name_or_path
+        super().__init__(
+            model=model,
+            args=arguments,
+            reward_funcs=[construct_reward_func(name, client) for name in reward_weights(config)],
+            rollout_func=rollout,
+            train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
+            processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+            callbacks=list(callbacks),
+        )
+        self._correct_mismatch = config.train.importance_sampling_correction
+        self._shuffle_rewards = config.train.shuffle_rewards
+        self.publisher = WeightPublisher(self, client, run_folder, run_id, config.train.keep_published_policies)
+        # TRL reads the engine's log-probs only with `use_vllm`, and would start an engine of its own if it were set
+        # before; here the engine is the server's, and `vllm_generation` is what publishes weights to it.
+        self.use_vllm = True
+        self.vllm_generation = self.publisher
+        self._last_loaded_step = -1
+
+    def record_metric(self, name: str, value: float) -> None:
+        """Log a number with this step's metrics; it is averaged over processes."""
+        self._log_metric(name, value)
+
+    def show_conversations(self, records: Sequence[ConversationRecord]) -> None:
+        """Send a batch's conversations to Weights & Biases as a table, if it is on."""
+        if "wandb" not in self.args.report_to or not self.accelerator.is_main_process:
+            return
+        import wandb
+
+        table = wandb.Table(columns=["step", "conversation", "problem", "transcript", "reward"])
+        for record in records:
+            transcript = "\n".join(f"{turn.role}: {turn.text}" for turn in record.turns)
+            table.add_data(record.step, record.id, record.problem, transcript, record.reward)
+        wandb.log({"conversations": table}, commit=False)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        mask = output["completion_mask"] * output["tool_mask"]
+        self._measure_mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], mask)
+        if not self._correct_mismatch:
+            output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
+        return output
+
+    def _measure_mismatch(self, trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor) -> None:
+        """How far the trainer's log-probs are from the engine's on the sampled tokens: mean |Δ|, and the k3 estimate
+        of KL(engine ‖ trainer) (Schulman, "Approximating KL divergence", 2020)."""
+        delta = (trained - sampled)[mask.bool()]
+        k3 = torch.exp(delta) - 1 - delta
+        sums = torch.stack([delta.abs().sum(), k3.sum(), torch.tensor(delta.numel(), device=delta.device)])
+        total = self.accelerator.gather(sums.unsqueeze(0)).sum(dim=0)
+        self._metrics["train"]["mismatch/mean_abs_logprob_diff"].append((total[0] / total[2]).item())
+        self._metrics["train"]["mismatch/k3_kl"].append((total[1] / total[2]).item())
+
+    def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(*arguments, **named)
+        if not self._shuffle_rewards:
+            return rewards
+        generator = torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step)
+        return rewards[torch.randperm(len(rewards), generator=generator)]

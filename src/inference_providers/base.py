@@ -1,0 +1,49 @@
+"""What the classroom asks of its engines, whoever serves them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional, Protocol
+
+from src.turns import PolicyVersion
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one answer is sampled. `seed` None draws freely; `max_tokens` is cut to what the context has room for."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int = 1024
+    seed: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine sampled: ids with one log-prob each (of the distribution that was sampled from), the text with
+    special tokens in it but without the end token, and whether the model ended it itself."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    ended: bool
+    policy: Optional[PolicyVersion] = None
+
+
+class TokenEngine(Protocol):
+    """A trainable seat: token ids in, token ids out."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion: ...
+
+
+class ChatEngine(Protocol):
+    """A seat that is only talked to: messages in, text out."""
+
+    async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion: ...
+
+
+class Judge(Protocol):
+    """Judges a transcript of {"role": "teacher" | "student", "content"} by one rule and answers with JSON text. `problem` is
+    the problem's text; `attempt` counts from 0 within a panel."""
+
+    async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str: ...

@@ -1,0 +1,162 @@
+"""What a judge says, as data: reading its JSON, and summing up the panel of attempts.
+
+A judge that fails is no opinion. An attempt without a readable verdict is kept with its error; a rule without any
+readable verdict leaves the conversation without a verdict, and so without a reward.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from src.errors import JudgeOutputError
+
+SCORING_RULES = frozenset({"pedagogical_eval"})
+"""Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
+
+_SCORE_RANGES = {
+    "task_final_score": (0.0, 1.0),
+    "forward_progression_score": (0.0, 1.0),
+    "overall_momentum_score": (0.0, 10.0),
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The three criteria of the language tutor: task-final discipline and forward progression in [0, 1], overall
+    momentum in [0, 10]."""
+
+    task_final_score: float
+    forward_progression_score: float
+    overall_momentum_score: float
+
+    @property
+    def final_reward(self) -> float:
+        """0.4 × task-final + 0.4 × forward progression + 0.2 × momentum / 10, to four places."""
+        weighted = 0.4 * self.task_final_score + 0.4 * self.forward_progression_score
+        return round(weighted + 0.2 * self.overall_momentum_score / 10, 4)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One judge attempt at one rule: `scores` (scoring rules) or `accepted` (decision rules), or the `error` that
+    left it without either. `reasons` maps a criterion to what the judge said of it; `raw` is its whole answer."""
+
+    rule: str
+    attempt: int
+    scores: Scores | None = None
+    accepted: bool | None = None
+    reasons: dict[str, str] | None = None
+    error: str | None = None
+    raw: str = ""
+
+    @property
+    def valid(self) -> bool:
+        return self.scores is not None or self.accepted is not None
+
+
+def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
+    """The verdict in a judge's answer.
+
+    Raises:
+        JudgeOutputError: if the text holds no single JSON object with what the rule asks for.
+    """
+    answer = _find_object(text)
+    if rule in SCORING_RULES:
+        reasons = {name: str(answer.get(name.replace("_score", "_reasoning"), "")) for name in _SCORE_RANGES}
+        return Verdict(rule, attempt, scores=_read_scores(answer, text), reasons=reasons, raw=text)
+    return Verdict(
+        rule,
+        attempt,
+        accepted=_read_decision(answer, text),
+        reasons={rule: str(answer.get("reasoning", ""))},
+        raw=text,
+    )
+
+
+def parse_judge_output(text: str) -> Scores:
+    """The three scores in a judge's answer; `final_reward` of the result is the reward they make.
+
+    Raises:
+        JudgeOutputError: if a score is missing, not a finite number or out of range.
+    """
+    return _read_scores(_find_object(text), text)
+
+
+def _read_scores(answer: dict[str, Any], text: str) -> Scores:
+    values = {}
+    for name, (low, high) in _SCORE_RANGES.items():
+        if name not in answer:
+            raise JudgeOutputError(f"The judge's answer has no {name}: {_quote(text)}")
+        value = answer[name]
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number) or not low <= number <= high:
+            raise JudgeOutputError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}: {_quote(text)}")
+        values[name] = number
+    return Scores(**values)
+
+
+def _read_decision(answer: dict[str, Any], text: str) -> bool:
+    decision = str(answer.get("decision", "")).strip().upper()
+    if decision not in ("OK", "REJECT"):
+        raise JudgeOutputError(f"The judge's decision is {decision or 'missing'}, not OK or REJECT: {_quote(text)}")
+    return decision == "OK"
+
+
+def _find_object(text: str) -> dict[str, Any]:
+    """The one JSON object in the text; a repeated equal object counts once."""
+    found: list[dict[str, Any]] = []
+    decoder, position = json.JSONDecoder(), 0
+    while (brace := text.find("{", position)) >= 0:
+        try:
+            value, position = decoder.raw_decode(_without_trailing_commas(text), brace)
+        except (json.JSONDecodeError, RecursionError):
+            position = brace + 1
+            continue
+        if value not in found:
+            found.append(value)
+    if len(found) != 1:
+        what = "no JSON object" if not found else f"{len(found)} different JSON objects"
+        raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}")
+    return found[0]
+
+
+def _without_trailing_commas(text: str) -> str:
+    """Blanks out commas before a closing bracket, outside strings; positions stay what they are."""
+    return re.sub(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', lambda match: match.group(1) or " ", text)
+
+
+def _quote(text: str, limit: int = 400) -> str:
+    return repr(text if len(text) <= limit else f"{text[:limit]} …")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The panel's view of one conversation.
+
+    `scores` is the mean over the valid attempts of the scoring rule (None without one). `rejecting_rules` are the
+    decision rules that a valid attempt rejected it under.
+    """
+
+    scores: Scores | None
+    rejecting_rules: tuple[str, ...]
+
+
+def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | None:
+    """The judgement of a conversation, or None if any rule was left without a valid verdict."""
+    by_rule = {rule: [v for v in verdicts if v.rule == rule and v.valid] for rule in rules}
+    if not all(by_rule.values()):
+        return None
+    scored = [v.scores for found in by_rule.values() for v in found if v.scores is not None]
+    rejecting = tuple(rule for rule, found in by_rule.items() if any(v.accepted is False for v in found))
+    return Judgement(_mean_scores(scored) if scored else None, rejecting)
+
+
+def _mean_scores(scores: Sequence[Scores]) -> Scores:
+    return Scores(**{name: fmean(getattr(s, name) for s in scores) for name in _SCORE_RANGES})

@@ -1,0 +1,58 @@
+"""Muon for the matrices of the layers, AdamW for everything else, as one optimizer.
+
+Muon moves a matrix by its orthogonalised momentum, so that all its directions learn at the same pace; models trained
+from nothing get there in fewer steps. Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural
+networks", 2024; the match of its step to AdamW's: J. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2.
+"""
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch import nn
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Both take the same learning rate: Muon's steps are scaled to the size that AdamW's would have.
+
+    Its `param_groups` are those of the two inner optimizers, so a scheduler that sets their rates sets both.
+    """
+
+    def __init__(self, model: nn.Module, learning_rate: float):
+        matrices, others = split_parameters(model)
+        self._inner = (
+            torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.95)),
+        )
+        super().__init__([group for inner in self._inner for group in inner.param_groups], {"lr": learning_rate})
+        self.param_groups = [group for inner in self._inner for group in inner.param_groups]
+
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
+        loss = None if closure is None else closure()
+        for inner in self._inner:
+            inner.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": [inner.state_dict() for inner in self._inner]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for inner, state in zip(self._inner, state_dict["inner"], strict=True):
+            inner.load_state_dict(state)
+        self.param_groups = [group for inner in self._inner for group in inner.param_groups]
+
+
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trainable matrices that Muon is for, and all other trainable parameters.
+
+    Embeddings and the output layer are matrices too, but their rows are looked up one by one: they go to AdamW.
+    """
+    lookups = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    if model.get_output_embeddings() is not None:
+        lookups.append(model.get_output_embeddings().weight)
+    matrices, others = [], []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            is_lookup = any(parameter is lookup for lookup in lookups)
+            (others if is_lookup or parameter.ndim != 2 else matrices).append(parameter)
+    return matrices, others

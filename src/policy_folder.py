@@ -1,0 +1,77 @@
+"""Model folders on disk, whole or not there; published weights carry a marker that names their policy version."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from src.errors import DataError
+from src.turns import PolicyVersion
+
+MARKER = "COMPLETE"
+
+
+def policy_path(run_folder: Path, version: int) -> Path:
+    """Where a run publishes this version."""
+    return run_folder / "policy" / f"v{version:06d}"
+
+
+def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], None]) -> None:
+    """Let `save` write a model into `folder`, flush it to disk, and mark it complete under its final name."""
+
+    def save_and_mark(target: Path) -> None:
+        save(target)
+        marker = json.dumps({"run_id": policy.run_id, "version": policy.version})
+        (target / MARKER).write_text(marker, encoding="utf-8")
+
+    write_whole(folder, save_and_mark)
+
+
+def write_whole(folder: Path, save: Callable[[Path], None]) -> None:
+    """Let `save` fill a folder that gets its name once everything in it is on disk: it is whole or not there.
+
+    A folder of that name is replaced, and stays until the new one is complete.
+    """
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    unfinished.mkdir(parents=True)
+    save(unfinished)
+    for path in unfinished.rglob("*"):
+        _flush(path)
+    if folder.exists():
+        shutil.rmtree(folder)
+    unfinished.rename(folder)
+    _flush(folder.parent)
+
+
+def check_policy(folder: Path, policy: PolicyVersion) -> None:
+    """Refuse a folder that is not this policy, complete: vLLM would die of it.
+
+    Raises:
+        DataError: naming what is missing or different.
+    """
+    marker = folder / MARKER
+    if not marker.is_file():
+        raise DataError(f"{folder} holds no complete published policy: there is no file {MARKER} in it.")
+    written = json.loads(marker.read_text(encoding="utf-8"))
+    if written != {"run_id": policy.run_id, "version": policy.version}:
+        raise DataError(f"{folder} holds {written}, not run {policy.run_id} version {policy.version}.")
+    if not any(folder.glob("*.safetensors")):
+        raise DataError(f"{folder} holds no .safetensors file.")
+
+
+def remove_old_policies(run_folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` published versions."""
+    complete = sorted(path for path in (run_folder / "policy").glob("v*") if (path / MARKER).is_file())
+    for path in complete[:-keep]:
+        shutil.rmtree(path)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

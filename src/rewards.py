@@ -1,0 +1,112 @@
+"""The rewards: pure functions over a finished conversation.
+
+Each returns a number, or None for a conversation that should have been judged and was not: None from every one of
+them leaves it out of its group's mean. To change a reward, change its function; to add one, add it to `REWARDS`,
+and the server answers for it at `POST /get_{name}_reward`.
+
+Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/rewards.md.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from statistics import fmean
+
+from src.conversation import END_OF_CONVERSATION, Conversation, visible_text
+
+Reward = Callable[[Conversation], float | None]
+
+
+def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
+    @wraps(reward)
+    def checked(conversation: Conversation) -> float | None:
+        return None if conversation.lacks_verdict else reward(conversation)
+
+    return checked
+
+
+@_none_without_verdict
+def pedagogical(conversation: Conversation) -> float:
+    """The judge's three scores, weighed, less the penalty of a rejected conversation; in [0, 1].
+
+    Rejected (under the low-score threshold): soft mode takes λ off, hard mode makes it 0; never under 0.
+
+    Raises:
+        ValueError: if the conversation was judged by no rule that scores.
+    """
+    judgement = conversation.judgement
+    if judgement is None or judgement.scores is None:
+        raise ValueError(f"{conversation.id}: the pedagogical reward needs a judge rule that scores")
+    reward = judgement.scores.final_reward
+    if not conversation.rejected:
+        return reward
+    if not conversation.rules.ignore_rejected_judge:
+        return 0.0
+    return max(0.0, round(reward - conversation.rules.extra_penalty_for_rejected_judges, 4))
+
+
+@_none_without_verdict
+def end_rm(conversation: Conversation) -> float:
+    """Mean grade of the student's solutions after the dialogue; a rejection costs λ (soft) or makes it −λ (hard)."""
+    penalty = conversation.rules.extra_penalty_for_rejected_judges if conversation.rejected else 0.0
+    if _rejected_in_hard_mode(conversation):
+        return -penalty
+    grades = [solution.grade for solution in conversation.solutions]
+    if not grades or None in grades:
+        raise ValueError(f"{conversation.id}: the end_rm reward needs graded solutions; it has {grades}")
+    return fmean(grades) - penalty
+
+
+@_none_without_verdict
+def thinking(conversation: Conversation) -> float:
+    """0.5 × share of teacher messages with a closed thought − 0.5 for each message with unbalanced tags."""
+    turns = conversation.teacher_turns
+    if _rejected_in_hard_mode(conversation) or not turns:
+        return 0.0
+    opened_closed = [(turn.text.count("<think>"), turn.text.count("</think>")) for turn in turns]
+    thoughts = sum(opened == closed > 0 for opened, closed in opened_closed)
+    unbalanced = sum(opened != closed for opened, closed in opened_closed)
+    return 0.5 * thoughts / len(turns) - 0.5 * unbalanced
+
+
+@_none_without_verdict
+def end_of_conversation(conversation: Conversation) -> float:
+    """0.1 if a teacher message carries `<end_of_conversation>`."""
+    if _rejected_in_hard_mode(conversation):
+        return 0.0
+    said = any(END_OF_CONVERSATION in visible_text(turn.text) for turn in conversation.teacher_turns)
+    return 0.1 if said else 0.0
+
+
+@_none_without_verdict
+def length(conversation: Conversation) -> float:
+    """−0.5 if any teacher message reaches `max_tokens_per_turn` − 1 tokens."""
+    longest = max((turn.tokens for turn in conversation.teacher_turns), default=0)
+    return -0.5 if longest >= conversation.rules.max_tokens_per_turn - 1 else 0.0
+
+
+def _rejected_in_hard_mode(conversation: Conversation) -> bool:
+    return conversation.rejected and not conversation.rules.ignore_rejected_judge
+
+
+REWARDS: dict[str, Reward] = {
+    "end_rm": end_rm,
+    "thinking": thinking,
+    "end_of_conversation": end_of_conversation,
+    "length": length,
+    "pedagogical": pedagogical,
+}
+MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
+
+
+def default_weights(judge_rules: Sequence[str], scoring_rules: frozenset[str]) -> dict[str, float]:
+    """Which rewards a configuration's judge rules imply, each with weight 1."""
+    names = ("pedagogical",) if scoring_rules & set(judge_rules) else MATHS_REWARDS
+    return dict.fromkeys(names, 1.0)
+
+
+def weighted_sum(rewards: dict[str, float | None], weights: dict[str, float]) -> float | None:
+    """The reward that is trained on, or None if any part of it is None."""
+    parts = [rewards[name] for name in weights]
+    if any(part is None for part in parts):
+        return None
+    return sum(weight * rewards[name] for name, weight in weights.items())

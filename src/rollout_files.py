@@ -1,0 +1,70 @@
+"""Conversations as Parquet files: one table over all steps under `<run folder>/rollouts/`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from src.api import ConversationRecord
+
+_NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
+
+
+def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[ConversationRecord]) -> Path:
+    """Write the conversations that a rank trained on in a step; a step written before is replaced."""
+    folder = run_folder / "rollouts"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:06d}-{rank}.parquet"
+    write_records(path, records)
+    return path
+
+
+def write_records(path: Path, records: Sequence[ConversationRecord]) -> None:
+    """One row per conversation; nested columns are JSON text. Whole or not there."""
+    rows = []
+    for record in records:
+        row = record.model_dump(mode="json")
+        rows.append({name: json.dumps(value) if name in _NESTED else value for name, value in row.items()})
+    unfinished = path.with_suffix(".unfinished")
+    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), unfinished)
+    unfinished.replace(path)
+
+
+def read_records(path: Path) -> list[ConversationRecord]:
+    """The conversations of a file written by `write_records`."""
+    rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
+    return [
+        ConversationRecord.model_validate(
+            {name: json.loads(value) if name in _NESTED else value for name, value in row.items()}
+        )
+        for row in rows
+    ]
+
+
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("request_id", pa.string()),
+        ("step", pa.int64()),
+        ("index", pa.int64()),
+        ("problem_id", pa.string()),
+        ("problem", pa.string()),
+        ("answer", pa.string()),
+        ("type", pa.string()),
+        ("student_name", pa.string()),
+        ("state", pa.string()),
+        ("turns", pa.string()),
+        ("verdicts", pa.string()),
+        ("solutions", pa.string()),
+        ("rewards", pa.string()),
+        ("reward", pa.float64()),
+        ("rejected", pa.bool_()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("completion_ids", pa.list_(pa.int32())),
+        ("mask", pa.list_(pa.int8())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("meta", pa.string()),
+    ]
+)

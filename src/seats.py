@@ -1,0 +1,96 @@
+"""The one place that picks an engine for a role."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from config.base import GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
+from src.inference_providers.base import ChatEngine, Judge, Sampling
+from src.inference_providers.open_router_inference import ChatEngineJudge, OpenAICompatibleJudge
+from src.inference_providers.rubric_inference import RubricJudge
+
+if TYPE_CHECKING:
+    from src.vllm.engine import VllmEngine
+
+logger = logging.getLogger(__name__)
+RUBRIC = "rubric"
+
+
+@dataclass
+class Seats:
+    """Who speaks in which role, and how each is sampled. `judge` is None when nothing is judged.
+
+    `engines` are the vLLM engines by seat name, for health and shutdown.
+    """
+
+    teacher: "VllmEngine"
+    teacher_sampling: Sampling
+    student: ChatEngine
+    student_sampling: Sampling
+    judge: Judge | None
+    engines: dict[str, "VllmEngine"] = field(default_factory=dict)
+
+    def shutdown(self) -> None:
+        """End the processes of all engines."""
+        for engine in self.engines.values():
+            engine.shutdown()
+
+
+async def open_seats(
+    teacher: ModelConfig, student: ModelConfig, judge: JudgeModelConfig, generation: GenerationConfig, seed: int
+) -> Seats:
+    """Load the models of all seats, one after the other: vLLM measures free memory as it loads.
+
+    Raises:
+        EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
+        ConfigError: if the judge's API key is missing.
+    """
+    remote_judge = _judge_without_engine(judge, generation)
+    wanted = {"teacher": teacher, "student": student}
+    if generation.judges_rules_prompts_paths and remote_judge is None:
+        wanted["judge"] = judge
+    engines = await _start_engines(wanted, seed)
+    if "judge" in engines:
+        sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
+        remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
+    return Seats(
+        teacher=engines["teacher"],
+        teacher_sampling=_sampling(teacher.vllm, generation.max_tokens_per_turn),
+        student=engines["student"],
+        student_sampling=_sampling(student.vllm, generation.max_tokens_per_turn),
+        judge=remote_judge,
+        engines=engines,
+    )
+
+
+def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig) -> Judge | None:
+    rules = generation.judges_rules_prompts_paths
+    if not rules:
+        return None
+    if judge.model_name_or_path == RUBRIC:
+        return RubricJudge()
+    if judge.base_url is not None or judge.use_openrouter:
+        return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt)
+    return None
+
+
+async def _start_engines(wanted: dict[str, ModelConfig], seed: int) -> dict[str, "VllmEngine"]:
+    from src.vllm.engine import VllmEngine
+
+    engines: dict[str, VllmEngine] = {}
+    try:
+        for seat, model in wanted.items():
+            started = time.monotonic()
+            logger.info("loading the %s: %s", seat, model.model_name_or_path)
+            engines[seat] = await VllmEngine.start(model, seed)
+            logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
+    except BaseException:
+        for engine in engines.values():
+            engine.shutdown()
+        raise
+    return engines
+
+
+def _sampling(options: VllmConfig, max_tokens: int) -> Sampling:
+    return Sampling(options.temperature, options.top_p, options.top_k, max_tokens)

@@ -1,0 +1,90 @@
+"""Tokens of a conversation: token in, token out.
+
+`TokenBuffer` is the only way tokens enter the teacher's context. What the engine sampled is appended as it was
+sampled; what the program adds (the student's message, the frame of the chat template, an end token that the policy
+did not write) is appended as given. A transcript is never rendered again to find its tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PolicyVersion:
+    """Which weights the teacher engine holds: the run that published them, and its counter.
+
+    A server that was never published to holds the model it was started with: run "" and version 0.
+    """
+
+    run_id: str = ""
+    version: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.run_id or 'initial weights'} v{self.version}"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a conversation.
+
+    Attributes:
+        role: "teacher" or "student".
+        text: what was said, special tokens included, the end-of-turn token left out.
+        persona: the student's prompt that was drawn for this turn; None for the teacher.
+        tokens: how many tokens the model sampled for it, its end token included.
+        ended: True if the model closed the turn itself, False if it was cut at its token limit.
+        span: [first, last) position of the sampled tokens among the completion tokens of the teacher's context;
+            None for student turns.
+        policy: the teacher weights that sampled it; None for student turns.
+    """
+
+    role: str
+    text: str
+    persona: str | None = None
+    tokens: int = 0
+    ended: bool = True
+    span: tuple[int, int] | None = None
+    policy: PolicyVersion | None = None
+
+
+class TokenBuffer:
+    """The teacher's context as token ids: a prompt, then completion ids with a mask and log-probs of equal length.
+
+    `mask` is 1 for tokens that the policy sampled and 0 for all others; `logprobs` are the engine's, 0.0 where the
+    mask is 0.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]):
+        self.prompt_ids = list(prompt_ids)
+        self.completion_ids: list[int] = []
+        self.mask: list[int] = []
+        self.logprobs: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids in order: the next prompt of the engine."""
+        return self.prompt_ids + self.completion_ids
+
+    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[int, int]:
+        """Append tokens that the policy sampled, with the engine's log-probs; return their completion span.
+
+        Raises:
+            ValueError: if the two do not have the same length.
+        """
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} sampled tokens came with {len(logprobs)} log-probs: each needs one")
+        start = len(self.completion_ids)
+        self._extend(ids, logprobs, 1)
+        return start, len(self.completion_ids)
+
+    def append_given(self, ids: Sequence[int]) -> None:
+        """Append tokens that the policy did not sample: they are context and never trained on."""
+        self._extend(ids, [0.0] * len(ids), 0)
+
+    def _extend(self, ids: Sequence[int], logprobs: Sequence[float], mask: int) -> None:
+        self.completion_ids.extend(int(i) for i in ids)
+        self.logprobs.extend(float(x) for x in logprobs)
+        self.mask.extend([mask] * len(ids))

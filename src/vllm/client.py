@@ -1,0 +1,168 @@
+"""The trainer's and the evaluation's end of the HTTP API."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from src.api import Health, LoadWeightsRequest, LoadWeightsResponse, RewardResponse, SampleRequest, SampleResponse
+from src.errors import (
+    ClassroomError,
+    DataError,
+    DeadlineExceeded,
+    EngineFailure,
+    PolicyMismatch,
+    UnknownConversation,
+)
+from src.turns import PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+_ERRORS: dict[int, type[ClassroomError]] = {
+    404: UnknownConversation,
+    409: PolicyMismatch,
+    422: DataError,
+    503: EngineFailure,
+    504: DeadlineExceeded,
+}
+_ONE_REQUEST_S = 60.0
+_PAUSE_S = 2.0
+
+
+class ClassroomClient:
+    """Talks to one server.
+
+    Args:
+        url: such as http://127.0.0.1:8005.
+        sample_timeout_s: how long a batch of conversations may take.
+        load_timeout_s: how long publishing a policy may take.
+        log: where the server's log is, for messages.
+    """
+
+    def __init__(
+        self, url: str, sample_timeout_s: float = 3600.0, load_timeout_s: float = 600.0, log: Path | None = None
+    ):
+        self.url = url.rstrip("/")
+        self._sample_timeout_s = sample_timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._log = log
+
+    def health(self) -> Health:
+        """What is loaded and running.
+
+        Raises:
+            DeadlineExceeded: if nothing answers.
+        """
+        return Health.model_validate(self._request("GET", "/health", timeout_s=10.0))
+
+    def wait_until_up(self, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Health:
+        """Wait for the server to answer; give up as soon as `alive` says that it ended.
+
+        Raises:
+            DeadlineExceeded: after `timeout_s` seconds; the message names the command that starts a server.
+            EngineFailure: if the server ended while it was loading.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self.health()
+            except DeadlineExceeded as error:
+                if not alive():
+                    message = f"The server for {self.url} ended while it was loading.{self._see_log()}"
+                    raise EngineFailure(message) from error
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"No server answered at {self.url} within {timeout_s:g} s. Start one with: "
+                        f"python vllm_server.py --config-name …{self._see_log()}"
+                    ) from error
+            time.sleep(0.5)
+
+    def sample(self, body: SampleRequest) -> SampleResponse:
+        """Have a batch of conversations played. A broken connection is taken up again: the request is sent again
+        under its id, which the server does not run twice.
+
+        Raises:
+            DeadlineExceeded: after `sample_timeout_s` seconds.
+            ClassroomError: what the server answered.
+        """
+        what = f"the {len(body.problems)} conversations of request {body.request_id}"
+        answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
+        return SampleResponse.model_validate(answer)
+
+    def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
+        """One reward for each conversation id; None for one without a verdict."""
+        body = {"conversations": list(conversations)}
+        answer = self._insist("POST", f"/get_{name}_reward", body, 120.0, f"the {name} rewards")
+        return RewardResponse.model_validate(answer).rewards
+
+    def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
+        """Have published weights loaded.
+
+        Raises:
+            PolicyMismatch: if the server answers with another version than it was given.
+        """
+        body = LoadWeightsRequest(run_id=policy.run_id, version=policy.version, path=str(path)).model_dump()
+        answer = self._request("POST", "/load_weights", body, timeout_s=self._load_timeout_s + 60.0)
+        loaded = LoadWeightsResponse.model_validate(answer)
+        if loaded.policy != policy:
+            raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
+        return loaded
+
+    def _insist(self, method: str, path: str, body: dict[str, Any], timeout_s: float, what: str) -> Any:
+        """Ask again until there is an answer; for requests that may be sent twice."""
+        started = time.monotonic()
+        while (left := started + timeout_s - time.monotonic()) > 0:
+            try:
+                return self._request(method, path, body, timeout_s=min(_ONE_REQUEST_S, left))
+            except DeadlineExceeded as error:
+                waited = time.monotonic() - started
+                logger.info("still waiting for %s (%.0f s): %s", what, waited, error)
+                time.sleep(min(_PAUSE_S, max(0.0, left)))
+        raise DeadlineExceeded(f"{self.url} did not answer with {what} within {timeout_s:g} s.{self._see_log()}")
+
+    def _request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0) -> Any:
+        """One request.
+
+        Raises:
+            DeadlineExceeded: if the server cannot be reached or does not answer in time.
+            ClassroomError: the one that belongs to the answer's status, with the server's message.
+        """
+        try:
+            response = requests.request(method, self.url + path, json=body, timeout=(5.0, timeout_s))
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
+        if response.status_code == 200:
+            return response.json()
+        raise _ERRORS.get(response.status_code, ClassroomError)(f"{self.url}{path}: {_detail(response)}")
+
+    def _see_log(self) -> str:
+        return f" Its log is {self._log}." if self._log is not None else ""
+
+
+def _detail(response: requests.Response) -> str:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}: {response.text[:500]}"
+
+
+def sample_conversations(body: SampleRequest, server_port: int) -> SampleResponse:
+    """Have a batch played by the server on this machine's `server_port`."""
+    return _local(server_port).sample(body)
+
+
+def get_reward(name: str, conversations: Sequence[str], server_port: int) -> list[float | None]:
+    """The named reward of each conversation id, from the server on this machine's `server_port`."""
+    return _local(server_port).rewards(name, conversations)
+
+
+def get_pedagogical_reward(conversations: Sequence[str], server_port: int) -> list[float | None]:
+    """The pedagogical reward of each conversation id, from the server on this machine's `server_port`."""
+    return get_reward("pedagogical", conversations, server_port)
+
+
+def _local(server_port: int) -> ClassroomClient:
+    return ClassroomClient(f"http://127.0.0.1:{server_port}")

@@ -1,0 +1,219 @@
+"""A vLLM engine in this process: a seat that is given token ids or messages and answers with sampled tokens."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psutil
+
+from config.base import ModelConfig
+from src.api import EngineHealth
+from src.chat_template import Message, ReplyFrame, encode_chat
+from src.errors import DataError, EngineFailure
+from src.inference_providers.base import Completion, Sampling
+from src.policy_folder import check_policy
+from src.turns import PolicyVersion
+from src.vllm.gate import WeightsGate
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from vllm import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """One model on vLLM's `AsyncLLM`. Build it with `await VllmEngine.start(…)`.
+
+    Attributes:
+        tokenizer: the model's tokenizer.
+        frame: how its chat template frames a reply between two assistant messages.
+        policy: the version of the loaded weights.
+    """
+
+    def __init__(self, engine: "AsyncLLM", model: ModelConfig, pids: list[int]):
+        self._engine = engine
+        self._model = model
+        self._pids = pids
+        self._gate = WeightsGate()
+        self.tokenizer = engine.get_tokenizer()
+        self.frame = ReplyFrame(self.tokenizer)
+        self.policy = PolicyVersion()
+        self._stop_ids = self._find_stop_ids()
+
+    @classmethod
+    async def start(cls, model: ModelConfig, seed: int) -> "VllmEngine":
+        """Load a model. Takes about twenty seconds on a CPU, longer for large models.
+
+        Raises:
+            EngineFailure: if vLLM cannot load it; the message is vLLM's.
+        """
+        before = _child_pids()
+        with _cpu_environment(model):
+            try:
+                engine = await asyncio.to_thread(_load, model, seed)
+            except (RuntimeError, ValueError, OSError) as error:
+                raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
+        return cls(engine, model, sorted(_child_pids() - before))
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Sample one turn after `prompt_ids`.
+
+        Log-probs are those of the distribution that was sampled from, after temperature and truncation.
+
+        Raises:
+            DataError: if the prompt leaves no room in the model's context.
+            EngineFailure: if the engine died.
+        """
+        room = self._model.vllm.max_length - len(prompt_ids)
+        if room < 1:
+            raise DataError(
+                f"A prompt of {len(prompt_ids)} tokens does not fit into {self._model.model_name_or_path}'s context: "
+                f"vllm.max_length is {self._model.vllm.max_length}. Raise it, or shorten problems and conversations."
+            )
+        params = self._sampling_params(sampling, room)
+        async with self._gate.turn():
+            policy = self.policy
+            output = await self._run(list(prompt_ids), params)
+        ids = tuple(output.token_ids)
+        ended = output.finish_reason == "stop"
+        return Completion(
+            ids=ids,
+            logprobs=tuple(entry[token].logprob for entry, token in zip(output.logprobs, ids, strict=True)),
+            text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
+            ended=ended,
+            policy=policy,
+        )
+
+    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Sample the assistant message that follows `messages`; raises as `generate` does."""
+        return await self.generate(encode_chat(self.tokenizer, messages), sampling)
+
+    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+        """Load published weights in place, once all turns in flight have ended. The engine is not restarted.
+
+        Raises:
+            DataError: if the folder does not hold a complete published policy.
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
+            EngineFailure: if the engine died.
+        """
+        check_policy(folder, policy)
+        async with self._gate.closed(timeout_s):
+            with _engine_errors(self._model):
+                await self._engine.collective_rpc("load_policy", args=(str(folder),))
+                if not await self._engine.reset_prefix_cache():
+                    raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
+            self.policy = policy
+
+    def health(self) -> EngineHealth:
+        """Model, vLLM version, and the ids of the engine's processes."""
+        import vllm
+
+        if self._engine.errored:
+            raise EngineFailure(f"The engine of {self._model.model_name_or_path} died: {self._engine.dead_error}")
+        return EngineHealth(
+            model=self._model.model_name_or_path, engine="vllm", engine_version=vllm.__version__, pids=self._pids
+        )
+
+    def shutdown(self) -> None:
+        """End the engine's processes."""
+        self._engine.shutdown()
+
+    async def _run(self, prompt_ids: list[int], params: "SamplingParams"):
+        with _engine_errors(self._model):
+            async for output in self._engine.generate({"prompt_token_ids": prompt_ids}, params, uuid4().hex):
+                if output.finished:
+                    return output.outputs[0]
+        raise EngineFailure(f"The engine of {self._model.model_name_or_path} ended a request without an answer.")
+
+    def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
+        from vllm.sampling_params import RequestOutputKind
+
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=min(sampling.max_tokens, room),
+            seed=sampling.seed,
+            stop_token_ids=self._stop_ids,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _find_stop_ids(self) -> list[int]:
+        """The end-of-turn token of the chat template and every end token that the model itself names."""
+        generation_config = self._engine.model_config.try_get_generation_config()
+        named = generation_config.get("eos_token_id") or []
+        named = [named] if isinstance(named, int) else list(named)
+        return sorted({self.frame.turn_end_id, *named})
+
+
+class _engine_errors:
+    """Turns vLLM's errors into one that names the engine."""
+
+    def __init__(self, model: ModelConfig):
+        self._name = model.model_name_or_path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind, error, _trace) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        if isinstance(error, EngineDeadError | EngineGenerateError):
+            raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
+
+
+def _load(model: ModelConfig, seed: int) -> "AsyncLLM":
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    options = model.vllm
+    arguments = AsyncEngineArgs(
+        model=model.model_name_or_path,
+        dtype=options.dtype,
+        seed=seed,
+        max_model_len=options.max_length,
+        max_num_seqs=options.max_num_seqs,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        tensor_parallel_size=options.number_of_gpus_per_instance,
+        enforce_eager=options.enforce_eager,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        worker_extension_cls="src.vllm.worker_extension.PolicyWorker",
+        enable_log_requests=False,
+    )
+    return AsyncLLM.from_engine_args(arguments)
+
+
+class _cpu_environment:
+    """Tells a vLLM engine that runs on CPUs which cores and how much cache it has; vLLM reads both as it starts."""
+
+    def __init__(self, model: ModelConfig):
+        self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib)}
+        if model.vllm.cpu_cores is not None:
+            self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._wanted}
+        os.environ.update(self._wanted)
+
+    def __exit__(self, *_error) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _child_pids() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}

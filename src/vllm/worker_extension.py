@@ -1,0 +1,18 @@
+"""Code that runs inside each vLLM worker process, next to the model."""
+
+
+class PolicyWorker:
+    """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` on every rank."""
+
+    def load_policy(self, path: str) -> None:
+        """Load the safetensors in `path` into the running model, in place.
+
+        On CPUs vLLM keeps a packed copy of the output head, which `reload_weights` leaves as it was when the head is
+        tied to the embeddings; packing it again makes the head follow.
+        """
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        self.reload_weights(weights_path=path)
+        for module in self.model_runner.get_model().modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)

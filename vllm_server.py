@@ -1,0 +1,16 @@
+"""Serves the classroom: teacher, student and judge behind HTTP: `python vllm_server.py --config-name X.yaml`."""
+
+from config.checks import check_train_rl
+from config.load import program
+from config.train_rl_model import TrainRLConfig
+
+
+@program(TrainRLConfig, "train_rl", check=check_train_rl)
+def main(config: TrainRLConfig) -> None:
+    from src.app import serve
+
+    serve(config)
+
+
+if __name__ == "__main__":
+    main()
