@@ -1,5 +1,7 @@
 """Code that runs inside each vLLM worker process, next to the model."""
 
+import logging
+
 
 class PolicyWorker:
     """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` on every rank."""
@@ -11,8 +13,18 @@ class PolicyWorker:
         tied to the embeddings; packing it again makes the head follow.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        from vllm.model_executor.model_loader.reload import layerwise
 
-        self.reload_weights(weights_path=path)
+        layerwise.logger.addFilter(_tied_head_is_no_failure)
+        try:
+            self.reload_weights(weights_path=path)
+        finally:
+            layerwise.logger.removeFilter(_tied_head_is_no_failure)
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
+
+
+def _tied_head_is_no_failure(record: logging.LogRecord) -> bool:
+    """Leaves out vLLM's warning that a tied head has no weights of its own in the checkpoint."""
+    return not record.getMessage().startswith("ParallelLMHead: Failed to load weights")

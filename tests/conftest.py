@@ -1,0 +1,102 @@
+"""Real parts, made once per session: a tiny model with random weights, and a server with two vLLM engines on it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from src.vllm.client import ClassroomClient
+
+ROOT = Path(__file__).resolve().parent.parent
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=200)
+hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's world: lessons, corpus, tokenizer and untrained model."""
+    from src.quickstart.world import build_world
+
+    folder = tmp_path_factory.mktemp("quickstart") / "world"
+    build_world(folder, seed=7)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(world: Path):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(world / "blank")
+
+
+@pytest.fixture(scope="session")
+def lessons(world: Path) -> list[str]:
+    return [json.loads(line)["problem"] for line in (world / "lessons_train.jsonl").read_text().splitlines()]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class RunningServer:
+    """A `vllm_server.py` with real engines, and the overrides that a trainer needs to talk to it."""
+
+    client: ClassroomClient
+    port: int
+    run_folder: Path
+    overrides: list[str]
+
+
+def quickstart_overrides(run_folder: Path, model: Path, world: Path, port: int) -> list[str]:
+    """The quickstart's configuration with short turns and an untrained model."""
+    return [
+        "--config-name",
+        "quickstart",
+        f"logging.save_dir={run_folder}",
+        f"generation.server_port={port}",
+        "generation.max_turns=5",
+        "generation.max_tokens_per_turn=12",
+        f"teacher_model.model_name_or_path={model}",
+        f"student_model.model_name_or_path={model}",
+        f"dataset.train_datasets=[{{name_or_path: {world / 'lessons_train.jsonl'}}}]",
+        "train.number_of_problems_per_batch=4",
+        "train.num_samples_per_problem=4",
+        "train.per_device_train_batch_size=8",
+    ]
+
+
+@pytest.fixture(scope="session")
+def server(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    run_folder = tmp_path_factory.mktemp("run")
+    port = free_port()
+    overrides = quickstart_overrides(run_folder, world / "blank", world, port)
+    log = run_folder / "server.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "vllm_server.py", *overrides],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    client = ClassroomClient(f"http://127.0.0.1:{port}", log=log)
+    try:
+        client.wait_until_up(600, alive=lambda: process.poll() is None)
+        yield RunningServer(client, port, run_folder, overrides)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)

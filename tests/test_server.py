@@ -1,0 +1,207 @@
+"""The server with real engines, over HTTP, and a real GRPO run against it."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import requests
+import torch
+from transformers import AutoModelForCausalLM
+
+from src.api import SampleRequest, SampleResponse
+from src.conversation import END_OF_CONVERSATION
+from src.errors import DataError, PolicyMismatch, UnknownConversation
+from src.journal import read_journal
+from src.policy_folder import policy_path, write_policy
+from src.rewards import REWARDS
+from src.rollout_files import read_records
+from src.turns import PolicyVersion
+from tests.conftest import ROOT, RunningServer
+
+_STEPS = 2
+
+
+def request_for(lessons: list[str], request_id: str, groups: int = 2, size: int = 3, **more) -> SampleRequest:
+    problems = [lesson for lesson in lessons[:groups] for _ in range(size)]
+    return SampleRequest(
+        problems=problems, answers=[""] * len(problems), request_id=request_id, seed=1, step=0, **more
+    )
+
+
+def publish_random_weights(server: RunningServer, world: Path, policy: PolicyVersion, seed: int) -> Path:
+    folder = policy_path(server.run_folder, policy.version)
+
+    def save(target: Path) -> None:
+        shutil.copytree(world / "blank", target, dirs_exist_ok=True)
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+        model.save_pretrained(target)
+
+    write_policy(folder, policy, save)
+    return folder
+
+
+def logprob_differences(model_folder: Path, response: SampleResponse) -> torch.Tensor:
+    """Engine's log-probs of the sampled tokens minus those of transformers in fp32, over a batch."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    differences = []
+    for record in response.conversations:
+        ids = torch.tensor([record.prompt_ids + record.completion_ids])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, :-1].log_softmax(-1)
+        own = logprobs.gather(1, ids[0, 1:, None])[len(record.prompt_ids) - 1 :, 0]
+        mask = torch.tensor(record.mask).bool()
+        differences.append(own[mask] - torch.tensor(record.logprobs)[mask])
+    return torch.cat(differences)
+
+
+def test_conversations_come_back_whole(server: RunningServer, lessons: list[str]) -> None:
+    response = server.client.sample(request_for(lessons, "whole"))
+    assert [record.problem for record in response.conversations] == [lessons[0]] * 3 + [lessons[1]] * 3
+    for record in response.conversations:
+        assert record.state == "END"
+        roles = [turn.role for turn in record.turns]
+        assert roles == ["teacher", "student", "teacher", "student", "teacher"][: len(roles)]
+        assert len(roles) == 5 or END_OF_CONVERSATION in record.turns[-1].text and roles[-1] == "teacher"
+        assert len(record.completion_ids) == len(record.mask) == len(record.logprobs)
+        spans = [turn.span for turn in record.turns if turn.role == "teacher"]
+        assert sum(last - first for first, last in spans) == sum(record.mask)
+        assert all(turn.policy == response.policy for turn in record.turns if turn.role == "teacher")
+        assert record.verdicts[0].scores is not None and record.reward is not None
+    longest = max(response.conversations[:3], key=lambda record: len(record.turns))
+    for record in response.conversations[:3]:
+        assert [t.persona for t in record.turns] == [t.persona for t in longest.turns][: len(record.turns)]
+    assert len({tuple(record.completion_ids) for record in response.conversations[:3]}) > 1
+
+
+def test_same_request_is_not_run_twice(server: RunningServer, lessons: list[str]) -> None:
+    request = request_for(lessons, "twice")
+    answers: list[SampleResponse] = []
+    threads = [threading.Thread(target=lambda: answers.append(server.client.sample(request))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    waited = requests.get(f"{server.client.url}/wait_batch", params={"request_id": "twice"}, timeout=60).json()
+    answers.append(SampleResponse.model_validate(waited))
+    assert all(answer == answers[0] for answer in answers)
+    batches = [e for e in read_journal(server.run_folder / "journal.jsonl") if e["event"] == "batch"]
+    assert sum(event["request_id"] == "twice" for event in batches) == 1
+
+
+def test_request_taken_up_after_a_broken_connection(server: RunningServer, lessons: list[str]) -> None:
+    request = request_for(lessons, "broken", groups=4, size=8)
+    with pytest.raises(requests.Timeout):
+        requests.post(f"{server.client.url}/sample_conversations", json=request.model_dump(), timeout=(5, 0.01))
+    assert len(server.client.sample(request).conversations) == 32
+    batches = [e for e in read_journal(server.run_folder / "journal.jsonl") if e["event"] == "batch"]
+    assert sum(event["request_id"] == "broken" for event in batches) == 1
+
+
+def test_request_id_used_with_another_body_is_refused(server: RunningServer, lessons: list[str]) -> None:
+    server.client.sample(request_for(lessons, "other"))
+    with pytest.raises(PolicyMismatch, match="another body"):
+        server.client.sample(request_for(lessons, "other", size=2))
+
+
+def test_journal_holds_every_turn_verdict_and_reward(server: RunningServer, lessons: list[str]) -> None:
+    response = server.client.sample(request_for(lessons, "journal", groups=1, size=2))
+    events = list(read_journal(server.run_folder / "journal.jsonl"))
+    for record in response.conversations:
+        own = [event for event in events if event.get("conversation") == record.id]
+        assert [event["turn"]["text"] for event in own if event["event"] == "turn"] == [t.text for t in record.turns]
+        assert [event["event"] for event in own if event["event"] != "turn"] == ["verdict", "rewards"]
+        kept = requests.get(f"{server.client.url}/conversations/{record.id}", timeout=60).json()
+        assert kept == record.model_dump(mode="json")
+
+
+def test_reward_routes(server: RunningServer, lessons: list[str]) -> None:
+    response = server.client.sample(request_for(lessons, "rewards"))
+    ids = [record.id for record in response.conversations]
+    assert server.client.rewards("pedagogical", ids) == [record.reward for record in response.conversations]
+    assert server.client.rewards("length", ids) == [
+        -0.5 if max(turn.tokens for turn in record.turns if turn.role == "teacher") >= 11 else 0.0
+        for record in response.conversations
+    ]
+    for name in set(REWARDS) - {"end_rm"}:
+        assert len(server.client.rewards(name, ids)) == len(ids)
+    with pytest.raises(DataError, match="needs graded solutions"):
+        server.client.rewards("end_rm", ids)
+    with pytest.raises(UnknownConversation, match="no-such-id"):
+        server.client.rewards("pedagogical", ["no-such-id"])
+    with pytest.raises(UnknownConversation, match="There is no reward beauty"):
+        server.client.rewards("beauty", ids)
+
+
+def test_bad_requests_are_refused(server: RunningServer, lessons: list[str]) -> None:
+    def status(path: str, body: dict) -> int:
+        return requests.post(server.client.url + path, json=body, timeout=60).status_code
+
+    body = request_for(lessons, "bad").model_dump()
+    assert status("/sample_conversations", body | {"answers": ["one"]}) == 422
+    assert status("/sample_conversations", body | {"surprise": 1}) == 422
+    assert status("/sample_conversations", body | {"run_id": "x", "policy_version": 99}) == 409
+    assert status("/sample_conversations", body | {"problems": ["word " * 2000], "answers": [""]}) == 422
+    assert status("/load_weights", {"run_id": "x", "version": 1, "path": "/etc"}) == 422
+    outside = {"run_id": "x", "version": 1, "path": str(server.run_folder / "policy" / "none")}
+    assert status("/load_weights", outside) == 422
+    assert requests.get(f"{server.client.url}/wait_batch", params={"request_id": "?"}, timeout=60).status_code == 404
+    assert requests.get(f"{server.client.url}/conversations/none", timeout=60).status_code == 404
+    assert server.client.health().status == "ok"
+
+
+def test_metrics_for_prometheus(server: RunningServer) -> None:
+    text = requests.get(f"{server.client.url}/metrics", timeout=60).text
+    assert "classroom_finished_conversations" in text and "classroom_policy_version" in text
+
+
+def test_published_weights_are_loaded_in_place(server: RunningServer, world: Path, lessons: list[str]) -> None:
+    before = server.client.health()
+    policy = PolicyVersion("weights-test", 3)
+    folder = publish_random_weights(server, world, policy, seed=11)
+    assert server.client.load_weights(policy, folder).policy == policy
+    response = server.client.sample(
+        request_for(lessons, "new-weights", run_id=policy.run_id, policy_version=policy.version)
+    )
+    assert response.policy == policy
+    differences = logprob_differences(folder, response)
+    assert differences.abs().max() < 1e-3
+    assert logprob_differences(world / "blank", response).abs().mean() > 0.05
+    after = server.client.health()
+    assert {n: s.pids for n, s in after.seats.items()} == {n: s.pids for n, s in before.seats.items()}
+    assert all(seat.pids for seat in after.seats.values())
+    for other in (PolicyVersion("weights-test", 4), PolicyVersion("another-run", 3)):
+        stale = request_for(lessons, f"stale-{other.version}", run_id=other.run_id, policy_version=other.version)
+        with pytest.raises(PolicyMismatch, match="is loaded"):
+            server.client.sample(stale)
+
+
+def test_grpo_steps_over_http(server: RunningServer) -> None:
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "config/deepspeed/1CPU.yaml"),
+        *("train_rl.py", *server.overrides, f"train.max_steps={_STEPS}", "logging.save_steps=1"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in (server.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["mismatch/mean_abs_logprob_diff"] < 0.002
+        assert line["sampling/sampling_logp_difference/max"] < 0.02
+        assert line["seconds/rollout"] > 0 and line["seconds/publish"] > 0
+    run_id = (server.run_folder / "run_id").read_text()
+    assert server.client.health().policy == PolicyVersion(run_id, _STEPS)
+    for step in range(_STEPS):
+        records = read_records(server.run_folder / "rollouts" / f"step_{step:06d}-0.parquet")
+        assert len(records) == 16
+        assert all(t.policy == PolicyVersion(run_id, step) for r in records for t in r.turns if t.role == "teacher")
+    trained = AutoModelForCausalLM.from_pretrained(server.run_folder / "model")
+    published = AutoModelForCausalLM.from_pretrained(policy_path(server.run_folder, _STEPS))
+    for name, weight in trained.state_dict().items():
+        assert torch.equal(weight, published.state_dict()[name])
