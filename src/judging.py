@@ -17,6 +17,7 @@ from src.errors import JudgeOutputError
 SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
+_OBJECT_START = re.compile(r'\{(?=\s*["}])')
 _SCORE_RANGES = {
     "task_final_score": (0.0, 1.0),
     "forward_progression_score": (0.0, 1.0),
@@ -94,7 +95,7 @@ def _read_scores(answer: dict[str, Any], text: str) -> Scores:
         value = answer[name]
         try:
             number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number) or not low <= number <= high:
             raise JudgeOutputError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}: {_quote(text)}")
@@ -112,13 +113,15 @@ def _read_decision(answer: dict[str, Any], text: str) -> bool:
 def _find_object(text: str) -> dict[str, Any]:
     """The one JSON object in the text; a repeated equal object counts once."""
     found: list[dict[str, Any]] = []
-    decoder, position = json.JSONDecoder(), 0
-    while (brace := text.find("{", position)) >= 0:
+    decoder, position = json.JSONDecoder(strict=False), 0  # judges break lines inside strings
+    while start := _OBJECT_START.search(text, position):
         try:
-            value, position = decoder.raw_decode(_without_trailing_commas(text), brace)
-        except (json.JSONDecodeError, RecursionError):
-            position = brace + 1
+            # Cleaned from the brace on: a quote in the prose before it must not pair with one of the object.
+            value, length = decoder.raw_decode(_without_trailing_commas(text[start.start() :]))
+        except (ValueError, RecursionError):  # ValueError: not JSON, or an integer of thousands of digits
+            position = start.start() + 1
             continue
+        position = start.start() + length
         if value not in found:
             found.append(value)
     if len(found) != 1:

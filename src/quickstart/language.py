@@ -1,0 +1,340 @@
+"""A closed-grammar English: every sentence a learner can say, and rules that find what is wrong with one.
+
+A sentence is *time, subject, verb, object, place* ("Last week my sister cooked two eggs in the kitchen."). Five kinds
+of slips can be put into it, one at a time. `find_slips` looks only at the text: it works on sentences of any origin
+and says nothing about words it does not know.
+"""
+
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Optional
+
+ERROR_KINDS = ("tense", "verb ending", "article", "plural", "preposition")
+PAST_TIMES = ("yesterday", "last week", "last night", "last month")
+PRESENT_TIMES = ("every day", "every week", "every night", "every month")
+NUMBERS = ("two", "three", "four")
+PREPOSITIONS = ("in", "at", "on")
+SUBJECTS = {
+    "you": "I",
+    "your sister": "my sister",
+    "your brother": "my brother",
+    "your uncle": "my uncle",
+    "your friends": "my friends",
+    "your parents": "my parents",
+}
+"""The subject of a question and how the answer says it."""
+
+_SINGULAR_SUBJECTS = ("my sister", "my brother", "my uncle")
+_IRREGULAR_PASTS = {
+    "eat": "ate", "buy": "bought", "see": "saw", "feed": "fed", "draw": "drew", "find": "found", "forget": "forgot",
+    "lose": "lost", "bring": "brought", "write": "wrote", "sell": "sold", "break": "broke", "wear": "wore",
+    "choose": "chose", "hear": "heard", "sing": "sang", "take": "took",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Topic:
+    """The words of one topic: verbs (base form), nouns (singular), and places with the preposition each one takes."""
+
+    verbs: tuple[str, ...]
+    nouns: tuple[str, ...]
+    places: dict[str, str]
+
+
+def _topic(verbs: str, nouns: str, places: str) -> Topic:
+    return Topic(tuple(verbs.split()), tuple(nouns.split()), dict(zip(places.split(), PREPOSITIONS, strict=True)))
+
+
+TOPICS = {
+    "food": _topic("cook eat buy order share taste", "egg onion cake potato", "kitchen market balcony"),
+    "animals": _topic("see feed draw touch find follow", "owl elephant horse dog", "garden zoo farm"),
+    "travel": _topic("carry forget lose bring show pack", "umbrella envelope ticket map", "hotel station train"),
+    "school": _topic("write finish start explain copy correct", "essay exercise poem story", "classroom library bus"),
+    "home": _topic("clean paint fix move sell break", "oven armchair table lamp", "basement window roof"),
+    "sports": _topic("watch enjoy miss describe film remember", "event interview race match", "park stadium beach"),
+    "clothes": _topic("wear choose need wash borrow take", "apron overcoat hat shirt", "shop party boat"),
+    "music": _topic("hear sing play practise record study", "opera anthem song melody", "theater concert stage"),
+}
+
+
+def third_person(verb: str) -> str:
+    """"cook" → "cooks"."""
+    return _with_s(verb)
+
+
+def past(verb: str) -> str:
+    """"cook" → "cooked"."""
+    if verb in _IRREGULAR_PASTS:
+        return _IRREGULAR_PASTS[verb]
+    if verb.endswith("e"):
+        return verb + "d"
+    if _ends_in_consonant_y(verb):
+        return verb[:-1] + "ied"
+    return verb + "ed"
+
+
+def plural(noun: str) -> str:
+    """"egg" → "eggs"."""
+    return noun + "es" if noun == "potato" else _with_s(noun)
+
+
+def indefinite(noun: str) -> str:
+    """The indefinite article that goes before a noun: "a" or "an"."""
+    return "an" if noun[0] in "aeiou" else "a"
+
+
+def _with_s(word: str) -> str:
+    if _ends_in_consonant_y(word):
+        return word[:-1] + "ies"
+    return word + ("es" if word.endswith(("s", "sh", "ch", "x")) else "s")
+
+
+def _ends_in_consonant_y(word: str) -> bool:
+    return word.endswith("y") and word[-2] not in "aeiou"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A teacher's question: who did what when. `subject` is a key of `SUBJECTS`, `verb` a base form."""
+
+    subject: str
+    verb: str
+    time: str
+
+    @property
+    def text(self) -> str:
+        """"What did your sister cook last week?\""""
+        if self.time in PAST_TIMES:
+            auxiliary = "did"
+        else:
+            auxiliary = "does" if SUBJECTS[self.subject] in _SINGULAR_SUBJECTS else "do"
+        return f"What {auxiliary} {self.subject} {self.verb} {self.time}?"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A learner's sentence, right or wrong, part by part. `verb`, `noun` and `place` are written forms; an empty
+    `determiner` is a missing article."""
+
+    time: str
+    subject: str
+    verb: str
+    determiner: str
+    noun: str
+    preposition: str
+    place: str
+
+    @property
+    def text(self) -> str:
+        words = f"{self.time} {self.subject} {self.verb} {self.determiner} {self.noun}".split()
+        return " ".join([words[0].capitalize(), *words[1:], self.preposition, "the", self.place]) + "."
+
+
+@dataclass(frozen=True)
+class Slip:
+    """One mistake in a text: its kind, the word to point at, and the word that would put it right."""
+
+    kind: str
+    word: str
+    fix: str
+
+
+def answer(question: Question, rng: random.Random, kind: Optional[str] = None) -> Sentence:
+    """A correct answer to `question`; with `kind`, one into which that kind of slip can be put.
+
+    Raises:
+        ValueError: if no answer to the question can hold the slip.
+    """
+    if kind is not None and kind not in kinds_for(question):
+        raise ValueError(f"An answer to {question.text!r} cannot hold a slip of kind {kind!r}.")
+    topic = TOPICS[topic_of(question)]
+    noun, place = rng.choice(topic.nouns), rng.choice(list(topic.places))
+    several = kind == "plural" or (kind != "article" and rng.random() < 0.5)
+    subject = SUBJECTS[question.subject]
+    return Sentence(
+        time=question.time,
+        subject=subject,
+        verb=_right_form(question.verb, subject, question.time in PAST_TIMES),
+        determiner=rng.choice(NUMBERS) if several else indefinite(noun),
+        noun=plural(noun) if several else noun,
+        preposition=topic.places[place],
+        place=place,
+    )
+
+
+def topic_of(question: Question) -> str:
+    """The topic that a question belongs to: no verb has two."""
+    return next(name for name, topic in TOPICS.items() if question.verb in topic.verbs)
+
+
+def kinds_for(question: Question) -> tuple[str, ...]:
+    """The kinds of slips that answers to the question can hold: past forms have no verb ending to get wrong."""
+    return tuple(kind for kind in ERROR_KINDS if kind != "verb ending" or question.time in PRESENT_TIMES)
+
+
+def kinds_of(sentence: Sentence) -> list[str]:
+    """The kinds of slips that the correct `sentence` has a place for."""
+    several = sentence.determiner in NUMBERS
+    missing = {"article" if several else "plural"} | ({"verb ending"} if sentence.time in PAST_TIMES else set())
+    return [kind for kind in ERROR_KINDS if kind not in missing]
+
+
+def inject(sentence: Sentence, kind: str, rng: random.Random) -> Sentence:
+    """The correct `sentence` with exactly one slip of the given kind.
+
+    Raises:
+        ValueError: if the sentence has no place for that slip.
+    """
+    if kind not in kinds_of(sentence):
+        raise ValueError(f"{sentence.text!r} has no place for a slip of kind {kind!r}.")
+    base = _lexicon().base_of[sentence.verb]
+    if kind == "tense":
+        return replace(sentence, verb=_right_form(base, sentence.subject, sentence.time in PRESENT_TIMES))
+    if kind == "verb ending":
+        return replace(sentence, verb=base if sentence.subject in _SINGULAR_SUBJECTS else third_person(base))
+    if kind == "article":
+        return replace(sentence, determiner=rng.choice(["a" if sentence.determiner == "an" else "an", ""]))
+    if kind == "plural":
+        return replace(sentence, noun=_lexicon().singular_of[sentence.noun])
+    return replace(sentence, preposition=rng.choice([p for p in PREPOSITIONS if p != sentence.preposition]))
+
+
+def _right_form(verb: str, subject: str, is_past: bool) -> str:
+    if is_past:
+        return past(verb)
+    return third_person(verb) if subject in _SINGULAR_SUBJECTS else verb
+
+
+@dataclass(frozen=True)
+class _Lexicon:
+    """Written forms back to their words, and the patterns made of them."""
+
+    base_of: dict[str, str]
+    singular_of: dict[str, str]
+    preposition_of: dict[str, str]
+    subject_and_verb: re.Pattern
+    noun_phrase: re.Pattern
+    place_phrase: re.Pattern
+    question: re.Pattern
+    sentence: re.Pattern
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(sorted(set(words), key=lambda word: (-len(word), word)))
+
+
+@lru_cache(maxsize=1)
+def _lexicon() -> _Lexicon:
+    verbs = sorted({verb for topic in TOPICS.values() for verb in topic.verbs})
+    nouns = [noun for topic in TOPICS.values() for noun in topic.nouns]
+    base_of = {form: verb for verb in verbs for form in (verb, third_person(verb), past(verb))}
+    singular_of = {plural(noun): noun for noun in nouns}
+    preposition_of = {place: prep for topic in TOPICS.values() for place, prep in topic.places.items()}
+    times, subjects = _any_of(PAST_TIMES + PRESENT_TIMES), _any_of(SUBJECTS.values()).lower()
+    determiners, prepositions = _any_of(("a", "an", *NUMBERS)), _any_of(PREPOSITIONS)
+    forms, things = _any_of(base_of), _any_of([*nouns, *singular_of])
+    return _Lexicon(
+        base_of=base_of,
+        singular_of=singular_of,
+        preposition_of=preposition_of,
+        subject_and_verb=re.compile(rf"\b({subjects}) ({forms})\b"),
+        noun_phrase=re.compile(rf"\b(?:({determiners}|the|my|your) )?({things})\b"),
+        place_phrase=re.compile(rf"\b({prepositions}) (?:the )?({_any_of(preposition_of)})\b"),
+        question=re.compile(rf"\bwhat (did|does|do) ({_any_of(SUBJECTS)}) ({_any_of(verbs)}) ({times})\?"),
+        sentence=re.compile(
+            rf"({times}) ({subjects}) ({forms}) (?:({determiners}) )?({things}) ({prepositions}) the (\w+)\."
+        ),
+    )
+
+
+def parse_question(text: str) -> Optional[Question]:
+    """The last question of the language in `text`, or None. "What does you cook" is none: it must be well formed."""
+    found = None
+    for match in _lexicon().question.finditer(_plain(text)):
+        question = Question(*match.groups()[1:])
+        if question.text.lower() == match.group(0):
+            found = question
+    return found
+
+
+def parse_sentence(text: str) -> Optional[Sentence]:
+    """The sentence, right or wrong, that is the whole of `text`; None if it is anything else."""
+    match = _lexicon().sentence.fullmatch(_plain(text))
+    if match is None or match.group(7) not in _lexicon().preposition_of:
+        return None
+    time, subject, verb, determiner, noun, preposition, place = match.groups()
+    subject = next(said for said in SUBJECTS.values() if said.lower() == subject)
+    return Sentence(time, subject, verb, determiner or "", noun, preposition, place)
+
+
+def corrected(sentence: Sentence) -> Sentence:
+    """The sentence without its slips."""
+    base, right = _lexicon().base_of[sentence.verb], _lexicon().preposition_of
+    noun, determiner = _lexicon().singular_of.get(sentence.noun, sentence.noun), sentence.determiner
+    several = determiner in NUMBERS or (not determiner and sentence.noun != noun)
+    return replace(
+        sentence,
+        verb=_right_form(base, sentence.subject, sentence.time in PAST_TIMES),
+        determiner=determiner if several else indefinite(noun),
+        noun=plural(noun) if several else noun,
+        preposition=right[sentence.place],
+    )
+
+
+def holds_statement(text: str) -> bool:
+    """Whether the text says a sentence of the language, or a good part of one: a subject with its verb."""
+    return bool(_lexicon().subject_and_verb.search(_plain(text)))
+
+
+def find_slips(text: str) -> list[Slip]:
+    """All slips in the text, in the order of `ERROR_KINDS`, found by rules on the words alone."""
+    plain = _plain(text)
+    slips = _verb_slips(plain) + _noun_slips(plain) + _preposition_slips(plain)
+    return sorted(slips, key=lambda slip: ERROR_KINDS.index(slip.kind))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def _verb_slips(plain: str) -> list[Slip]:
+    says_past = re.search(r"\b(yesterday|last (day|week|night|month))\b", plain)
+    says_present = re.search(r"\bevery (day|week|night|month)\b", plain)
+    slips = []
+    for match in _lexicon().subject_and_verb.finditer(plain):
+        subject, form = match.groups()
+        base = _lexicon().base_of[form]
+        is_past_form = form == past(base)
+        wants_past = is_past_form if not (says_past or says_present) else bool(says_past)
+        fix = _right_form(base, subject, wants_past)
+        if form != fix:
+            slips.append(Slip("tense" if is_past_form or wants_past else "verb ending", form, fix))
+    return slips
+
+
+def _noun_slips(plain: str) -> list[Slip]:
+    slips = []
+    for match in _lexicon().noun_phrase.finditer(plain):
+        determiner, noun = match.groups()
+        singular = _lexicon().singular_of.get(noun)
+        if determiner in NUMBERS and singular is None:
+            slips.append(Slip("plural", noun, plural(noun)))
+        elif determiner is None and singular is None:
+            slips.append(Slip("article", noun, indefinite(noun)))
+        elif determiner in ("a", "an") and singular is not None:
+            slips.append(Slip("plural", noun, singular))
+        elif determiner in ("a", "an") and determiner != indefinite(noun):
+            slips.append(Slip("article", noun, indefinite(noun)))
+    return slips
+
+
+def _preposition_slips(plain: str) -> list[Slip]:
+    right = _lexicon().preposition_of
+    return [
+        Slip("preposition", preposition, right[place])
+        for preposition, place in _lexicon().place_phrase.findall(plain)
+        if preposition != right[place]
+    ]

@@ -1,0 +1,86 @@
+"""The classroom's server as a program that another one runs: started, awaited, watched, ended."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from config.base import GenerationConfig
+from src.api import Health
+from src.errors import DeadlineExceeded, EngineFailure
+from src.ports import refuse_taken_port
+from src.processes import Child, Signals
+from src.terminal import Waiting
+from src.vllm.client import ClassroomClient
+
+_PAUSE_S = 0.3
+_GRACE_WHILE_LOADING_S = 3.0
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class ServerProcess(Child):
+    """A server that this program started.
+
+    Args:
+        command: program and arguments.
+        generation: where it listens and how long it may take to load.
+        signals: looked at during waits.
+        log: file that its output is appended to.
+
+    Raises:
+        ConfigError: if its port is taken; the message says by whom.
+    """
+
+    def __init__(self, command: Sequence[str], generation: GenerationConfig, signals: Signals, log: Path):
+        refuse_taken_port(generation.server_host, generation.server_port)
+        self.url = server_url(generation)
+        self._limit_s = generation.server_start_timeout_s
+        super().__init__("the server", command, signals, log, grace_s=_GRACE_WHILE_LOADING_S)
+
+    def wait_until_ready(self) -> Health:
+        """Wait until its models are loaded.
+
+        Raises:
+            EngineFailure: if it ended instead; the message holds the last lines of its log.
+            DeadlineExceeded: after `generation.server_start_timeout_s` seconds.
+            Interrupted: if a signal came.
+        """
+        client = ClassroomClient(self.url, log=self.log)
+        waiting = Waiting(f"the server is loading its models, log {self.log}", self._limit_s)
+        try:
+            while True:
+                self._signals.check()
+                self.check_alive()
+                try:
+                    health = client.health()
+                except DeadlineExceeded:
+                    if waiting.seconds > self._limit_s:
+                        raise self._too_late() from None
+                else:
+                    self.grace_s = Child.GRACE_S
+                    return health
+                waiting.show()
+                time.sleep(_PAUSE_S)
+        finally:
+            waiting.done()
+
+    def check_alive(self) -> None:
+        """Raises:
+        EngineFailure: if it ended; the message holds the last lines of its log.
+        """
+        status = self.poll()
+        if status is not None:
+            raise EngineFailure(
+                f"The server ended with status {status}. The last lines of {self.log}:\n{self.last_lines()}"
+            )
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"The server did not answer at {self.url} within generation.server_start_timeout_s = {self._limit_s:g} s. "
+            f"The last lines of {self.log}:\n{self.last_lines()}"
+        )
+
+
+def server_url(generation: GenerationConfig) -> str:
+    """The address at which programs on this machine reach the server."""
+    host = _ANY_ADDRESS.get(generation.server_host, generation.server_host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{generation.server_port}"

@@ -1,0 +1,139 @@
+"""What is on disk: the journal after a kill, and published weights that are whole or not there."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from src.errors import DataError, DeadlineExceeded
+from src.journal import Journal, read_journal
+from src.policy_folder import check_policy, policy_path, remove_old_policies, write_policy
+from src.turns import PolicyVersion
+from src.vllm.gate import WeightsGate
+
+
+def test_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append("turn", text="one\ntwo ✓")
+    with journal.path.open("a") as file:
+        file.write('{"event": "turn", "te')
+    again = Journal(tmp_path)
+    position = again.append("turn", text="three")
+    assert [event["text"] for event in read_journal(journal.path)] == ["one\ntwo ✓", "three"]
+    assert again.read_at(position)["text"] == "three"
+
+
+def test_journal_line_is_there_before_append_returns(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append("turn", text="x")
+    assert json.loads(journal.path.read_text())["text"] == "x"
+
+
+def _save(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"weights")
+
+
+def test_policy_is_whole_or_not_there(tmp_path: Path) -> None:
+    policy = PolicyVersion("run", 3)
+    folder = policy_path(tmp_path, 3)
+
+    def die_half_way(target: Path) -> None:
+        _save(target)
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_policy(folder, policy, die_half_way)
+    assert not folder.exists()
+    write_policy(folder, policy, _save)
+    check_policy(folder, policy)
+    assert [path.name for path in folder.parent.iterdir()] == ["v000003"]
+
+
+@pytest.mark.parametrize("other", [PolicyVersion("run", 4), PolicyVersion("walk", 3)])
+def test_policy_of_another_name_is_refused(tmp_path: Path, other: PolicyVersion) -> None:
+    folder = policy_path(tmp_path, 3)
+    write_policy(folder, PolicyVersion("run", 3), _save)
+    with pytest.raises(DataError, match="not run"):
+        check_policy(folder, other)
+
+
+def test_unmarked_or_empty_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="COMPLETE"):
+        check_policy(tmp_path, PolicyVersion("run", 0))
+    write_policy(tmp_path / "p", PolicyVersion("run", 0), lambda _: None)
+    with pytest.raises(DataError, match="safetensors"):
+        check_policy(tmp_path / "p", PolicyVersion("run", 0))
+
+
+def test_only_old_complete_policies_are_removed(tmp_path: Path) -> None:
+    for version in range(4):
+        write_policy(policy_path(tmp_path, version), PolicyVersion("run", version), _save)
+    unfinished = policy_path(tmp_path, 9)
+    unfinished.mkdir()
+    remove_old_policies(tmp_path, keep=2)
+    assert sorted(path.name for path in unfinished.parent.iterdir()) == ["v000002", "v000003", "v000009"]
+
+
+def test_gate_waits_for_turns_in_flight_and_keeps_new_ones_out() -> None:
+    async def scenario() -> list[str]:
+        gate, events = WeightsGate(), []
+        inside, leave = asyncio.Event(), asyncio.Event()
+
+        async def early_turn() -> None:
+            async with gate.turn():
+                inside.set()
+                await leave.wait()
+                events.append("early turn ended")
+
+        async def late_turn() -> None:
+            async with gate.turn():
+                events.append("late turn")
+
+        async def load() -> None:
+            async with gate.closed(10):
+                events.append("loading")
+                await asyncio.sleep(0.01)
+                events.append("loaded")
+
+        tasks = [asyncio.create_task(early_turn())]
+        await inside.wait()
+        tasks.append(asyncio.create_task(load()))
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(late_turn()))
+        await asyncio.sleep(0.01)
+        leave.set()
+        await asyncio.gather(*tasks)
+        return events
+
+    assert asyncio.run(scenario()) == ["early turn ended", "loading", "loaded", "late turn"]
+
+
+def test_gate_opens_again_after_its_deadline() -> None:
+    async def scenario() -> None:
+        gate = WeightsGate()
+        async with gate.turn():
+            with pytest.raises(DeadlineExceeded, match="1 turns were still being sampled"):
+                async with gate.closed(0.01):
+                    raise AssertionError("a turn was still inside")
+            async with asyncio.timeout(1), gate.turn():
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_turn_leaves_the_gate() -> None:
+    async def scenario() -> None:
+        gate = WeightsGate()
+
+        async def stay() -> None:
+            async with gate.turn():
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(stay())
+        await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(5), gate.closed(5):
+            pass
+
+    asyncio.run(scenario())
