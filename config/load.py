@@ -15,6 +15,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -72,6 +73,7 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
             logging.basicConfig(
                 level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
             )
+            _quieten_libraries()
             sys.argv[1:] = _hydra_arguments(sys.argv[1:])
             with _messages_instead_of_tracebacks():
                 hydra.main(version_base=None, config_path=str(ROOT / "config" / folder), config_name=DEFAULT_CONFIG)(
@@ -81,6 +83,22 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
         return start
 
     return decorate
+
+
+def _quieten_libraries() -> None:
+    """Leave out what no user can act on; a variable that is set already stays as it is."""
+    quiet = {
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DS_LOG_LEVEL": "error",
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    # The weights are this project's own server's; TRL's integration, which the warnings are about, is not used.
+    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
+    warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
 
 
 class _messages_instead_of_tracebacks:

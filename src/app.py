@@ -1,7 +1,6 @@
 """The server's routes: check, call, reply."""
 
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +25,8 @@ from src.api import (
     SampleResponse,
 )
 from src.batches import BatchDesk, open_desk
-from src.errors import ClassroomError, ConfigError, DataError, UnknownConversation
+from src.errors import ClassroomError, DataError, UnknownConversation
+from src.ports import refuse_taken_port
 from src.rewards import REWARDS
 from src.turns import PolicyVersion
 
@@ -45,7 +45,7 @@ def serve(config: TrainRLConfig) -> None:
         EngineFailure: if a model cannot be loaded.
     """
     host, port = config.generation.server_host, config.generation.server_port
-    _refuse_taken_port(host, port)
+    refuse_taken_port(host, port)
     app = create_app(config, record_run(config, "vllm_server"))
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=75)
 
@@ -143,15 +143,3 @@ def _add_status_routes(app: FastAPI) -> None:
         RUNNING.set(desk.classroom.running)
         FINISHED.set(desk.finished)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _refuse_taken_port(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"The address {host}:{port} cannot be used: {error.strerror}. Stop what listens there, or choose "
-                "another with generation.server_port=…"
-            ) from error

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from trl import GRPOConfig
 
-from config.base import LoggingConfig
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
+from src.reporting import report_to
 
 
 def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
@@ -58,7 +58,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         save_strategy="steps",
         save_steps=config.logging.save_steps,
         save_total_limit=2,
-        report_to=_report_to(config.logging, run_folder),
+        report_to=report_to(config.logging, run_folder),
         run_name=config.logging.wandb_run_name,
         seed=config.seed,
         disable_tqdm=True,
@@ -79,18 +79,3 @@ def _micro_batches(batch: int, per_device: int) -> int:
             f"({per_device} × {processes} = {per_device * processes})."
         )
     return batch // (per_device * processes)
-
-
-def _report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
-    """The trackers, and what they read from the environment."""
-    trackers = [name for name in dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])])]
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
-    os.environ.setdefault("WANDB_DIR", str(run_folder))
-    wandb = {
-        "WANDB_PROJECT": logging.wandb_project,
-        "WANDB_ENTITY": logging.wandb_entity,
-        "WANDB_RUN_GROUP": logging.run_group,
-        "WANDB_TAGS": ",".join(logging.wandb_tags),
-    }
-    os.environ.update({name: value for name, value in wandb.items() if value})
-    return trackers or ["none"]

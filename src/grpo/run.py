@@ -7,13 +7,15 @@ from pathlib import Path
 from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.data import load_problems
 from src.grpo.config import grpo_config
-from src.grpo.progress import Progress
+from src.grpo.progress import GRPOProgress
 from src.grpo.trainer import ClassroomGRPOTrainer
+from src.server_process import server_url
 from src.vllm.client import ClassroomClient
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ def train(config: TrainRLConfig) -> None:
         ClassroomError: on every rank, if the server refuses or fails.
     """
     _tell_about_truncation(config)
+    disable_progress_bar()  # of loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
     arguments = grpo_config(config, run_folder)  # sets up the process group, too
     state = PartialState()
@@ -39,7 +42,7 @@ def train(config: TrainRLConfig) -> None:
     client = connect(config)
     problems = load_problems(config.dataset.train_datasets, config.dataset.max_train_examples, config.seed)
     run_id = (run_folder / "run_id").read_text(encoding="utf-8")
-    trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [Progress(run_folder)])
+    trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [GRPOProgress(run_folder)])
     trainer.remove_callback(PrinterCallback)
     checkpoints = run_folder / "checkpoints"
     trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.is_dir() else None)
@@ -56,7 +59,7 @@ def connect(config: TrainRLConfig) -> ClassroomClient:
     """
     generation = config.generation
     client = ClassroomClient(
-        f"http://{generation.server_host}:{generation.server_port}",
+        server_url(generation),
         generation.sample_timeout_s,
         generation.load_weights_timeout_s,
         Path(config.logging.save_dir) / "server.log",
