@@ -196,15 +196,15 @@ def _place(mark: Mark, x_scale: Scale, y_scale: Scale) -> tuple[str, float, floa
 
 
 def _hovers(series: Sequence[Series], x_scale: Scale, unit: str = "") -> list[tuple[float, float, str]]:
-    """A strip for each step that names the values there."""
-    values: dict[float, list[str]] = {}
+    """A strip for each step that names the values there; of lines with one label, those of the first."""
+    values: dict[float, dict[str, str]] = {}
     for line in series:
         for x, y in thin(line.points):
-            values.setdefault(x, []).append(f"{line.label}: {y:.4g}{unit}")
+            values.setdefault(x, {}).setdefault(line.label, f"{line.label}: {y:.4g}{unit}")
     steps = sorted(values)
     edges = [x_scale(x) for x in steps]
     borders = [edges[0], *((a + b) / 2 for a, b in pairwise(edges)), edges[-1]]
     return [
-        (round(left, 2), round(max(right - left, 1.0), 2), "\n".join([f"step {x:g}", *values[x]]))
+        (round(left, 2), round(max(right - left, 1.0), 2), "\n".join([f"step {x:g}", *values[x].values()]))
         for x, (left, right) in zip(steps, pairwise(borders), strict=True)
     ]

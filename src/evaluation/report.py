@@ -70,6 +70,8 @@ def render_report(data: RunData) -> str:
         score_names=_SCORES,
         scores_of=scores_of,
         measured=bool(data.before and data.after),
+        scored=_any_metric(data, "scores"),
+        marked=_any_metric(data, "error_turns"),
     )
 
 
@@ -82,6 +84,10 @@ def as_text(text: str) -> Markup:
         parts += [escape(text[position : found.start()]), Markup('<span class="token">{}</span>').format(name)]
         position = found.end()
     return Markup("").join([*parts, escape(text[position:])])
+
+
+def _any_metric(data: RunData, name: str) -> bool:
+    return any(side.metrics[sampling].get(name) for side in data.measurements.values() for sampling in side.samplings)
 
 
 # What was run ----------------------------------------------------------------------------------------------------
@@ -301,14 +307,17 @@ def write_reward_plot(data: RunData, path: Path) -> None:
     axes = figure.subplots()
     axes.plot(*zip(*points, strict=True), color="#9db8e8", linewidth=1, label="batch")
     axes.plot(*zip(*smooth(points), strict=True), color="#2457b3", linewidth=2, label="running mean")
-    markers = {"sampled": ("#c2410c", "o"), "greedy": ("#0f766e", "s")}
+    shapes = {"b": ("#c2410c", "o"), "c": ("#0f766e", "s")}
+    named: set[str] = set()
     for mark in _held_out_marks(data, points):
-        colour, shape = markers["sampled" if "sampled" in mark.label else "greedy"]
+        (colour, shape), label = shapes[mark.colour], None if mark.legend in named else mark.legend
+        named.add(mark.legend)
         low, high = mark.interval or (mark.y, mark.y)
-        axes.errorbar(mark.x, mark.y, [[mark.y - low], [high - mark.y]], color=colour, fmt=shape, capsize=3)
+        reach = [[max(0.0, mark.y - low)], [max(0.0, high - mark.y)]]
+        axes.errorbar(mark.x, mark.y, reach, color=colour, fmt=shape, capsize=3, label=label)
     axes.set(xlabel="step", ylabel="reward", title=f"{data.folder.resolve().name}: reward")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     figure.savefig(path)
 
 

@@ -1,0 +1,83 @@
+"""Schema of `eval.py`: which tutor is measured, on which problems, and how."""
+
+from dataclasses import dataclass, field
+
+from config.base import DatasetSource, GenerationConfig, JudgeModelConfig, LoggingConfig, ModelConfig
+from config.checks import check_generation, check_sampling
+from src.errors import ConfigError
+from src.judging import SCORING_RULES
+from src.rewards import default_weights
+
+SAMPLINGS = ("sampled", "greedy")
+
+
+@dataclass
+class EvalDatasetConfig:
+    """The problems. `max_val_examples` −1 takes all; the same problems come in the same order for every tutor."""
+
+    eval_datasets: list[DatasetSource] = field(default_factory=list)
+    max_val_examples: int = 500
+
+
+@dataclass
+class EvalConfig:
+    """One measurement of one tutor.
+
+    `server_url` names a running server, whose tutor is then measured under that server's own models and classroom
+    rules; null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled` is the
+    teacher's configured temperature, `greedy` temperature 0. Per problem and sampling, `num_samples_per_problem`
+    conversations are held. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same
+    students.
+    """
+
+    server_url: str | None = None
+    samplings: list[str] = field(default_factory=lambda: list(SAMPLINGS))
+    num_samples_per_problem: int = 1
+    teacher_model: ModelConfig = field(default_factory=ModelConfig)
+    student_model: ModelConfig = field(default_factory=ModelConfig)
+    judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    seed: int = 42
+    dry_run: bool = False
+
+
+def reward_weights(config: EvalConfig) -> dict[str, float]:
+    """The rewards that conversations get, as the judge rules imply. A server weighs by its own configuration."""
+    return default_weights(tuple(config.generation.judges_rules_prompts_paths), SCORING_RULES)
+
+
+def check_eval(config: EvalConfig) -> None:
+    """Refuse what cannot be measured.
+
+    Raises:
+        ConfigError: naming the key, the rule and the fix.
+    """
+    unknown = [name for name in config.samplings if name not in SAMPLINGS]
+    if unknown or not config.samplings or len(set(config.samplings)) < len(config.samplings):
+        raise ConfigError(f"samplings is {config.samplings}; it must name {' or '.join(SAMPLINGS)} or both, each once.")
+    if config.num_samples_per_problem < 1:
+        raise ConfigError(f"num_samples_per_problem is {config.num_samples_per_problem}; it must be at least 1.")
+    if not config.dataset.eval_datasets:
+        raise ConfigError(
+            "dataset.eval_datasets is empty; name at least one, for example [{name_or_path: test.jsonl}]."
+        )
+    if config.server_url is not None and not config.server_url.startswith(("http://", "https://")):
+        raise ConfigError(f"server_url is {config.server_url!r}; it must begin with http:// or https://, or be null.")
+    if config.server_url is None:
+        _check_classroom(config)
+
+
+def _check_classroom(config: EvalConfig) -> None:
+    """What counts only if the conversations are held in this process."""
+    generation = config.generation
+    check_generation(generation)
+    check_sampling("teacher_model", config.teacher_model.vllm)
+    solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
+    if "end_rm" in reward_weights(config) and not solves:
+        raise ConfigError(
+            "Without a judge rule that scores, tutors are measured by the student's solutions: set "
+            "generation.student_final_prompt_path and generation.number_student_attempts above 0, or name "
+            "pedagogical_eval in generation.judges_rules_prompts_paths."
+        )

@@ -1,0 +1,15 @@
+"""Measures a tutor on held-out problems. `python eval.py --config-name X.yaml [key=value …]`"""
+
+from config.eval_model import EvalConfig, check_eval
+from config.load import program
+
+
+@program(EvalConfig, "eval", check=check_eval)
+def main(config: EvalConfig) -> None:
+    from src.evaluation.run import evaluate
+
+    evaluate(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Conversations and run folders made without a model, for the tests of evaluation and reports."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+
+from src.api import ConversationRecord, SampleRequest
+from src.conversation import ClassroomRules, Conversation, State
+from src.data import Problem
+from src.evaluation.exchanges import read_exchanges
+from src.evaluation.metrics import summarise
+from src.evaluation.records import write_records
+from src.inference_providers.rubric_inference import analyse, verdict
+from src.judging import Scores, Verdict, parse_verdict
+from src.quickstart.lessons import Lesson, render_problem
+from src.quickstart.scripted import Teacher, play
+from src.rewards import pedagogical
+from src.schedule import ConversationType, Setup
+from src.turns import Turn
+
+RULE = "pedagogical_eval"
+RULES = ClassroomRules(max_turns=9, judge_rules=(RULE,), ignore_rejected_judge=True)
+
+
+def record_of(
+    problem: str,
+    turns: Sequence[Turn],
+    verdicts: Sequence[Verdict] = (),
+    index: int = 0,
+    reward: Optional[float] = None,
+    rejected: bool = False,
+) -> ConversationRecord:
+    """A record with the given parts; no tokens."""
+    return ConversationRecord(
+        id=f"c-{index:04d}",
+        request_id="r",
+        step=0,
+        index=index,
+        problem_id=Problem.of(problem).id,
+        problem=problem,
+        answer="",
+        type="guided",
+        student_name="Sam",
+        state="END",
+        turns=list(turns),
+        verdicts=list(verdicts),
+        solutions=[],
+        rewards={"pedagogical": reward},
+        reward=reward,
+        rejected=rejected,
+        prompt_ids=[1, 2],
+        completion_ids=[3],
+        mask=[1],
+        logprobs=[-0.5],
+        meta={},
+    )
+
+
+def scored(task: float, forward: float, momentum: float, attempt: int = 0) -> Verdict:
+    """A judge attempt with scores."""
+    return Verdict(RULE, attempt, scores=Scores(task, forward, momentum), reasons={"task_final_score": "because"})
+
+
+FAILED = Verdict(RULE, 0, error="JudgeOutputError: no JSON", raw="I would rather not say.")
+
+
+def played(teacher: Teacher, lesson: Lesson, personas: Sequence[str], index: int, judged: bool = True):
+    """The record of a scripted conversation, judged by the rubric through the real state machine and reward."""
+    problem = Problem.of(render_problem(lesson))
+    messages = play(teacher, lesson, personas, random.Random(f"{index}|{problem.id}"))
+    setup = Setup(ConversationType.GUIDED, "Sam", tuple(personas))
+    conversation = Conversation(f"eval-{index:04d}", problem, setup, RULES)
+    spoken = iter(personas)
+    for message in messages:
+        persona = next(spoken) if message["role"] == "student" else None
+        conversation.turns.append(Turn(message["role"], message["content"], persona, tokens=12))
+    conversation.state = State.JUDGE_TURN
+    answer = json.dumps(verdict(analyse(conversation.transcript(), problem.text)))
+    conversation.add_verdicts([parse_verdict(RULE, 0, answer) if judged else FAILED])
+    reward = pedagogical(conversation)
+    conversation.add_rewards({"pedagogical": reward})
+    request = SampleRequest(problems=[problem.text], answers=[""], request_id="r", seed=1, step=0)
+    return ConversationRecord.of(conversation, request, 0, reward)
+
+
+def write_evaluation(folder: Path, records: dict[str, list[ConversationRecord]], seconds: float = 20.0) -> dict:
+    """An evaluation's run folder, as eval.py leaves it."""
+    folder.mkdir(parents=True)
+    metrics: dict[str, Any] = {
+        "tutor": "runs/quickstart/sft/model",
+        "policy": {"run_id": "abc", "version": 70},
+        "engine": {"name": "vllm", "version": "0.32.0"},
+        "server_url": "http://127.0.0.1:8005",
+        "seed": 42,
+        "problems": 2,
+        "num_samples_per_problem": 2,
+        "seconds": seconds,
+    }
+    metrics |= {sampling: summarise(found, read_exchanges) for sampling, found in records.items()}
+    write_records(folder / "conversations.parquet", [(name, each) for name, found in records.items() for each in found])
+    (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    return metrics
+
+
+def write_training(folder: Path, steps: Sequence[dict[str, Any]], config: Optional[dict] = None) -> None:
+    """A training's metrics and configuration, as train_rl.py leaves them."""
+    (folder / "config").mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
+    (folder / "config" / "train_rl.yaml").write_text(yaml.safe_dump(config or {}), encoding="utf-8")
+
+
+def step_line(step: int, reward: float, **more: float) -> dict[str, Any]:
+    """A line of metrics.jsonl."""
+    return {
+        "step": step,
+        "time": 1.7e9 + step,
+        "reward": reward,
+        "reward_std": 0.1,
+        "judge/task_final_score": reward,
+        "judge/forward_progression_score": reward,
+        "judge/overall_momentum_score": 10 * reward,
+        "sampling/sampling_logp_difference/mean": 1e-6,
+        "seconds/rollout": 2.0,
+        "seconds/publish": 0.25,
+        "seconds/train": 1.0,
+        **more,
+    }
