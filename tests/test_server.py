@@ -110,6 +110,21 @@ def test_request_id_used_with_another_body_is_refused(server: RunningServer, les
         server.client.sample(request_for(lessons, "other", size=2))
 
 
+def test_fixed_seeds_repeat_a_batch(server: RunningServer, lessons: list[str]) -> None:
+    """Large enough for the prompts to exceed what vLLM prefills in one step."""
+    openings = [
+        [
+            record.turns[0].text
+            for record in server.client.sample(
+                request_for(lessons, f"seeded-{i}", groups=40, size=4, fixed_seeds=fixed)
+            ).conversations
+        ]
+        for i, fixed in enumerate((True, True, False))
+    ]
+    same = [sum(a == b for a, b in zip(openings[0], other, strict=True)) for other in openings[1:]]
+    assert same[0] > 150 and same[1] < 10
+
+
 def test_journal_holds_every_turn_verdict_and_reward(server: RunningServer, lessons: list[str]) -> None:
     response = server.client.sample(request_for(lessons, "journal", groups=1, size=2))
     events = list(read_journal(server.run_folder / "journal.jsonl"))

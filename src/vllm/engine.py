@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psutil
@@ -122,7 +122,8 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         """End the engine's processes."""
-        self._engine.shutdown()
+        engine = self.__dict__.pop("_engine")  # vLLM would shut it down once more as the interpreter ends
+        engine.shutdown()
 
     async def _run(self, prompt_ids: list[int], params: "SamplingParams"):
         with _engine_errors(self._model):
@@ -191,8 +192,19 @@ def _load(model: ModelConfig, seed: int) -> "AsyncLLM":
         generation_config="vllm",
         worker_extension_cls="src.vllm.worker_extension.PolicyWorker",
         enable_log_requests=False,
+        **_whole_prefills(options.max_length),
     )
     return AsyncLLM.from_engine_args(arguments)
+
+
+def _whole_prefills(max_length: int) -> dict[str, Any]:
+    """On CPUs, prompts are prefilled whole: with a seeded request, a prefill in chunks kills vLLM's CPU worker, whose
+    generators cannot be set back ("CPU Generator does not use offset")."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return {}
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_length, 8192)}
 
 
 class _cpu_environment:
