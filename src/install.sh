@@ -36,7 +36,7 @@ find_python() {
             return
         fi
     done
-    fail "no Python 3.11 or newer found (${PYTHON:-python3} is $("${PYTHON:-python3}" --version 2>&1 || true))." \
+    fail "no Python 3.11 or newer found (${PYTHON:-python3} is $("${PYTHON:-python3}" --version 2>&1 | head -n 1))." \
         "Install one, or name it: make setup PYTHON=/path/to/python3.12"
 }
 
@@ -57,7 +57,7 @@ fingerprint() { cat "$1" "$DEV_REQUIREMENTS" src/install.sh | sha256sum | cut -d
 make_venv() {
     local python
     if [ -e "$UNFINISHED" ]; then
-        echo "an earlier install was interrupted: $VENV is made anew"
+        echo "an earlier install did not finish: $VENV is made anew"
     elif "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
         touch "$UNFINISHED"
         return
@@ -127,7 +127,10 @@ main() {
     local requirements wanted
     check_platform
     exec 9<Makefile
-    flock 9  # a second `make` waits here and then finds everything done
+    if ! flock -n 9; then
+        echo "another make is setting up $VENV; waiting for it"
+        flock -w 3600 9 || fail "the other make is still at it after an hour. Its log is $LOG."
+    fi
     requirements=$(choose_requirements)
     wanted=$(fingerprint "$requirements")
     if [ -x "$VENV/bin/python" ] && [ ! -e "$UNFINISHED" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then

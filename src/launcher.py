@@ -2,8 +2,8 @@
 
     ./start_rl_training.sh                                           the quickstart, from nothing to its report
     ./start_rl_training.sh seed=2 logging.save_dir=runs/second       the quickstart with overrides
-    ./start_rl_training.sh --config-name language_tutor.yaml         server and trainer, on this machine's GPU or CPU
-    ./start_rl_training.sh --config_file config/deepspeed/zero3_4GPU.yaml --config-name language_tutor.yaml \\
+    ./start_rl_training.sh --config-name quickstart train.mu=2       server and trainer, on this machine's GPU or CPU
+    ./start_rl_training.sh --config_file config/deepspeed/zero3_4GPU.yaml --config-dir my_configs --config-name mine \\
         --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 train.learning_rate=1e-6
 
 --config-name and --config-dir are Hydra's: they choose the YAML that configures both programs (config/train_rl/…).
@@ -13,6 +13,7 @@ dry_run=true shows the configuration and the two commands, and starts nothing.
 """
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def _same_flag(flag: str, name: str) -> bool:
 
 
 def _example(flag: str) -> str:
-    return "language_tutor.yaml" if flag in ("--config-name", "-cn") else "my_configs"
+    return "quickstart" if flag in ("--config-name", "-cn") else "my_configs"
 
 
 def server_command(hydra_arguments: Sequence[str]) -> list[str]:
@@ -203,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
         with Signals() as signals:
             return _launch_from(arguments, signals)
     except Interrupted as interruption:
-        print(f"{interruption}; everything that was started has ended", file=sys.stderr)
+        print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
@@ -215,14 +216,15 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
     flags = with_accelerate_config(split.accelerate)
     check_accelerate_flags(flags)
-    server, trainer = server_command(split.hydra), trainer_command(flags, split.hydra)
+    hydra_arguments = [each for each in split.hydra if not each.lstrip("+").startswith("dry_run=")]
+    server, trainer = server_command(hydra_arguments), trainer_command(flags, hydra_arguments)
     if config.dry_run:
-        print(f"{to_yaml(config)}\n{' '.join(server)}\n{' '.join(trainer)}")
+        print(f"{to_yaml(config)}\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0
     _tell_of_checkpoints(Path(config.logging.save_dir))
     from src.quickstart.run import ensure_models
 
-    ensure_models(config, split.hydra, signals)
+    ensure_models(config, signals)
     return launch(config, server, trainer, split.accelerate_value("--machine_rank") or "0", signals)
 
 

@@ -1,8 +1,8 @@
 """Starting other programs, and ending exactly what was started.
 
-Every program gets a session, and so a process group, of its own. What it starts in turn is remembered while it runs,
-since some of it moves into groups of its own (torchrun's workers do) and would outlive its parent. Nothing is ever
-looked up by name.
+Every program gets a session, and so a process group, of its own. What it starts in turn may move into other groups
+(torchrun's workers do) and may outlive its parent. So its descendants are remembered while it runs, and a mark in the
+environment, which is handed down, tells those that were missed. Nothing is ever looked up by name.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Self
+from uuid import uuid4
 
 import psutil
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_END = 5.0
+_MARK = "STARTED_BY_CLASSROOM_AS"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -99,6 +101,7 @@ class Child:
         self._signals = signals
         self._others: dict[int, psutil.Process] = {}
         self._looked = 0.0
+        self._mark = uuid4().hex
         self._status: int | None = None
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
@@ -110,7 +113,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},  # so that its log is whole when it is killed
+                env={**os.environ, _MARK: self._mark, "PYTHONUNBUFFERED": "1"},  # its log is whole when it is killed
                 start_new_session=True,
                 preexec_fn=_end_with_parent(os.getpid()),
             )
@@ -162,11 +165,13 @@ class Child:
         if self._popen.returncode is not None:
             return
         self._look_around()
+        self._remember_marked()
         if self.poll() is None:
             if self._echo:
                 self._echo.mute()  # what it says about being ended is for the log
             os.kill(self.pid, signal.SIGTERM)
             self._wait_until(lambda: self.poll() is not None, self.grace_s)
+        self._remember_marked()
         self._end(signal.SIGTERM)
         self._end(signal.SIGKILL, spare=_is_resource_tracker)
         self._end(signal.SIGKILL)
@@ -204,7 +209,18 @@ class Child:
         found = {pid for pid, (_, group) in running.items() if group == self.pid} | {self.pid, *self._others}
         while more := {pid for pid, (parent, _) in running.items() if parent in found} - found:
             found |= more
-        for pid in found - {self.pid, *self._others}:
+        self._remember(found)
+
+    def _remember_marked(self) -> None:
+        """Remember what was started by a part of it that ended before anyone looked."""
+        mark = f"{_MARK}={self._mark}".encode()
+        for pid in psutil.pids():
+            with suppress(OSError):  # ended since the listing, or another user's
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    self._remember({pid})
+
+    def _remember(self, pids: set[int]) -> None:
+        for pid in pids - {self.pid, *self._others}:
             with suppress(psutil.NoSuchProcess):
                 self._others[pid] = psutil.Process(pid)
 

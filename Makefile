@@ -1,0 +1,37 @@
+# `make quickstart` and `make test` need nothing but Linux x86-64, Python 3.11 or newer, and make.
+# ARGS are handed on: make quickstart ARGS="seed=2 logging.save_dir=runs/seed2", make test ARGS="-k rewards".
+
+PYTHON_IN_VENV := .venv/bin/python
+
+.PHONY: help setup quickstart quickstart-models test test-full lint bench
+
+help:
+	@echo 'make quickstart         a tutor that learns on this machine, in minutes; ends with runs/quickstart/report.html'
+	@echo 'make quickstart-models  only the models that the quickstart starts from'
+	@echo 'make test               the tests'
+	@echo 'make test-full          the long and the rarely needed ones, too'
+	@echo 'make lint               ruff'
+	@echo 'make bench              the benchmarks'
+	@echo 'make setup              .venv with the pinned requirements; every target above does it when needed'
+
+setup:
+	@bash src/install.sh
+
+quickstart: setup
+	@$(PYTHON_IN_VENV) -m src.quickstart.run $(ARGS)
+
+quickstart-models: setup
+	@$(PYTHON_IN_VENV) -m src.quickstart.run --models-only $(ARGS)
+
+test: setup
+	@$(PYTHON_IN_VENV) -m pytest -m "not full" $(ARGS)
+
+test-full: setup
+	@$(PYTHON_IN_VENV) -m pytest $(ARGS)
+
+lint: setup
+	@$(PYTHON_IN_VENV) -m ruff check .
+	@$(PYTHON_IN_VENV) -m ruff format --check .
+
+bench: setup
+	@for program in $(wildcard benchmarks/*.py); do $(PYTHON_IN_VENV) "$$program" $(ARGS) || exit 1; done

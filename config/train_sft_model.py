@@ -1,0 +1,133 @@
+"""Schema of `train_sft.py`: which model is fine-tuned, on which conversations, and how."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from config.base import DataSource, LoggingConfig
+from src.errors import ConfigError
+
+MUON = "muon"
+OPTIMIZERS = (
+    MUON,
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adafactor",
+    "sgd",
+    "adamw_bnb_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "lion_32bit",
+    "paged_lion_8bit",
+)
+SCHEDULERS = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+)
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass
+class TrainSFTTrainConfig:
+    """The optimisation. A step takes `per_device_train_batch_size` × `gradient_accumulation_steps` × processes
+    conversations; `max_steps` above 0 counts instead of `epochs`.
+
+    `warmup` is a share of the steps when it is under 1, else a number of steps. `optimizer` takes transformers' names,
+    and `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and vectors. `dtype` is that of
+    the arithmetic and of the saved model; the weights under training are float32.
+    """
+
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = True
+    per_device_train_batch_size: int = 1
+    learning_rate: float = 1e-5
+    lr_scheduler_type: str = "cosine"
+    warmup: float = 0.0
+    optimizer: str = "adamw_torch"
+    epochs: int = 1
+    max_steps: int = -1
+    dtype: str = "bfloat16"
+
+
+@dataclass
+class TrainSFTModelConfig:
+    """The model to start from: a Hub name or a local folder.
+
+    `tokenizer_name_or_path` null takes the model's own. `max_length` is in tokens; longer conversations are cut at
+    their end.
+    """
+
+    model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
+    tokenizer_name_or_path: Optional[str] = None
+    max_length: int = 16384
+
+
+@dataclass
+class ConversationSource(DataSource):
+    """Conversations: a column of lists of {role, content}. `conversation_column` null takes `conversation` or
+    `messages`, whichever there is."""
+
+    conversation_column: Optional[str] = None
+
+
+@dataclass
+class TrainSFTDatasetConfig:
+    """What is learned from, and what is only measured on (after each epoch). −1 takes all."""
+
+    train_datasets: list[ConversationSource] = field(default_factory=list)
+    val_datasets: list[ConversationSource] = field(default_factory=list)
+    max_train_examples: int = -1
+    max_val_examples: int = -1
+
+
+@dataclass
+class TrainSFTConfig:
+    """Everything that `train_sft.py` reads. The model ends up in `<logging.save_dir>/model`; every
+    `logging.save_steps` steps (0: never) a checkpoint is written from which an interrupted run goes on."""
+
+    train: TrainSFTTrainConfig = field(default_factory=TrainSFTTrainConfig)
+    model: TrainSFTModelConfig = field(default_factory=TrainSFTModelConfig)
+    dataset: TrainSFTDatasetConfig = field(default_factory=TrainSFTDatasetConfig)
+    logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_dir="output", wandb_project="train_sft"))
+    seed: int = 42
+    dry_run: bool = False
+
+
+def check_train_sft(config: TrainSFTConfig) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        ConfigError: naming the key, the rule and the fix.
+    """
+    train = config.train
+    for key, value, choices in (
+        ("optimizer", train.optimizer, OPTIMIZERS),
+        ("lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS),
+        ("dtype", train.dtype, DTYPES),
+    ):
+        if value not in choices:
+            raise ConfigError(f"train.{key} is {value}; it must be one of {', '.join(choices)}.")
+    _check_at_least("train.gradient_accumulation_steps", train.gradient_accumulation_steps, 1)
+    _check_at_least("train.per_device_train_batch_size", train.per_device_train_batch_size, 1)
+    _check_at_least("train.learning_rate", train.learning_rate, 0)
+    _check_at_least("train.warmup", train.warmup, 0)
+    _check_at_least("model.max_length", config.model.max_length, 2)
+    _check_at_least("logging.save_steps", config.logging.save_steps, 0)
+    if train.max_steps < 1 and train.epochs < 1:
+        raise ConfigError(
+            f"train.epochs is {train.epochs} and train.max_steps {train.max_steps}: nothing would be trained. Set one "
+            "of them to at least 1."
+        )
+    if not config.dataset.train_datasets:
+        raise ConfigError(
+            "dataset.train_datasets is empty; name at least one, for example [{name_or_path: conversations.jsonl}]."
+        )
+
+
+def _check_at_least(key: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"{key} is {value}; it must be at least {least}.")

