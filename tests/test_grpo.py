@@ -1,0 +1,213 @@
+"""The trainer's own parts: options handed to TRL, conversations to columns, metrics, and what stops a run."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.api import ConversationRecord
+from src.errors import ConfigError, DeadlineExceeded, EngineFailure, PolicyMismatch, TooManyFailedJudgements
+from src.grpo.collective import on_every_process, on_main_process
+from src.grpo.config import grpo_config
+from src.grpo.rollout import ClassroomRollout, batch_metrics, construct_reward_func, to_rollout
+from src.grpo.trainer import ClassroomGRPOTrainer
+from src.judging import Scores, Verdict
+from src.turns import PolicyVersion, Turn
+from src.vllm.client import ClassroomClient
+
+
+def record(index: int, reward: float | None = 0.5, **changes) -> ConversationRecord:
+    verdict = Verdict("pedagogical_eval", 0, scores=Scores(1, 0.5, 5))
+    if reward is None:
+        verdict = Verdict("pedagogical_eval", 0, error="JudgeOutputError: no JSON")
+    fields = {
+        "id": f"r-{index:04d}",
+        "request_id": "r",
+        "step": 0,
+        "index": index,
+        "problem_id": "p",
+        "problem": "p",
+        "answer": "",
+        "type": "guided",
+        "student_name": None,
+        "state": "END",
+        "turns": [Turn("teacher", "Go.", tokens=2, span=(0, 2), policy=PolicyVersion("run", 0))],
+        "verdicts": [verdict],
+        "solutions": [],
+        "rewards": {"pedagogical": reward},
+        "reward": reward,
+        "rejected": False,
+        "prompt_ids": [1, 2],
+        "completion_ids": [index, 4, 5],
+        "mask": [1, 1, 0],
+        "logprobs": [-0.5, -0.25, 0.0],
+        "meta": {},
+    }
+    return ConversationRecord.model_validate(fields | changes)
+
+
+def test_options_reach_trl(tmp_path: Path) -> None:
+    overrides = {
+        "train.number_of_problems_per_batch": 6,
+        "train.num_samples_per_problem": 4,
+        "train.per_device_train_batch_size": 3,
+        "train.learning_rate": 1e-5,
+        "train.lr_scheduler_type": "cosine",
+        "train.optimizer": "adamw_torch",
+        "train.epochs": 2,
+        "train.max_steps": 17,
+        "train.beta": 0.02,
+        "train.mu": 3,
+        "train.epsilon": 0.1,
+        "train.epsilon_high": 0.28,
+        "train.loss_type": "dr_grpo",
+        "train.scale_rewards": "batch",
+        "train.max_grad_norm": 0.5,
+        "train.gradient_checkpointing": "true",
+        "train.importance_sampling_mode": "sequence_mask",
+        "train.importance_sampling_clip_max": 4.0,
+        "teacher_model.vllm.temperature": 0.7,
+        "logging.save_steps": 5,
+        "logging.report_to": "[tensorboard]",
+        "train.reward_weights": "{pedagogical: 0.75, length: 2.0}",
+        "seed": 9,
+    }
+    config = load(TrainRLConfig, "train_rl", [f"{key}={value}" for key, value in overrides.items()], check_train_rl)
+    arguments = grpo_config(config, tmp_path)
+    assert (arguments.generation_batch_size, arguments.num_generations) == (24, 4)
+    assert (arguments.gradient_accumulation_steps, arguments.steps_per_generation, arguments.num_iterations) == (8, 8, 3)
+    assert (arguments.learning_rate, arguments.lr_scheduler_type, arguments.optim) == (1e-5, "cosine", "adamw_torch")
+    assert (arguments.num_train_epochs, arguments.max_steps, arguments.save_steps, arguments.seed) == (2, 17, 5, 9)
+    assert (arguments.beta, arguments.epsilon, arguments.epsilon_high) == (0.02, 0.1, 0.28)
+    assert (arguments.loss_type, arguments.scale_rewards, arguments.max_grad_norm) == ("dr_grpo", "batch", 0.5)
+    assert arguments.gradient_checkpointing and arguments.report_to == ["tensorboard"]
+    assert arguments.vllm_importance_sampling_mode == "sequence_mask"
+    assert arguments.vllm_importance_sampling_clip_max == 4.0
+    assert arguments.temperature == 0.7 and arguments.reward_weights == [0.75, 2.0]
+    assert not arguments.bf16 and not arguments.use_vllm
+
+
+def test_batch_that_does_not_divide_over_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"64 conversations must be divisible .*16 × 3 = 48"):
+        grpo_config(load(TrainRLConfig, "train_rl", []), tmp_path)
+
+
+def test_rollout_keeps_order_and_drops_nothing() -> None:
+    rollout = to_rollout([record(2), record(1, reward=None), record(3)])
+    assert rollout["conversation_id"] == ["r-0002", "r-0001", "r-0003"]
+    assert rollout["completion_ids"] == [[2, 4, 5], [1, 4, 5], [3, 4, 5]]
+    assert rollout["env_mask"] == [[1, 1, 0]] * 3 and rollout["logprobs"][0] == [-0.5, -0.25, 0.0]
+
+
+def test_metrics_of_a_batch() -> None:
+    metrics = batch_metrics([record(0), record(1, reward=None), record(2, rejected=True), record(3)])
+    assert metrics["judge/failed_share"] == 0.25 and metrics["conversation/rejected_share"] == 0.25
+    assert metrics["conversation/teacher_tokens"] == 2 and metrics["judge/forward_progression_score"] == 0.5
+
+
+def _rollout(share: float, tmp_path: Path) -> ClassroomRollout:
+    return ClassroomRollout({}, ClassroomClient("http://127.0.0.1:1"), tmp_path, "run", 1, share)
+
+
+def test_too_many_failed_judgements_stop_the_run(tmp_path: Path) -> None:
+    records = [record(0), record(1, reward=None), record(2), record(3)]
+    _rollout(0.25, tmp_path)._check_judging(records)
+    with pytest.raises(TooManyFailedJudgements, match="1 of 4 conversations .* r-0001: JudgeOutputError: no JSON"):
+        _rollout(0.24, tmp_path)._check_judging(records)
+
+
+def test_answer_of_another_policy_is_refused(tmp_path: Path) -> None:
+    rollout = _rollout(0.2, tmp_path)
+    request = SimpleNamespace(wanted_policy=PolicyVersion("run", 2), problems=["p"])
+    answers = {"policy": PolicyVersion("run", 1), "conversations": [record(0)]}
+    rollout._client = SimpleNamespace(sample=lambda _: SimpleNamespace(**answers))
+    with pytest.raises(PolicyMismatch, match="v2, got conversations of run v1"):
+        rollout._sample(request)
+    answers["policy"], answers["conversations"] = PolicyVersion("run", 2), []
+    with pytest.raises(PolicyMismatch, match="got 0"):
+        rollout._sample(request)
+
+
+def test_reward_function_asks_for_its_conversations() -> None:
+    asked = []
+    client = SimpleNamespace(rewards=lambda name, ids: asked.append((name, ids)) or [None, 0.5])
+    reward = construct_reward_func("length", client)
+    assert reward.__name__ == "length"
+    assert reward(prompts=["p", "p"], completions=["", ""], conversation_id=["a", "b"], other=1) == [None, 0.5]
+    assert asked == [("length", ["a", "b"])]
+
+
+def test_failure_on_a_process_reaches_all() -> None:
+    def fail() -> None:
+        raise EngineFailure("gone")
+
+    accelerator = Accelerator(cpu=True)
+    assert on_main_process(accelerator, lambda: 3) == 3 and on_every_process(accelerator, lambda: 4) == 4
+    for collective in (on_main_process, on_every_process):
+        with pytest.raises(EngineFailure, match="gone"):
+            collective(accelerator, fail)
+
+
+def test_mismatch_by_hand() -> None:
+    """Differences 0.1 and −0.2 count, 5 is masked: mean |Δ| 0.15; k3 (e^0.1 − 1.1 + e^−0.2 − 0.8) / 2."""
+    trainer = SimpleNamespace(_metrics={"train": _Lists()}, accelerator=SimpleNamespace(gather=lambda tensor: tensor))
+    trained, sampled = torch.tensor([[0.1, -0.2, 5.0]]) - 1, torch.tensor([[-1.0, -1.0, -1.0]])
+    ClassroomGRPOTrainer._measure_mismatch(trainer, trained, sampled, torch.tensor([[1, 1, 0]]))
+    assert trainer._metrics["train"]["mismatch/mean_abs_logprob_diff"][0] == pytest.approx(0.15, abs=1e-6)
+    k3 = (math.exp(0.1) - 1.1 + math.exp(-0.2) - 0.8) / 2
+    assert trainer._metrics["train"]["mismatch/k3_kl"][0] == pytest.approx(k3, abs=1e-6)
+
+
+class _Lists(dict):
+    def __missing__(self, key: str) -> list:
+        self[key] = []
+        return self[key]
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_mismatch_is_corrected_unless_it_is_switched_off(correct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = {
+        "completion_mask": torch.ones(1, 2),
+        "tool_mask": torch.ones(1, 2),
+        "old_per_token_logps": torch.tensor([[-1.0, -1.0]]),
+        "sampling_per_token_logps": torch.tensor([[-1.0, -2.0]]),
+        "importance_sampling_ratio": torch.tensor([[1.0, 2.0]]),
+    }
+    monkeypatch.setattr("trl.GRPOTrainer._generate_and_score_completions", lambda self, inputs: output)
+    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
+    trainer._metrics, trainer._correct_mismatch = {"train": _Lists()}, correct
+    trainer.accelerator = SimpleNamespace(gather=lambda tensor: tensor)
+    ratio = ClassroomGRPOTrainer._generate_and_score_completions(trainer, [])["importance_sampling_ratio"]
+    assert ratio.tolist() == ([[1.0, 2.0]] if correct else [[1.0, 1.0]])
+    assert trainer._metrics["train"]["mismatch/mean_abs_logprob_diff"] == [0.5]
+
+
+def test_shuffled_rewards_are_a_permutation_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = torch.arange(32.0).unsqueeze(1)
+    monkeypatch.setattr("trl.GRPOTrainer._calculate_rewards", lambda self: rewards)
+    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
+    trainer.args, trainer.state = SimpleNamespace(seed=1), SimpleNamespace(global_step=0)
+    trainer._shuffle_rewards = False
+    assert torch.equal(trainer._calculate_rewards(), rewards)
+    trainer._shuffle_rewards = True
+    shuffled = trainer._calculate_rewards()
+    assert not torch.equal(shuffled, rewards) and torch.equal(shuffled.sort(dim=0).values, rewards)
+    trainer.state.global_step = 1
+    assert not torch.equal(trainer._calculate_rewards(), shuffled)
+
+
+def test_server_that_is_not_there_is_named_with_the_command_that_starts_one() -> None:
+    client = ClassroomClient("http://127.0.0.1:9", log=Path("runs/x/server.log"))
+    with pytest.raises(DeadlineExceeded, match=r"python vllm_server.py .*runs/x/server.log"):
+        client.wait_until_up(0.0)
+    with pytest.raises(EngineFailure, match="ended while it was loading"):
+        client.wait_until_up(60.0, alive=lambda: False)
