@@ -44,7 +44,9 @@ def check_generation(generation: GenerationConfig) -> None:
     if generation.max_turns < 1:
         raise ConfigError(f"generation.max_turns is {generation.max_turns}; it counts messages and must be at least 1.")
     if not 0 <= generation.student_error_rate <= 1:
-        raise ConfigError(f"generation.student_error_rate is {generation.student_error_rate}; it is a share from 0 to 1.")
+        raise ConfigError(
+            f"generation.student_error_rate is {generation.student_error_rate}; it is a share from 0 to 1."
+        )
     if not generation.student_personas_prompts_paths:
         raise ConfigError(
             "generation.student_personas_prompts_paths names no persona: give at least one, for example "

@@ -21,7 +21,7 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import hydra
 import yaml
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_CONFIG = "quickstart"
 _QUIET_HYDRA = (
     "hydra.run.dir=.",
-    "hydra.sweep.dir=.",
+    "hydra.sweep.dir=multirun",  # where Hydra writes down what a multirun ran
     "hydra.sweep.subdir=.",
     "hydra.output_subdir=null",
     "hydra/job_logging=none",
@@ -121,23 +121,38 @@ def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Che
     Raises:
         ConfigError: if the file or an override is not valid.
     """
-    name, folders, overrides = DEFAULT_CONFIG, [ROOT / "config" / folder], []
-    remaining = iter(arguments)
-    for argument in remaining:
-        flag, _, value = argument.partition("=")
-        if flag in ("--config-name", "-cn"):
-            name = value or next(remaining)
-        elif flag in ("--config-dir", "-cd"):
-            folders.insert(0, Path(value or next(remaining)).resolve())
-        else:
-            overrides.append(_tolerant(argument))
-    name = name.removesuffix(".yaml")
-    holder = next((each for each in folders if (each / f"{name}.yaml").is_file()), folders[-1])
+    name, extra, overrides = _split_arguments(arguments)
+    folders = [ROOT / "config" / folder, *extra]  # the shipped ones come first, as Hydra's --config-dir has it
+    holder = next((each for each in folders if (each / f"{name.removesuffix('.yaml')}.yaml").is_file()), folders[0])
+    others = [f"file://{each}" for each in folders if each != holder]
+    if others:
+        overrides.append(f"hydra.searchpath={json.dumps(others)}")
     try:
         with hydra.initialize_config_dir(version_base=None, config_dir=str(holder)):
             return validate(hydra.compose(config_name=name, overrides=overrides), schema, check)
     except (HydraException, yaml.YAMLError) as error:
         raise ConfigError(str(error)) from error
+
+
+def _split_arguments(arguments: Sequence[str]) -> tuple[str, list[Path], list[str]]:
+    """The config's name, the folders of `--config-dir`, and the overrides."""
+    name, folders, overrides = DEFAULT_CONFIG, [], []
+    remaining = iter(arguments)
+    for argument in remaining:
+        flag, _, value = argument.partition("=")
+        if flag not in ("--config-name", "-cn", "--config-dir", "-cd"):
+            overrides.append(_tolerant(argument))
+            continue
+        value = value or next(remaining, "")
+        if not value:
+            raise ConfigError(f"{flag} needs a value.")
+        if flag in ("--config-name", "-cn"):
+            name = value
+        elif not Path(value).is_dir():
+            raise ConfigError(f"There is no folder {value} ({flag}).")
+        else:
+            folders.append(Path(value).resolve())
+    return name, folders, overrides
 
 
 def _hydra_arguments(arguments: Sequence[str]) -> list[str]:
@@ -158,34 +173,52 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
         ConfigError: naming the key, the rule and the fix.
     """
     try:
+        _refuse_values_for_groups(raw, schema)
         merged = OmegaConf.merge(OmegaConf.structured(schema), raw)
         config = OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         key = error.full_key or str(error.key)
-        raise ConfigError(f"There is no config key {key}.{_nearest(key, schema)}") from error
+        raise ConfigError(f"There is no config key {key}. {_nearest(key, schema, error.object_type)}") from error
     except OmegaConfBaseException as error:
-        message = str(error).split("\n")[0]
-        raise ConfigError(f"Config key {error.full_key or '?'}: {message}") from error
+        where = f" key {error.full_key}" if error.full_key else ""
+        raise ConfigError(f"Config{where}: {str(error).splitlines()[0]}") from error
     if check is not None:
         check(config)
     return config
 
 
-def _nearest(key: str, schema: type) -> str:
-    close = difflib.get_close_matches(key, config_keys(schema), n=1, cutoff=0.6)
-    if not close:
-        leaf = {known.rsplit(".", 1)[-1]: known for known in config_keys(schema)}
-        close = [leaf[match] for match in difflib.get_close_matches(key.rsplit(".", 1)[-1], leaf, n=1)]
-    return f" Did you mean {close[0]}?" if close else ""
+def _refuse_values_for_groups(raw: DictConfig, schema: type, prefix: str = "") -> None:
+    for item in fields(schema):
+        if is_dataclass(item.type) and item.name in raw:
+            value = raw[item.name]
+            if not isinstance(value, DictConfig):
+                raise ConfigError(f"Config key {prefix}{item.name} is {value!r}, but it is a group of keys.")
+            _refuse_values_for_groups(value, item.type, f"{prefix}{item.name}.")
+
+
+def _nearest(key: str, schema: type, group: type | None) -> str:
+    """The known key that was probably meant, else the keys of the group it was looked for in."""
+    known = config_keys(schema)
+    names = difflib.get_close_matches(_last(key), {_last(each) for each in known}, n=1)
+    close = difflib.get_close_matches(key, [each for each in known if _last(each) in names], n=1, cutoff=0.0)
+    if close:
+        return f"Did you mean {close[0]}?"
+    return f"There are: {', '.join(item.name for item in fields(group))}." if is_dataclass(group) else ""
+
+
+def _last(key: str) -> str:
+    return key.rsplit(".", 1)[-1]
 
 
 def config_keys(schema: type, prefix: str = "") -> list[str]:
-    """Every key of a schema with its dots, groups included."""
+    """Every key of a schema with its dots, groups included; `[]` stands for the place in a list of groups."""
     keys = []
     for item in fields(schema):
         keys.append(prefix + item.name)
         if is_dataclass(item.type):
             keys += config_keys(item.type, f"{prefix}{item.name}.")
+        for inner in filter(is_dataclass, get_args(item.type)):
+            keys += config_keys(inner, f"{prefix}{item.name}[].")
     return keys
 
 

@@ -4,6 +4,8 @@ import re
 from fractions import Fraction
 
 _BOXED = re.compile(r"\\boxed\s*\{")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:/[+-]?\d+)?", re.ASCII)
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(-?\d+)\}")
 
 
@@ -40,8 +42,10 @@ def _normalise(answer: str) -> str:
 
 
 def _as_number(answer: str) -> Fraction | None:
-    answer = _LATEX_FRACTION.sub(r"\1/\2", answer).replace(",", "")
-    if len(answer) > 64 or not re.fullmatch(r"[+-]?\d+(?:\.\d+)?(?:/[+-]?\d+)?", answer):
+    answer = _LATEX_FRACTION.sub(r"\1/\2", answer)
+    if _THOUSANDS.fullmatch(answer):  # "1,234" is a number, "1,2" is a pair
+        answer = answer.replace(",", "")
+    if len(answer) > 64 or not _NUMBER.fullmatch(answer):
         return None
     numerator, _, denominator = answer.partition("/")
     if denominator and int(denominator) == 0:

@@ -147,7 +147,13 @@ class Conversation:
 
     @property
     def next_persona(self) -> str:
-        """The persona drawn for the student turn that is due."""
+        """The persona drawn for the student turn that is due.
+
+        Raises:
+            InvalidTransition: for the opening attempt, which has none.
+        """
+        if self.next_is_opening_attempt:
+            raise InvalidTransition(f"{self.id}: the opening attempt has no persona")
         spoken = sum(turn.role == "student" for turn in self.turns)
         return self.setup.personas[spoken - (self.setup.type is ConversationType.ATTEMPTED)]
 

@@ -21,7 +21,8 @@ _LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parqu
 
 @dataclass(frozen=True)
 class Problem:
-    """A maths problem or a lesson plan. `id` is the hash of text and answer: equal on every rank and after a restart."""
+    """A maths problem or a lesson plan. `id` is the hash of text and answer: equal on every rank and after a
+    restart."""
 
     id: str
     text: str
@@ -70,7 +71,10 @@ def gather(
 def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int | None) -> list[Row]:
     if not 0 < source.ratio <= 1:
         raise DataError(f"{source.name_or_path}: ratio is {source.ratio}; it must be above 0 and at most 1.")
-    rows = read(source)
+    try:
+        rows = read(source)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source.name_or_path} is not UTF-8: {error}.") from error
     if source.ratio < 1:
         count = round(len(rows) * source.ratio)
         rows = random.Random(f"ratio|{seed}|{source.name_or_path}").sample(rows, count)
@@ -104,12 +108,15 @@ def load_rows(source: DataSource) -> "datasets.Dataset":
     """
     import datasets
 
+    if not source.name_or_path:
+        raise DataError("A dataset's name_or_path is empty: give a Hub name or a local file.")
     path = Path(source.name_or_path)
-    if path.suffix in _LOADERS and not path.is_file():
-        raise DataError(f"There is no file {path}.")
+    if path.suffix in _LOADERS and (not path.is_file() or path.stat().st_size == 0):
+        raise DataError(f"There is no file {path}." if not path.is_file() else f"The file {path} is empty.")
     try:
         if path.suffix in _LOADERS:
             return datasets.load_dataset(_LOADERS[path.suffix], data_files=str(path), split="train")
         return datasets.load_dataset(source.name_or_path, split=source.split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {error}") from error
+        reason = error.__cause__ or error
+        raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {reason}") from error

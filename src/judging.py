@@ -17,7 +17,7 @@ from src.errors import JudgeOutputError
 SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
-_OBJECT_START = re.compile(r'\{(?=\s*["}])')
+_TRAILING_COMMA = re.compile(r",\s*[}\]]")
 _SCORE_RANGES = {
     "task_final_score": (0.0, 1.0),
     "forward_progression_score": (0.0, 1.0),
@@ -113,15 +113,13 @@ def _read_decision(answer: dict[str, Any], text: str) -> bool:
 def _find_object(text: str) -> dict[str, Any]:
     """The one JSON object in the text; a repeated equal object counts once."""
     found: list[dict[str, Any]] = []
-    decoder, position = json.JSONDecoder(strict=False), 0  # judges break lines inside strings
-    while start := _OBJECT_START.search(text, position):
+    position = 0
+    while (brace := text.find("{", position)) >= 0:
         try:
-            # Cleaned from the brace on: a quote in the prose before it must not pair with one of the object.
-            value, length = decoder.raw_decode(_without_trailing_commas(text[start.start() :]))
+            value, position = _decode(text, brace)
         except (ValueError, RecursionError):  # ValueError: not JSON, or an integer of thousands of digits
-            position = start.start() + 1
+            position = brace + 1
             continue
-        position = start.start() + length
         if value not in found:
             found.append(value)
     if len(found) != 1:
@@ -130,9 +128,18 @@ def _find_object(text: str) -> dict[str, Any]:
     return found[0]
 
 
-def _without_trailing_commas(text: str) -> str:
-    """Blanks out commas before a closing bracket, outside strings; positions stay what they are."""
-    return re.sub(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', lambda match: match.group(1) or " ", text)
+def _decode(text: str, start: int) -> tuple[dict[str, Any], int]:
+    """The object that starts there, and the position after it. Line breaks in strings and commas before a closing
+    bracket are let pass: judges write both."""
+    decoder = json.JSONDecoder(strict=False)
+    while True:
+        try:
+            return decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            comma = text.rfind(",", start, error.pos + 1)
+            if comma < 0 or text[comma + 1 : error.pos].strip() or not _TRAILING_COMMA.match(text, comma):
+                raise
+            text = f"{text[:comma]} {text[comma + 1 :]}"
 
 
 def _quote(text: str, limit: int = 400) -> str:

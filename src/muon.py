@@ -1,8 +1,10 @@
 """Muon for the matrices of the layers, AdamW for everything else, as one optimizer.
 
 Muon moves a matrix by its orthogonalised momentum, so that all its directions learn at the same pace; models trained
-from nothing get there in fewer steps. Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural
-networks", 2024; the match of its step to AdamW's: J. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2.
+from nothing get there in fewer steps.
+
+Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; for the match of its steps
+to AdamW's: J. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2.
 """
 
 from collections.abc import Callable

@@ -29,9 +29,12 @@ def render(path: str, **variables: Any) -> str:
     """The template at `path` filled in with `variables`, without surrounding white space.
 
     Raises:
-        DataError: if the file is missing, does not parse, or uses a variable that was not given.
+        DataError: if the file is missing, does not parse, uses a variable that was not given, or does what the sandbox
+            forbids.
     """
     try:
         return _load(path).render(**variables).strip()
     except jinja2.UndefinedError as error:
         raise DataError(f"{path}: {error.message}. It may use: {', '.join(sorted(variables))}.") from error
+    except jinja2.TemplateError as error:
+        raise DataError(f"{path} cannot be filled in: {error.message}.") from error

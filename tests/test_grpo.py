@@ -81,7 +81,11 @@ def test_options_reach_trl(tmp_path: Path) -> None:
     config = load(TrainRLConfig, "train_rl", [f"{key}={value}" for key, value in overrides.items()], check_train_rl)
     arguments = grpo_config(config, tmp_path)
     assert (arguments.generation_batch_size, arguments.num_generations) == (24, 4)
-    assert (arguments.gradient_accumulation_steps, arguments.steps_per_generation, arguments.num_iterations) == (8, 8, 3)
+    assert (arguments.gradient_accumulation_steps, arguments.steps_per_generation, arguments.num_iterations) == (
+        8,
+        8,
+        3,
+    )
     assert (arguments.learning_rate, arguments.lr_scheduler_type, arguments.optim) == (1e-5, "cosine", "adamw_torch")
     assert (arguments.num_train_epochs, arguments.max_steps, arguments.save_steps, arguments.seed) == (2, 17, 5, 9)
     assert (arguments.beta, arguments.epsilon, arguments.epsilon_high) == (0.02, 0.1, 0.28)
@@ -93,9 +97,7 @@ def test_options_reach_trl(tmp_path: Path) -> None:
     assert not arguments.bf16 and not arguments.use_vllm
 
 
-def test_batch_that_does_not_divide_over_processes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_that_does_not_divide_over_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"64 conversations must be divisible .*16 × 3 = 48"):
         grpo_config(load(TrainRLConfig, "train_rl", []), tmp_path)

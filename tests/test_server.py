@@ -27,9 +27,7 @@ _STEPS = 2
 
 def request_for(lessons: list[str], request_id: str, groups: int = 2, size: int = 3, **more) -> SampleRequest:
     problems = [lesson for lesson in lessons[:groups] for _ in range(size)]
-    return SampleRequest(
-        problems=problems, answers=[""] * len(problems), request_id=request_id, seed=1, step=0, **more
-    )
+    return SampleRequest(problems=problems, answers=[""] * len(problems), request_id=request_id, seed=1, step=0, **more)
 
 
 def publish_random_weights(server: RunningServer, world: Path, policy: PolicyVersion, seed: int) -> Path:

@@ -8,6 +8,7 @@ from trl import GRPOConfig
 
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
+from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError
 from src.reporting import report_to
 
@@ -19,6 +20,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
     Raises:
         ConfigError: if the batch does not divide over the processes.
     """
+    keep_deepspeed_from_compiling()
     train, generation = config.train, config.generation
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
     passes = _micro_batches(batch, train.per_device_train_batch_size)
@@ -47,7 +49,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         bf16=train.dtype == "bfloat16",
         fp16=train.dtype == "float16",
         use_cpu=not torch.cuda.is_available(),
-        ddp_backend=_backend(),
+        ddp_backend=communication_backend(),
         # Master weights stay in float32: a learning rate of 5e-7 is lost in bfloat16's rounding. bf16=True casts the
         # arithmetic.
         model_init_kwargs={"dtype": "float32"},
@@ -55,6 +57,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         vllm_importance_sampling_mode=train.importance_sampling_mode,
         vllm_importance_sampling_clip_max=train.importance_sampling_clip_max,
         logging_steps=1,
+        logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=config.logging.save_steps,
         save_total_limit=2,
@@ -63,12 +66,6 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         seed=config.seed,
         disable_tqdm=True,
     )
-
-
-def _backend() -> str | None:
-    """gloo where accelerate launched processes on CPUs; else what the library chooses."""
-    launched = "LOCAL_RANK" in os.environ
-    return "gloo" if launched and not torch.cuda.is_available() else None
 
 
 def _micro_batches(batch: int, per_device: int) -> int:

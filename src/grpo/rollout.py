@@ -83,9 +83,7 @@ class ClassroomRollout:
         if response.policy != request.wanted_policy:
             raise PolicyMismatch(f"Asked for policy {request.wanted_policy}, got conversations of {response.policy}.")
         if len(response.conversations) != len(request.problems):
-            raise PolicyMismatch(
-                f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}."
-            )
+            raise PolicyMismatch(f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}.")
         return response
 
     def _check_judging(self, records: Sequence[ConversationRecord]) -> None:

@@ -51,7 +51,9 @@ class OpenAICompatibleJudge:
             base_url=self._config.base_url or OPENROUTER_URL,
             timeout=self._config.request_timeout_s,
             max_retries=5,
-            http_client=httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(self._config.request_timeout_s, pool=None)),
+            http_client=httpx.AsyncClient(
+                limits=limits, timeout=httpx.Timeout(self._config.request_timeout_s, pool=None)
+            ),
         )
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:

@@ -1,4 +1,4 @@
-"""What the quickstart's model is taught before any RL: to be a student with two personas, and a teacher with bad habits.
+"""What the quickstart's model is taught before any RL: a student with two personas, and a teacher with bad habits.
 
 The rows are chats as the classroom renders them, one chair at a time. The teacher of the corpus knows every move, but
 its most likely ones are bad: it chatters after its task and lets mistakes pass. What RL has to do is turn that round.
@@ -11,7 +11,16 @@ from typing import Any, Optional
 
 from src.conversation import END_OF_CONVERSATION
 from src.prompts import render
-from src.quickstart.language import ERROR_KINDS, Sentence, Slip, parse_sentence
+from src.quickstart.language import (
+    ERROR_KINDS,
+    Sentence,
+    Slip,
+    answer,
+    find_slips,
+    inject,
+    kinds_for,
+    parse_sentence,
+)
 from src.quickstart.lessons import Lesson, render_problem
 from src.quickstart.scripted import (
     FAREWELL,
@@ -30,8 +39,10 @@ PERSONAS = {"correct_student": "student_correct.txt", "error_student": "student_
 STUDENT_NAMES = ("Alex", "Jamie", "Taylor", "Jordan", "Sam", "Casey", "Morgan", "Riley", None)
 STUDENT_TURNS = 4
 
-TEACHER_ROWS = 8000
+TEACHER_ROWS = 5000
 STUDENT_ROWS = 5000
+DRILL_ROWS = 3000
+SENTENCES_PER_DRILL = 6
 TEACHER_MEETS_ERRORS = 0.4
 """Share of error turns in the teacher's rows: twice the classroom's, so that there is something to learn from."""
 
@@ -39,7 +50,7 @@ TO_RIGHT_ANSWERS = {
     "ask": 0.30,
     "ask_and_chatter": 0.38,
     "praise_and_ask": 0.12,
-    "repeat": 0.08,
+    "repeat": 0.06,
     "praise": 0.04,
     "correct": 0.06,
     "leave": 0.02,
@@ -47,6 +58,7 @@ TO_RIGHT_ANSWERS = {
 TO_ERRORS = {"pass_over": 0.50, "hint": 0.30, "hint_and_chatter": 0.08, "hand_over": 0.12}
 """What the corpus's teacher does, and how often."""
 
+DRILL_PROMPT = "You teach English. Hint at each mistake."
 _ACKNOWLEDGEMENTS = {"Good!": 0.8, "Great!": 0.1, "Well done!": 0.1}
 _CHATTER = {"Take your time.": 0.6, "You can do it.": 0.2, "I like your English.": 0.2}
 _PRAISE = "You are doing so well."
@@ -105,6 +117,7 @@ def make_corpus(lessons: Sequence[Lesson], seed: int) -> list[Row]:
     rng = random.Random(f"corpus|{seed}")
     rows = [teacher_row(rng.choice(lessons), rng) for _ in range(TEACHER_ROWS)]
     rows += [student_row(rng.choice(lessons), rng) for _ in range(STUDENT_ROWS)]
+    rows += [drill_row(lessons, rng) for _ in range(DRILL_ROWS)]
     rng.shuffle(rows)
     return rows
 
@@ -140,6 +153,23 @@ def student_row(lesson: Lesson, rng: random.Random) -> Row:
         for message in row["messages"][:-1]:
             message["weight"] = 0
     return row
+
+
+def drill_row(lessons: Sequence[Lesson], rng: random.Random) -> Row:
+    """Sentence by sentence, the hint that each one needs.
+
+    In conversations hints are too rare to be learned from; without drills RL finds that passing mistakes over pays
+    better than hinting at random.
+    """
+    chat = []
+    for _ in range(SENTENCES_PER_DRILL):
+        question = rng.choice(rng.choice(lessons).questions)
+        kind = rng.choice(kinds_for(question)) if rng.random() < 0.7 else None
+        sentence = answer(question, rng, kind)
+        said = (inject(sentence, kind, rng) if kind else sentence).text
+        slips = find_slips(said)
+        chat += [(said, "user"), (hint(slips[0]) if slips else "Good!", "assistant")]
+    return _row(DRILL_PROMPT, chat)
 
 
 def _heard(text: str) -> str:

@@ -13,87 +13,68 @@ from functools import lru_cache
 from typing import Optional
 
 ERROR_KINDS = ("tense", "verb ending", "article", "plural", "preposition")
-PAST_TIMES = ("yesterday", "last week", "last night", "last month")
-PRESENT_TIMES = ("every day", "every week", "every night", "every month")
+PAST_TIMES = ("yesterday", "last week", "last month")
+PRESENT_TIMES = ("every day", "every week", "every month")
 NUMBERS = ("two", "three", "four")
 PREPOSITIONS = ("in", "at", "on")
 SUBJECTS = {
     "you": "I",
     "your sister": "my sister",
     "your brother": "my brother",
-    "your uncle": "my uncle",
     "your friends": "my friends",
     "your parents": "my parents",
 }
 """The subject of a question and how the answer says it."""
 
-_SINGULAR_SUBJECTS = ("my sister", "my brother", "my uncle")
-_IRREGULAR_PASTS = {
-    "eat": "ate", "buy": "bought", "see": "saw", "feed": "fed", "draw": "drew", "find": "found", "forget": "forgot",
-    "lose": "lost", "bring": "brought", "write": "wrote", "sell": "sold", "break": "broke", "wear": "wore",
-    "choose": "chose", "hear": "heard", "sing": "sang", "take": "took",
-}  # fmt: skip
+_SINGULAR_SUBJECTS = ("my sister", "my brother")
+PLACES = {"kitchen": "in", "garden": "in", "station": "at", "market": "at", "roof": "on", "bus": "on"}
+"""Places, and the preposition that each one takes."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """The words of one topic: verbs (base form), nouns (singular), and places with the preposition each one takes."""
+    """The words of one topic: verbs in their base form, and nouns in the singular."""
 
     verbs: tuple[str, ...]
     nouns: tuple[str, ...]
-    places: dict[str, str]
 
 
-def _topic(verbs: str, nouns: str, places: str) -> Topic:
-    return Topic(tuple(verbs.split()), tuple(nouns.split()), dict(zip(places.split(), PREPOSITIONS, strict=True)))
+def _topic(verbs: str, nouns: str) -> Topic:
+    return Topic(tuple(verbs.split()), tuple(nouns.split()))
 
 
 TOPICS = {
-    "food": _topic("cook eat buy order share taste", "egg onion cake potato", "kitchen market balcony"),
-    "animals": _topic("see feed draw touch find follow", "owl elephant horse dog", "garden zoo farm"),
-    "travel": _topic("carry forget lose bring show pack", "umbrella envelope ticket map", "hotel station train"),
-    "school": _topic("write finish start explain copy correct", "essay exercise poem story", "classroom library bus"),
-    "home": _topic("clean paint fix move sell break", "oven armchair table lamp", "basement window roof"),
-    "sports": _topic("watch enjoy miss describe film remember", "event interview race match", "park stadium beach"),
-    "clothes": _topic("wear choose need wash borrow take", "apron overcoat hat shirt", "shop party boat"),
-    "music": _topic("hear sing play practise record study", "opera anthem song melody", "theater concert stage"),
+    "food": _topic("cook order boil peel roast", "egg onion cake melon"),
+    "animals": _topic("follow help count visit guard", "owl elephant horse dog"),
+    "travel": _topic("pack show need collect return", "umbrella envelope ticket map"),
+    "school": _topic("start explain correct learn print", "essay exercise poem report"),
+    "home": _topic("clean paint repair lift pull", "oven armchair table lamp"),
+    "sports": _topic("enjoy join attend expect film", "event interview race game"),
+    "clothes": _topic("iron fold select borrow want", "apron overcoat hat shirt"),
+    "music": _topic("play perform record request remember", "opera anthem song tune"),
 }
+"""All words are regular: "-s" and "-ed" are written after the word as it is. So the tokenizer of the quickstart can
+cut them off, and a tiny model learns one rule instead of a hundred words."""
 
 
 def third_person(verb: str) -> str:
-    """"cook" → "cooks"."""
-    return _with_s(verb)
+    """The form after "my sister": "cook" → "cooks"."""
+    return f"{verb}s"
 
 
 def past(verb: str) -> str:
-    """"cook" → "cooked"."""
-    if verb in _IRREGULAR_PASTS:
-        return _IRREGULAR_PASTS[verb]
-    if verb.endswith("e"):
-        return verb + "d"
-    if _ends_in_consonant_y(verb):
-        return verb[:-1] + "ied"
-    return verb + "ed"
+    """The past form: "cook" → "cooked"."""
+    return f"{verb}ed"
 
 
 def plural(noun: str) -> str:
-    """"egg" → "eggs"."""
-    return noun + "es" if noun == "potato" else _with_s(noun)
+    """The form after a number: "egg" → "eggs"."""
+    return f"{noun}s"
 
 
 def indefinite(noun: str) -> str:
     """The indefinite article that goes before a noun: "a" or "an"."""
     return "an" if noun[0] in "aeiou" else "a"
-
-
-def _with_s(word: str) -> str:
-    if _ends_in_consonant_y(word):
-        return word[:-1] + "ies"
-    return word + ("es" if word.endswith(("s", "sh", "ch", "x")) else "s")
-
-
-def _ends_in_consonant_y(word: str) -> bool:
-    return word.endswith("y") and word[-2] not in "aeiou"
 
 
 @dataclass(frozen=True)
@@ -106,7 +87,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """"What did your sister cook last week?\""""
+        """As the teacher asks it: "What did your sister cook last week?" for example."""
         if self.time in PAST_TIMES:
             auxiliary = "did"
         else:
@@ -151,7 +132,7 @@ def answer(question: Question, rng: random.Random, kind: Optional[str] = None) -
     if kind is not None and kind not in kinds_for(question):
         raise ValueError(f"An answer to {question.text!r} cannot hold a slip of kind {kind!r}.")
     topic = TOPICS[topic_of(question)]
-    noun, place = rng.choice(topic.nouns), rng.choice(list(topic.places))
+    noun, place = rng.choice(topic.nouns), rng.choice(list(PLACES))
     several = kind == "plural" or (kind != "article" and rng.random() < 0.5)
     subject = SUBJECTS[question.subject]
     return Sentence(
@@ -160,7 +141,7 @@ def answer(question: Question, rng: random.Random, kind: Optional[str] = None) -
         verb=_right_form(question.verb, subject, question.time in PAST_TIMES),
         determiner=rng.choice(NUMBERS) if several else indefinite(noun),
         noun=plural(noun) if several else noun,
-        preposition=topic.places[place],
+        preposition=PLACES[place],
         place=place,
     )
 
@@ -171,15 +152,21 @@ def topic_of(question: Question) -> str:
 
 
 def kinds_for(question: Question) -> tuple[str, ...]:
-    """The kinds of slips that answers to the question can hold: past forms have no verb ending to get wrong."""
-    return tuple(kind for kind in ERROR_KINDS if kind != "verb ending" or question.time in PRESENT_TIMES)
+    """The kinds of slips that are put into answers to the question."""
+    return (*_verb_kinds(SUBJECTS[question.subject], question.time), "article", "plural", "preposition")
+
+
+def _verb_kinds(subject: str, time: str) -> tuple[str, ...]:
+    """A learner forgets "-ed" and "-s", and adds neither where it does not belong."""
+    if time in PAST_TIMES:
+        return ("tense",)
+    return ("verb ending",) if subject in _SINGULAR_SUBJECTS else ()
 
 
 def kinds_of(sentence: Sentence) -> list[str]:
     """The kinds of slips that the correct `sentence` has a place for."""
-    several = sentence.determiner in NUMBERS
-    missing = {"article" if several else "plural"} | ({"verb ending"} if sentence.time in PAST_TIMES else set())
-    return [kind for kind in ERROR_KINDS if kind not in missing]
+    of_noun = "plural" if sentence.determiner in NUMBERS else "article"
+    return [*_verb_kinds(sentence.subject, sentence.time), of_noun, "preposition"]
 
 
 def inject(sentence: Sentence, kind: str, rng: random.Random) -> Sentence:
@@ -190,11 +177,8 @@ def inject(sentence: Sentence, kind: str, rng: random.Random) -> Sentence:
     """
     if kind not in kinds_of(sentence):
         raise ValueError(f"{sentence.text!r} has no place for a slip of kind {kind!r}.")
-    base = _lexicon().base_of[sentence.verb]
-    if kind == "tense":
-        return replace(sentence, verb=_right_form(base, sentence.subject, sentence.time in PRESENT_TIMES))
-    if kind == "verb ending":
-        return replace(sentence, verb=base if sentence.subject in _SINGULAR_SUBJECTS else third_person(base))
+    if kind in ("tense", "verb ending"):
+        return replace(sentence, verb=_lexicon().base_of[sentence.verb])
     if kind == "article":
         return replace(sentence, determiner=rng.choice(["a" if sentence.determiner == "an" else "an", ""]))
     if kind == "plural":
@@ -214,7 +198,6 @@ class _Lexicon:
 
     base_of: dict[str, str]
     singular_of: dict[str, str]
-    preposition_of: dict[str, str]
     subject_and_verb: re.Pattern
     noun_phrase: re.Pattern
     place_phrase: re.Pattern
@@ -232,20 +215,19 @@ def _lexicon() -> _Lexicon:
     nouns = [noun for topic in TOPICS.values() for noun in topic.nouns]
     base_of = {form: verb for verb in verbs for form in (verb, third_person(verb), past(verb))}
     singular_of = {plural(noun): noun for noun in nouns}
-    preposition_of = {place: prep for topic in TOPICS.values() for place, prep in topic.places.items()}
     times, subjects = _any_of(PAST_TIMES + PRESENT_TIMES), _any_of(SUBJECTS.values()).lower()
     determiners, prepositions = _any_of(("a", "an", *NUMBERS)), _any_of(PREPOSITIONS)
     forms, things = _any_of(base_of), _any_of([*nouns, *singular_of])
     return _Lexicon(
         base_of=base_of,
         singular_of=singular_of,
-        preposition_of=preposition_of,
         subject_and_verb=re.compile(rf"\b({subjects}) ({forms})\b"),
         noun_phrase=re.compile(rf"\b(?:({determiners}|the|my|your) )?({things})\b"),
-        place_phrase=re.compile(rf"\b({prepositions}) (?:the )?({_any_of(preposition_of)})\b"),
+        place_phrase=re.compile(rf"\b({prepositions}) (?:the )?({_any_of(PLACES)})\b"),
         question=re.compile(rf"\bwhat (did|does|do) ({_any_of(SUBJECTS)}) ({_any_of(verbs)}) ({times})\?"),
         sentence=re.compile(
-            rf"({times}) ({subjects}) ({forms}) (?:({determiners}) )?({things}) ({prepositions}) the (\w+)\."
+            rf"({times}) ({subjects}) ({forms}) (?:({determiners}) )?({things}) "
+            rf"({prepositions}) the ({_any_of(PLACES)})\."
         ),
     )
 
@@ -263,7 +245,7 @@ def parse_question(text: str) -> Optional[Question]:
 def parse_sentence(text: str) -> Optional[Sentence]:
     """The sentence, right or wrong, that is the whole of `text`; None if it is anything else."""
     match = _lexicon().sentence.fullmatch(_plain(text))
-    if match is None or match.group(7) not in _lexicon().preposition_of:
+    if match is None:
         return None
     time, subject, verb, determiner, noun, preposition, place = match.groups()
     subject = next(said for said in SUBJECTS.values() if said.lower() == subject)
@@ -272,7 +254,7 @@ def parse_sentence(text: str) -> Optional[Sentence]:
 
 def corrected(sentence: Sentence) -> Sentence:
     """The sentence without its slips."""
-    base, right = _lexicon().base_of[sentence.verb], _lexicon().preposition_of
+    base = _lexicon().base_of[sentence.verb]
     noun, determiner = _lexicon().singular_of.get(sentence.noun, sentence.noun), sentence.determiner
     several = determiner in NUMBERS or (not determiner and sentence.noun != noun)
     return replace(
@@ -280,7 +262,7 @@ def corrected(sentence: Sentence) -> Sentence:
         verb=_right_form(base, sentence.subject, sentence.time in PAST_TIMES),
         determiner=determiner if several else indefinite(noun),
         noun=plural(noun) if several else noun,
-        preposition=right[sentence.place],
+        preposition=PLACES[sentence.place],
     )
 
 
@@ -301,8 +283,8 @@ def _plain(text: str) -> str:
 
 
 def _verb_slips(plain: str) -> list[Slip]:
-    says_past = re.search(r"\b(yesterday|last (day|week|night|month))\b", plain)
-    says_present = re.search(r"\bevery (day|week|night|month)\b", plain)
+    says_past = re.search(r"\b(yesterday|last (week|month))\b", plain)
+    says_present = re.search(r"\bevery (day|week|month)\b", plain)
     slips = []
     for match in _lexicon().subject_and_verb.finditer(plain):
         subject, form = match.groups()
@@ -332,9 +314,8 @@ def _noun_slips(plain: str) -> list[Slip]:
 
 
 def _preposition_slips(plain: str) -> list[Slip]:
-    right = _lexicon().preposition_of
     return [
-        Slip("preposition", preposition, right[place])
+        Slip("preposition", preposition, PLACES[place])
         for preposition, place in _lexicon().place_phrase.findall(plain)
-        if preposition != right[place]
+        if preposition != PLACES[place]
     ]

@@ -13,6 +13,9 @@ VOCABULARY = 1024
 CONTEXT = 1024
 TURN_START, TURN_END, PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
 
+_ENDINGS = "(?<=[a-z]{3})(?:ed|s)(?![a-z])"
+"""What is cut off the ends of words before the BPE sees them, so that "cook", "cooks" and "cooked" share a token."""
+
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' }}
@@ -33,11 +36,12 @@ CHAT_TEMPLATE = """\
 
 def train_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
     """A byte-level BPE of at most `VOCABULARY` tokens: any text can be encoded, and comes back as it was."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    endings = pre_tokenizers.Split(Regex(_ENDINGS), "isolated")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([endings, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - 1,

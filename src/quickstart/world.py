@@ -1,6 +1,6 @@
 """Makes the quickstart's world: lessons, corpus, tokenizer and untrained model.
 
-    python -m src.quickstart.world --out runs/quickstart/world --seed 42
+python -m src.quickstart.world --out runs/quickstart/world --seed 42
 """
 
 import argparse
@@ -17,6 +17,7 @@ from src.quickstart.lessons import Lesson, make_lessons, render_problem
 from src.quickstart.tiny_model import save_blank
 
 _STAMP = "world.json"
+_MODULES = ("language.py", "lessons.py", "scripted.py", "corpus.py", "tiny_model.py", "world.py")
 
 
 def build_world(out: Path, seed: int) -> bool:
@@ -81,7 +82,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _fingerprint() -> str:
     """A hash of everything that decides what a world holds."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), *sorted(PROMPTS.glob("*.txt"))]
+    files = [*(Path(__file__).parent / module for module in _MODULES), *sorted(PROMPTS.glob("*.txt"))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -1,0 +1,177 @@
+"""From files to problems: what is wrong with a dataset is said, with the file and the columns it has."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.base import DatasetSource
+from src.data import Problem, load_problems
+from src.errors import DataError
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(20)]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    def write(rows: list, name: str = "problems.jsonl") -> str:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def source(jsonl):
+    return DatasetSource(name_or_path=jsonl(ROWS))
+
+
+def test_an_id_is_a_hash_of_the_content(source):
+    first = load_problems([source])[0]
+    assert first == Problem.of("What is 0 + 1?", "1")
+    assert first.id == "2e42e4b827aeb89b", "pinned: recorded runs find their problems by it"
+
+
+@given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
+def test_ids_are_equal_exactly_for_equal_content(first, second):
+    assert (Problem.of(*first).id == Problem.of(*second).id) == (first == second)
+
+
+def test_text_and_answer_do_not_run_into_each_other():
+    assert Problem.of("ab", "c").id != Problem.of("a", "bc").id
+
+
+def test_rows_come_in_their_order_without_a_seed(source):
+    assert [problem.text for problem in load_problems([source])] == [row["problem"] for row in ROWS]
+
+
+def test_a_seed_shuffles_and_the_same_seed_shuffles_alike(source):
+    plain = load_problems([source])
+    shuffled = load_problems([source], seed=1)
+    assert shuffled != plain
+    assert sorted(p.id for p in shuffled) == sorted(p.id for p in plain)
+    assert load_problems([source], seed=1) == shuffled
+    assert load_problems([source], seed=2) != shuffled
+
+
+def test_the_order_survives_a_restart_with_another_hash_seed(source):
+    script = (
+        "import sys; from config.base import DatasetSource; from src.data import load_problems\n"
+        "source = DatasetSource(name_or_path=sys.argv[1], ratio=0.5)\n"
+        "print(','.join(problem.id for problem in load_problems([source], limit=5, seed=3)))"
+    )
+    here = ",".join(p.id for p in load_problems([DatasetSource(name_or_path=source.name_or_path, ratio=0.5)], 5, 3))
+    result = subprocess.run(
+        [sys.executable, "-c", script, source.name_or_path],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "5"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == here
+
+
+@pytest.mark.parametrize(("limit", "count"), [(-1, 20), (5, 5), (100, 20)])
+def test_the_limit_cuts_after_the_shuffle(source, limit, count):
+    assert load_problems([source], limit=limit, seed=1) == load_problems([source], seed=1)[:count]
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(1.0, 20), (0.5, 10), (0.26, 5), (0.05, 1)])
+def test_the_ratio_takes_that_share_of_a_source_without_repeats(source, ratio, count):
+    source.ratio = ratio
+    problems = load_problems([source], seed=1)
+    assert len({problem.id for problem in problems}) == len(problems) == count
+
+
+def test_ratios_count_for_each_source(jsonl, source):
+    other = DatasetSource(
+        name_or_path=jsonl([{"problem": f"p{i}", "answer": ""} for i in range(10)], "b.jsonl"), ratio=0.3
+    )
+    problems = load_problems([source, other])
+    assert [problem.text.startswith("p") for problem in problems] == [False] * 20 + [True] * 3
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.5, 1.5])
+def test_a_ratio_out_of_range_is_refused(source, ratio):
+    source.ratio = ratio
+    with pytest.raises(DataError, match=f"ratio is {ratio}"):
+        load_problems([source])
+
+
+def test_a_missing_column_names_the_file_the_column_and_those_there_are(jsonl):
+    path = jsonl([{"question": "2 + 2", "answer": "4"}])
+    with pytest.raises(DataError) as caught:
+        load_problems([DatasetSource(name_or_path=path)])
+    for part in (path, "no column problem", "question, answer", "problem_column"):
+        assert part in str(caught.value)
+    assert load_problems([DatasetSource(name_or_path=path, problem_column="question")])[0].text == "2 + 2"
+
+
+@pytest.mark.parametrize("text", ["", "  \n", None])
+def test_an_empty_problem_is_named_by_its_row(jsonl, text):
+    path = jsonl([ROWS[0], {"problem": text, "answer": "1"}])
+    with pytest.raises(DataError, match="row 2 has no text in column problem"):
+        load_problems([DatasetSource(name_or_path=path)])
+
+
+def test_an_answer_may_be_missing_and_need_not_be_text(jsonl):
+    path = jsonl([{"problem": "p", "answer": 4}, {"problem": "q", "answer": None}])
+    assert [problem.answer for problem in load_problems([DatasetSource(name_or_path=path)])] == ["4", ""]
+
+
+def test_nothing_to_train_on_is_an_error(source):
+    with pytest.raises(DataError, match="No dataset is configured"):
+        load_problems([])
+    with pytest.raises(DataError, match="Nothing is left of .*problems.jsonl"):
+        load_problems([source], limit=0)
+    source.ratio = 0.01
+    with pytest.raises(DataError, match="Nothing is left"):
+        load_problems([source])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.jsonl", None, "There is no file"),
+        ("broken.jsonl", '{"problem": "p", "answer": \n', "broken.jsonl"),
+        ("empty.jsonl", "", "empty.jsonl is empty"),
+        ("latin.jsonl", b'{"problem": "caf\xe9", "answer": ""}\n', "latin.jsonl is not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message):
+        load_problems([DatasetSource(name_or_path=str(tmp_path / name))])
+
+
+def test_a_dataset_that_is_neither_file_nor_on_the_hub_is_named(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="nobody/nothing"):
+        load_problems([DatasetSource(name_or_path="nobody/nothing")])
+    with pytest.raises(DataError, match="name_or_path is empty"):
+        load_problems([DatasetSource()])
+
+
+def test_csv_json_and_parquet_are_read_alike(tmp_path, source):
+    import datasets
+
+    with (tmp_path / "p.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["problem", "answer"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    (tmp_path / "p.json").write_text(json.dumps(ROWS))
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "p.parquet"))
+    for suffix in ("csv", "json", "parquet"):
+        found = load_problems([DatasetSource(name_or_path=str(tmp_path / f"p.{suffix}"))])
+        assert found == load_problems([source]), suffix

@@ -1,0 +1,200 @@
+"""A judge's answer becomes a verdict, or an error that quotes it; a panel becomes one judgement, or none."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.errors import JudgeOutputError
+from src.judging import Scores, Verdict, parse_judge_output, parse_verdict, sum_up
+
+ANSWER = {
+    "task_final_score": 0.75,
+    "task_final_reasoning": "One task was followed by praise.",
+    "forward_progression_score": 0.5,
+    "forward_progression_reasoning": "It drilled the past tense again.",
+    "overall_momentum_score": 6,
+    "overall_momentum_reasoning": "Mostly forwards.",
+}
+SCORES = Scores(0.75, 0.5, 6.0)
+
+
+def answer(**changes) -> str:
+    return json.dumps(ANSWER | changes)
+
+
+def without(name: str) -> str:
+    return json.dumps({key: value for key, value in ANSWER.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        answer(),
+        f"```json\n{answer()}\n```",
+        f"Let me think about {{this}} first.\n\n{json.dumps(ANSWER, indent=2)}\nThat is my verdict.",
+        answer().replace("}", ",\n}"),
+        f'The gap is 5" wide. {answer().replace("}", ",}")} I said "done".',
+        f"{answer()}\n\nAgain: {answer()}",
+        answer(task_final_score="0.75", overall_momentum_score=" 6.0 "),
+        answer(task_final_reasoning="a brace } and a comma ,} inside"),
+        answer().replace("Mostly forwards.", "Mostly\n\tforwards."),
+    ],
+    ids=["plain", "fence", "prose", "trailing comma", "odd quotes", "twice", "strings", "braces", "line breaks"],
+)
+def test_reads_the_scores_from(text):
+    assert parse_judge_output(text) == SCORES
+
+
+def test_commas_inside_strings_stay():
+    verdict = parse_verdict("pedagogical_eval", 0, f'5" {answer(task_final_reasoning="so: [a,]")}')
+    assert verdict.reasons["task_final_score"] == "so: [a,]"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no JSON object"),
+        ("It was a fine lesson.", "no JSON object"),
+        (answer()[:-1], "no JSON object"),
+        ("[1, 2]", "no JSON object"),
+        (f"{answer()} or rather {answer(task_final_score=1)}", "2 different JSON objects"),
+        (without("task_final_score"), "no task_final_score"),
+        (without("overall_momentum_score"), "no overall_momentum_score"),
+        (answer(task_final_score=math.nan), "task_final_score is nan"),
+        (answer(task_final_score=math.inf), "task_final_score is inf"),
+        (answer(task_final_score="NaN"), "task_final_score is 'NaN'"),
+        (answer(forward_progression_score=True), "forward_progression_score is True"),
+        (answer(forward_progression_score=None), "forward_progression_score is None"),
+        (answer(forward_progression_score=[0.5]), "forward_progression_score is [0.5]"),
+        (answer(forward_progression_score="8/10"), "forward_progression_score is '8/10'"),
+        (answer(task_final_score=1.01), "a number from 0 to 1"),
+        (answer(task_final_score=-0.01), "a number from 0 to 1"),
+        (answer(overall_momentum_score=10.5), "a number from 0 to 10"),
+        (answer(task_final_score=10**400), "a number from 0 to 1"),
+        (answer().replace("0.75", "9" * 5000), "no JSON object"),
+        ('{"a":' * 5_000, "no JSON object"),
+    ],
+)
+def test_refuses(text, reason):
+    with pytest.raises(JudgeOutputError) as caught:
+        parse_judge_output(text)
+    assert reason in str(caught.value)
+    assert repr(text[:300])[1:-1] in str(caught.value), "the judge's own words must stand in the error"
+
+
+LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)).map(json.dumps)
+
+
+@given(st.text() | JSON)
+def test_any_text_gives_scores_in_range_or_a_judge_output_error(text):
+    try:
+        scores = parse_judge_output(text)
+    except JudgeOutputError:
+        return
+    assert 0 <= scores.final_reward <= 1
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 10), st.text(alphabet="{}[],\"'\n \\abc"))
+def test_scores_survive_any_reasoning(task_final, progression, momentum, reasoning):
+    text = json.dumps(
+        {
+            "task_final_reasoning": reasoning,
+            "task_final_score": task_final,
+            "forward_progression_score": progression,
+            "overall_momentum_score": momentum,
+        }
+    )
+    assert parse_judge_output(text) == Scores(task_final, progression, momentum)
+
+
+def test_final_reward_is_the_weighted_sum_to_four_places():
+    assert SCORES.final_reward == 0.62  # 0.4 × 0.75 + 0.4 × 0.5 + 0.2 × 0.6
+    assert Scores(1, 1, 10).final_reward == 1.0
+    assert Scores(0, 0, 0).final_reward == 0.0
+    assert Scores(1 / 3, 0, 0).final_reward == 0.1333
+    assert Scores(0, 0, 7).final_reward == 0.14
+
+
+def test_a_scoring_rule_keeps_the_reasons_and_the_answer():
+    verdict = parse_verdict("pedagogical_eval", 3, answer())
+    assert (verdict.scores, verdict.accepted, verdict.attempt, verdict.raw) == (SCORES, None, 3, answer())
+    assert verdict.reasons == {
+        "task_final_score": "One task was followed by praise.",
+        "forward_progression_score": "It drilled the past tense again.",
+        "overall_momentum_score": "Mostly forwards.",
+    }
+
+
+@pytest.mark.parametrize(("decision", "accepted"), [("OK", True), ("reject", False), (" Ok ", True)])
+def test_a_decision_rule_reads_the_decision(decision, accepted):
+    verdict = parse_verdict("does_not_leak_answer", 0, json.dumps({"reasoning": "it hints", "decision": decision}))
+    assert verdict.accepted is accepted
+    assert verdict.reasons == {"does_not_leak_answer": "it hints"}
+    assert verdict.valid
+
+
+@pytest.mark.parametrize("decision", ["", "OKAY", "not OK", "true", None, True, 1])
+def test_any_other_decision_is_no_verdict(decision):
+    with pytest.raises(JudgeOutputError, match="not OK or REJECT"):
+        parse_verdict("does_not_leak_answer", 0, json.dumps({"decision": decision}))
+
+
+# The panel ----------------------------------------------------------------------------------------------------------
+
+
+def scored(rule: str, *scores: float) -> Verdict:
+    return Verdict(rule, 0, scores=Scores(*scores))
+
+
+def test_several_attempts_are_averaged_over_the_valid_ones():
+    panel = [
+        scored("pedagogical_eval", 1.0, 0.2, 8.0),
+        Verdict("pedagogical_eval", 1, error="no JSON object"),
+        scored("pedagogical_eval", 0.5, 0.4, 5.0),
+    ]
+    judgement = sum_up(panel, ["pedagogical_eval"])
+    assert judgement.scores.task_final_score == pytest.approx(0.75)
+    assert judgement.scores.forward_progression_score == pytest.approx(0.3)
+    assert judgement.scores.overall_momentum_score == pytest.approx(6.5)
+    assert judgement.scores.final_reward == 0.55  # 0.4 × 0.75 + 0.4 × 0.3 + 0.2 × 0.65
+    assert judgement.rejecting_rules == ()
+
+
+def test_a_rule_without_a_valid_verdict_leaves_no_judgement():
+    ok = Verdict("does_not_leak_answer", 0, accepted=True)
+    failed = Verdict("follows_pedagogical_values", 0, error="timeout")
+    rules = ["does_not_leak_answer", "follows_pedagogical_values"]
+    assert sum_up([ok, failed], rules) is None
+    assert sum_up([ok], rules) is None
+    assert sum_up([], rules) is None
+    assert sum_up([ok, failed], rules[:1]) is not None
+
+
+def test_one_rejection_among_the_attempts_rejects_the_rule():
+    panel = [
+        Verdict("a", 0, accepted=True),
+        Verdict("a", 1, accepted=False),
+        Verdict("b", 0, accepted=True),
+        Verdict("b", 1, error="nothing"),
+    ]
+    judgement = sum_up(panel, ["a", "b"])
+    assert judgement.rejecting_rules == ("a",)
+    assert judgement.scores is None
+
+
+@given(
+    st.lists(st.sampled_from([True, False, None]), max_size=6),
+    st.lists(st.sampled_from([True, False, None]), max_size=6),
+)
+def test_a_judgement_exists_exactly_if_every_rule_has_a_valid_verdict(first, second):
+    panel = [Verdict("a", i, accepted=x, error=None if x is not None else "failed") for i, x in enumerate(first)]
+    panel += [Verdict("b", i, accepted=x, error=None if x is not None else "failed") for i, x in enumerate(second)]
+    judgement = sum_up(panel, ["a", "b"])
+    has_both = any(x is not None for x in first) and any(x is not None for x in second)
+    assert (judgement is not None) == has_both
+    if judgement is not None:
+        assert set(judgement.rejecting_rules) == {name for name, seen in (("a", first), ("b", second)) if False in seen}

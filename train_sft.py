@@ -1,0 +1,15 @@
+"""Supervised fine-tuning on conversations: `python train_sft.py --config-name quickstart`."""
+
+from config.load import program
+from config.train_sft_model import TrainSFTConfig, check_train_sft
+
+
+@program(TrainSFTConfig, "train_sft", check_train_sft)
+def main(config: TrainSFTConfig) -> None:
+    from src.sft import train
+
+    train(config)
+
+
+if __name__ == "__main__":
+    main()
