@@ -1,4 +1,4 @@
-"""The classroom with scripted engines and a real tokenizer: what is said to whom, what is trained on, what fails how."""
+"""The classroom with scripted engines and a real tokenizer: who hears what, what is trained on, what fails how."""
 
 import asyncio
 import json

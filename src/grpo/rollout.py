@@ -93,7 +93,8 @@ class ClassroomRollout:
             conversation, error = failed[0]
             raise TooManyFailedJudgements(
                 f"{len(failed)} of {total} conversations of this batch have no verdict, more than the share of "
-                f"{self._max_failed_share:g} that judge_model.max_failed_share allows. The first, {conversation}: {error}"
+                f"{self._max_failed_share:g} that judge_model.max_failed_share allows. "
+                f"The first, {conversation}: {error}"
             )
 
 

@@ -43,7 +43,9 @@ class ChatEngine(Protocol):
 
 
 class Judge(Protocol):
-    """Judges a transcript of {"role": "teacher" | "student", "content"} by one rule and answers with JSON text. `problem` is
-    the problem's text; `attempt` counts from 0 within a panel."""
+    """Judges a transcript of {"role": "teacher" | "student", "content"} by one rule and answers with JSON text.
+
+    `problem` is the problem's text; `attempt` counts from 0 within a panel.
+    """
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str: ...
