@@ -196,6 +196,12 @@ HEALTH = json.dumps(
 )
 
 
+def _listen_to_signals() -> None:
+    """Whoever runs the tests may ignore these (nohup does), and a child inherits that."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+
+
 class Launch:
     """The launcher at work on stand-ins."""
 
@@ -219,7 +225,7 @@ class Launch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests may ignore it
+            preexec_fn=_listen_to_signals,
         )
         return self
 

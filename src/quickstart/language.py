@@ -17,6 +17,8 @@ PAST_TIMES = ("yesterday", "last week", "last month")
 PRESENT_TIMES = ("every day", "every week", "every month")
 NUMBERS = ("two", "three", "four")
 PREPOSITIONS = ("in", "at", "on")
+MISUSED_PREPOSITIONS = ("to", "from", "of")
+"""What learners put in the place of those three."""
 SUBJECTS = {
     "you": "I",
     "your sister": "my sister",
@@ -180,10 +182,10 @@ def inject(sentence: Sentence, kind: str, rng: random.Random) -> Sentence:
     if kind in ("tense", "verb ending"):
         return replace(sentence, verb=_lexicon().base_of[sentence.verb])
     if kind == "article":
-        return replace(sentence, determiner=rng.choice(["a" if sentence.determiner == "an" else "an", ""]))
+        return replace(sentence, determiner="")
     if kind == "plural":
         return replace(sentence, noun=_lexicon().singular_of[sentence.noun])
-    return replace(sentence, preposition=rng.choice([p for p in PREPOSITIONS if p != sentence.preposition]))
+    return replace(sentence, preposition=rng.choice(MISUSED_PREPOSITIONS))
 
 
 def _right_form(verb: str, subject: str, is_past: bool) -> str:
@@ -216,7 +218,7 @@ def _lexicon() -> _Lexicon:
     base_of = {form: verb for verb in verbs for form in (verb, third_person(verb), past(verb))}
     singular_of = {plural(noun): noun for noun in nouns}
     times, subjects = _any_of(PAST_TIMES + PRESENT_TIMES), _any_of(SUBJECTS.values()).lower()
-    determiners, prepositions = _any_of(("a", "an", *NUMBERS)), _any_of(PREPOSITIONS)
+    determiners, prepositions = _any_of(("a", "an", *NUMBERS)), _any_of(PREPOSITIONS + MISUSED_PREPOSITIONS)
     forms, things = _any_of(base_of), _any_of([*nouns, *singular_of])
     return _Lexicon(
         base_of=base_of,
