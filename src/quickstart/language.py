@@ -46,14 +46,14 @@ def _topic(verbs: str, nouns: str) -> Topic:
 
 
 TOPICS = {
-    "food": _topic("cook order boil peel roast", "egg onion cake melon"),
-    "animals": _topic("follow help count visit guard", "owl elephant horse dog"),
-    "travel": _topic("pack show need collect return", "umbrella envelope ticket map"),
-    "school": _topic("start explain correct learn print", "essay exercise poem report"),
-    "home": _topic("clean paint repair lift pull", "oven armchair table lamp"),
-    "sports": _topic("enjoy join attend expect film", "event interview race game"),
-    "clothes": _topic("iron fold select borrow want", "apron overcoat hat shirt"),
-    "music": _topic("play perform record request remember", "opera anthem song tune"),
+    "food": _topic("cook order boil peel roast", "egg carrot cake melon"),
+    "animals": _topic("follow help count visit guard", "parrot tiger horse dog"),
+    "travel": _topic("pack show need collect return", "suitcase passport ticket map"),
+    "school": _topic("start explain correct learn print", "letter text poem report"),
+    "home": _topic("clean paint repair lift pull", "fridge sofa table lamp"),
+    "sports": _topic("enjoy join attend expect film", "contest final race game"),
+    "clothes": _topic("iron fold select borrow want", "jacket coat hat shirt"),
+    "music": _topic("play perform record request remember", "ballad hymn song tune"),
 }
 """All words are regular: "-s" and "-ed" are written after the word as it is. So the tokenizer of the quickstart can
 cut them off, and a tiny model learns one rule instead of a hundred words."""
