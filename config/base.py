@@ -113,7 +113,8 @@ class DatasetSource(DataSource):
 
 @dataclass
 class LoggingConfig:
-    """Where a run is reported. `save_dir` is the run folder: everything that both programs leave."""
+    """Where a run is reported. `save_dir` is the run folder: everything that both programs leave. `save_steps` is how
+    many optimizer steps lie between two checkpoints, rounded up to whole batches."""
 
     wandb: bool = False
     wandb_project: str = "train_rl"

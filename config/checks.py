@@ -79,6 +79,10 @@ def _check_batch(config: TrainRLConfig) -> None:
             f"train.num_samples_per_problem is {train.num_samples_per_problem}; GRPO compares the conversations of a "
             "group and needs at least 2."
         )
+    if config.logging.save_steps < 1:
+        raise ConfigError(
+            f"logging.save_steps is {config.logging.save_steps}; a run is saved every so many steps, from 1."
+        )
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
     if batch < 1 or batch % train.per_device_train_batch_size:
         raise ConfigError(

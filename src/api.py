@@ -1,11 +1,14 @@
 """The wire models of the server's HTTP API, used by the routes, the client and the journal."""
 
+import hashlib
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from src.conversation import Conversation, Solution
+from src.conversation import ClassroomRules, Conversation, Solution, State
+from src.data import Problem
 from src.judging import Verdict
+from src.schedule import ConversationType, Setup
 from src.turns import PolicyVersion, Turn
 
 
@@ -20,6 +23,7 @@ class SampleRequest(_Strict):
     again. `run_id` and `policy_version` null accept whatever weights are loaded (evaluation). `greedy` samples the
     teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
     tutors can be compared; training leaves it off. `meta` (one mapping per conversation) is kept with the record.
+    `judge_again` makes judge attempts that brought no verdict once more, in a request that was answered before.
     """
 
     problems: list[str] = Field(min_length=1)
@@ -32,6 +36,7 @@ class SampleRequest(_Strict):
     policy_version: int | None = None
     greedy: bool = False
     fixed_seeds: bool = False
+    judge_again: bool = False
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "SampleRequest":
@@ -45,10 +50,19 @@ class SampleRequest(_Strict):
         return self
 
     @property
+    def digest(self) -> str:
+        """Stands for what is asked for: two requests with one digest are the same piece of work."""
+        return hashlib.sha256(self.model_dump_json(exclude={"judge_again"}).encode()).hexdigest()
+
+    @property
     def wanted_policy(self) -> PolicyVersion | None:
         if self.run_id is None or self.policy_version is None:
             return None
         return PolicyVersion(self.run_id, self.policy_version)
+
+
+TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs"})
+"""What makes up most of a record; the journal keeps them with the turns."""
 
 
 class ConversationRecord(BaseModel):
@@ -108,6 +122,20 @@ class ConversationRecord(BaseModel):
             mask=buffer.mask if buffer else [],
             logprobs=buffer.logprobs if buffer else [],
             meta=request.meta[index] if request.meta is not None else {},
+        )
+
+    def conversation(self, rules: ClassroomRules) -> Conversation:
+        """The finished conversation itself, its tokens left out: what rewards are computed from."""
+        return Conversation(
+            id=self.id,
+            problem=Problem(self.problem_id, self.problem, self.answer),
+            setup=Setup(ConversationType(self.type), self.student_name, ()),
+            rules=rules,
+            turns=self.turns,
+            verdicts=self.verdicts,
+            solutions=self.solutions,
+            rewards=self.rewards,
+            state=State(self.state),
         )
 
 

@@ -1,5 +1,6 @@
 """The server's routes: check, call, reply."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -25,12 +26,15 @@ from src.api import (
     SampleResponse,
 )
 from src.batches import BatchDesk, open_desk
-from src.errors import ClassroomError, DataError, UnknownConversation
+from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
 from src.ports import refuse_taken_port
 from src.rewards import REWARDS
 from src.turns import PolicyVersion
 
 logger = logging.getLogger(__name__)
+
+_GRACEFUL_SHUTDOWN_S = 5
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
 RUNNING = Gauge("classroom_running_conversations", "Conversations that are being played")
@@ -42,34 +46,67 @@ def serve(config: TrainRLConfig) -> None:
 
     Raises:
         ConfigError: if the port is taken.
-        EngineFailure: if a model cannot be loaded.
+        EngineFailure: if a model cannot be loaded, or an engine died: a server that is started again in its place
+            goes on from the journal.
     """
     host, port = config.generation.server_host, config.generation.server_port
     refuse_taken_port(host, port)
     app = create_app(config, record_run(config, "vllm_server"))
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=75)
+    options = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S,
+    )
+    server = uvicorn.Server(options)
+    app.state.end = lambda: setattr(server, "should_exit", True)
+    server.run()
+    if app.state.failure is not None:
+        raise EngineFailure(
+            f"{app.state.failure} The server has ended. Start it again with the same command: it goes on where it was."
+        )
 
 
 def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
-    """The application; models are loaded as it starts up and their processes end as it shuts down."""
+    """The application; models are loaded as it starts up and their processes end as it shuts down. When an engine
+    dies, `app.state.failure` says so and `app.state.end` is called."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
-        address = f"http://{config.generation.server_host}:{config.generation.server_port}"
-        logger.info("the classroom is open on %s, its journal in %s", address, run_folder)
+        desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
+        app.state.desk = desk
+        watch = asyncio.create_task(_end_with_an_engine(app))
         try:
+            await desk.restore_policy(config.generation.load_weights_timeout_s)
+            address = f"http://{config.generation.server_host}:{config.generation.server_port}"
+            logger.info("the classroom is open on %s, its journal in %s", address, run_folder)
             yield
         finally:
-            app.state.desk.classroom.seats.shutdown()
+            watch.cancel()
+            desk.classroom.seats.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
-    app.state.config, app.state.run_folder = config, run_folder
+    app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
     app.add_exception_handler(ClassroomError, _answer_with_message)
     _add_sampling_routes(app)
     _add_weight_routes(app)
     _add_status_routes(app)
     return app
+
+
+async def _end_with_an_engine(app: FastAPI) -> None:
+    """A server without one of its engines is of no use, and starting anew is the one way back that is well tried."""
+    while True:
+        try:
+            app.state.desk.classroom.seats.check_alive()
+        except EngineFailure as failure:
+            logger.error("%s", failure)
+            app.state.failure = failure
+            app.state.end()
+            return
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 async def _answer_with_message(_: Request, error: Exception) -> JSONResponse:
@@ -117,7 +154,7 @@ def _add_weight_routes(app: FastAPI) -> None:
         started = time.monotonic()
         policy = PolicyVersion(body.run_id, body.version)
         timeout_s = request.app.state.config.generation.load_weights_timeout_s
-        await _desk(request).classroom.seats.teacher.load_policy(folder, policy, timeout_s)
+        await _desk(request).load_policy(folder, policy, timeout_s)
         return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
 
 
@@ -133,7 +170,7 @@ def _add_status_routes(app: FastAPI) -> None:
             run_folder=str(request.app.state.run_folder),
             running_requests=desk.running,
             running_conversations=desk.classroom.running,
-            finished_conversations=desk.finished,
+            finished_conversations=desk.classroom.finished,
         )
 
     @app.get("/metrics")
@@ -141,5 +178,5 @@ def _add_status_routes(app: FastAPI) -> None:
         desk = _desk(request)
         POLICY_VERSION.set(desk.classroom.seats.teacher.policy.version)
         RUNNING.set(desk.classroom.running)
-        FINISHED.set(desk.finished)
+        FINISHED.set(desk.classroom.finished)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

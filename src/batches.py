@@ -1,29 +1,35 @@
 """Requests by their id: each piece of work runs once, however often and over however many connections it is asked for.
 
-Finished conversations stay in memory for the reward routes, up to a bound; the journal holds all of them.
+The last answers stay in memory; all conversations are in the journal, those of servers before this one included.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from src.api import ConversationRecord, SampleRequest, SampleResponse
+from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
 from src.classroom import Classroom, classroom_rules
 from src.conversation import Conversation
-from src.errors import RequestConflict, UnknownConversation
+from src.errors import DataError, RequestConflict, UnknownConversation
 from src.journal import Journal
+from src.policy_folder import check_policy
+from src.replay import replay_tokens
 from src.seats import open_seats
+from src.turns import PolicyVersion
 
 if TYPE_CHECKING:
     from config.eval_model import EvalConfig
     from config.train_rl_model import TrainRLConfig
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class _Batch:
-    request: SampleRequest
+    digest: str
     task: "asyncio.Task[SampleResponse]"
 
 
@@ -31,16 +37,14 @@ class BatchDesk:
     """Takes sample requests to the classroom and keeps what came of them.
 
     Args:
-        keep: how many finished conversations stay in memory; whole batches are dropped, the oldest first.
+        keep: how many answers stay in memory; older ones are made again from the journal.
     """
 
-    def __init__(self, classroom: Classroom, journal: Journal, keep: int = 4096):
+    def __init__(self, classroom: Classroom, journal: Journal, keep: int = 8):
         self._classroom = classroom
         self._journal = journal
         self._keep = keep
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
-        self._conversations: dict[str, Conversation] = {}
-        self._positions: dict[str, int] = {}
 
     @property
     def classroom(self) -> Classroom:
@@ -48,17 +52,19 @@ class BatchDesk:
         return self._classroom
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """The answer to a request, run now unless it ran or runs already.
+        """The answer to a request, run now unless it ran or runs already; what the journal holds of it is not done
+        again.
 
         Raises:
             RequestConflict: if the id was used with another body.
             ClassroomError: whatever the classroom raised; the id may then be used again.
         """
         batch = self._batches.get(request.request_id)
-        if batch is None:
-            batch = self._batches[request.request_id] = _Batch(request, asyncio.create_task(self._run(request)))
-        elif batch.request != request:
+        if batch is not None and batch.digest != request.digest:
             raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
+        if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
+            task = asyncio.create_task(self._run(request))
+            batch = self._batches[request.request_id] = _Batch(request.digest, task)
         return await asyncio.shield(batch.task)
 
     async def wait(self, request_id: str) -> SampleResponse:
@@ -72,52 +78,69 @@ class BatchDesk:
             raise UnknownConversation(f"No request {request_id} runs here: send it with POST /sample_conversations.")
         return await asyncio.shield(batch.task)
 
-    def conversation(self, conversation_id: str) -> Conversation:
-        """A finished conversation that is still in memory."""
-        if conversation_id not in self._conversations:
-            raise UnknownConversation(
-                f"There is no finished conversation {conversation_id} in memory. Ids come from /sample_conversations "
-                f"of this server; the last {self._keep} conversations are kept."
-            )
-        return self._conversations[conversation_id]
-
     def record(self, conversation_id: str) -> ConversationRecord:
-        """The record of any conversation that finished on this server, from the journal."""
-        if conversation_id not in self._positions:
-            raise UnknownConversation(f"There is no finished conversation {conversation_id}.")
-        return ConversationRecord.model_validate(self._journal.read_at(self._positions[conversation_id])["record"])
+        """The record of any conversation that finished in this run folder.
+
+        Raises:
+            UnknownConversation: if none with this id did.
+        """
+        events = self._journal.events(conversation_id)
+        records = [event["record"] for event in events if event["event"] == "conversation"]
+        if not records:
+            raise UnknownConversation(
+                f"There is no finished conversation {conversation_id}. Ids come from /sample_conversations."
+            )
+        buffer = replay_tokens(events)
+        tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
+        return ConversationRecord.model_validate(records[-1] | tokens)
+
+    def conversation(self, conversation_id: str) -> Conversation:
+        """A finished conversation, without its tokens; raises as `record` does."""
+        return self.record(conversation_id).conversation(self._classroom.rules)
 
     @property
     def running(self) -> list[str]:
         """Ids of the requests that are being worked on."""
         return [name for name, batch in self._batches.items() if not batch.task.done()]
 
-    @property
-    def finished(self) -> int:
-        """How many conversations finished on this server."""
-        return len(self._positions)
+    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+        """Give the teacher published weights, and remember it for a server that takes over from this one."""
+        teacher = self._classroom.seats.teacher
+        await teacher.load_policy(folder, policy, timeout_s)
+        self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
+
+    async def restore_policy(self, timeout_s: float) -> None:
+        """Give the teacher the weights that the server before this one held, if they are still there: so a batch that
+        it left unfinished can go on."""
+        event = self._journal.loaded_weights()
+        if event is None:
+            return
+        folder, policy = Path(event["path"]), PolicyVersion(**event["version"])
+        try:
+            check_policy(folder, policy)
+        except DataError as error:
+            logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
+            return
+        await self._classroom.seats.teacher.load_policy(folder, policy, timeout_s)
+        logger.info("the teacher has the weights of %s again, as before", policy)
 
     async def _run(self, request: SampleRequest) -> SampleResponse:
         try:
-            response = await self._classroom.sample(request, self._finished)
+            response = await self._classroom.sample(request)
         except BaseException:
             del self._batches[request.request_id]
             raise
         self._drop_oldest()
         return response
 
-    def _finished(self, conversation: Conversation, record: ConversationRecord) -> None:
-        self._positions[record.id] = self._journal.append("conversation", record=record)
-        self._conversations[record.id] = conversation
-
     def _drop_oldest(self) -> None:
-        for name, batch in list(self._batches.items())[:-1]:
-            if len(self._conversations) <= self._keep:
-                return
-            if batch.task.done():
-                for record in batch.task.result().conversations:
-                    self._conversations.pop(record.id, None)
-                del self._batches[name]
+        done = [name for name, batch in self._batches.items() if batch.task.done()]
+        for name in done[: -self._keep]:
+            del self._batches[name]
+
+
+def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
+    return task.done() and any(record.reward is None for record in task.result().conversations)
 
 
 async def open_desk(

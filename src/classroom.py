@@ -7,20 +7,22 @@ talk.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from config.base import GenerationConfig
 from src.answers import is_correct
-from src.api import ConversationRecord, SampleRequest, SampleResponse
+from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
 from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.data import Problem
-from src.errors import DataError, PolicyMismatch
+from src.errors import DataError, EngineFailure, PolicyMismatch
 from src.inference_providers.base import Completion, Sampling
-from src.journal import Journal
+from src.journal import Journal, conversation_id
 from src.judging import Verdict, parse_judge_output, parse_verdict
 from src.prompts import render
+from src.replay import History, replay
 from src.rewards import REWARDS, weighted_sum
 from src.schedule import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.seats import Seats
@@ -28,17 +30,26 @@ from src.turns import PolicyVersion, Turn
 
 __all__ = ["Classroom", "Conversation", "parse_judge_output"]
 
-Finished = Callable[[Conversation, ConversationRecord], None]
+_WITHOUT_INFLUENCE = (
+    "server_host",
+    "server_port",
+    "server_start_timeout_s",
+    "sample_timeout_s",
+    "load_weights_timeout_s",
+)
+"""Keys of GenerationConfig that no conversation depends on."""
 
 
 @dataclass(frozen=True)
 class Play:
-    """One conversation of a request: its position, and the how-many-th on its problem it is."""
+    """One conversation of a request: its position, the how-many-th on its problem it is, and what the journal holds of
+    it from before."""
 
     conversation: Conversation
     request: SampleRequest
     index: int
     occurrence: int
+    history: History = field(default_factory=History)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
         """The sampling of the next answer, with a seed of its own where the request fixes seeds."""
@@ -83,15 +94,21 @@ class Classroom:
             State.GENERATE_SOLUTION: self._generate_solutions,
             State.REWARD_TURN: self._reward_turn,
         }
-        self.running = 0
+        self.running = self.finished = 0
 
     @property
     def seats(self) -> Seats:
         """Who speaks in which role."""
         return self._seats
 
-    async def sample(self, request: SampleRequest, finished: Finished) -> SampleResponse:
-        """Play, judge and reward one conversation per entry of the request; call `finished` as each one ends.
+    @property
+    def rules(self) -> ClassroomRules:
+        """What holds for every conversation."""
+        return self._rules
+
+    async def sample(self, request: SampleRequest) -> SampleResponse:
+        """Play, judge and reward one conversation per entry of the request. What the
+        journal holds of them from the same weights is not done again.
 
         Raises:
             PolicyMismatch: if other weights are loaded than the request names, now or before it is done.
@@ -100,13 +117,18 @@ class Classroom:
         """
         policy = self._seats.teacher.policy
         self._check_policy(request, policy)
-        plays = self._open(request)
         self._journal.append(
-            "batch", request_id=request.request_id, step=request.step, policy=policy, conversations=len(plays)
+            "batch",
+            request=request.request_id,
+            step=request.step,
+            policy=policy,
+            weights=self._seats.teacher.weights,
+            body=self._body(request),
         )
+        plays = self._open(request)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._play(play, finished)) for play in plays]
+                tasks = [group.create_task(self._play(play)) for play in plays]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return SampleResponse(
@@ -119,18 +141,19 @@ class Classroom:
         for index, (text, answer) in enumerate(zip(request.problems, request.answers, strict=True)):
             problem = Problem.of(text, answer)
             conversation = Conversation(
-                id=f"{request.request_id}-{index:04d}",
+                id=conversation_id(request.request_id, index),
                 problem=problem,
                 setup=draw_setup(problem, request.seed, request.step, self._options),
                 rules=self._rules,
             )
-            plays.append(Play(conversation, request, index, seen[problem.id]))
+            conversation.start()
+            history = replay(conversation, self._journal.events(conversation.id), request.judge_again)
+            plays.append(Play(conversation, request, index, seen[problem.id], history))
             seen[problem.id] += 1
         return plays
 
-    async def _play(self, play: Play, finished: Finished) -> ConversationRecord:
+    async def _play(self, play: Play) -> ConversationRecord:
         conversation = play.conversation
-        conversation.start()
         self.running += 1
         try:
             while conversation.state is not State.END:
@@ -139,8 +162,16 @@ class Classroom:
             self.running -= 1
         reward = weighted_sum(conversation.rewards, self._reward_weights)
         record = ConversationRecord.of(conversation, play.request, play.index, reward)
-        finished(conversation, record)
+        if not play.history.finished:
+            self._journal.append("conversation", conversation=record.id, record=record.model_dump(exclude=TOKEN_FIELDS))
+        self.finished += 1
         return record
+
+    def _body(self, request: SampleRequest) -> str:
+        """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
+        options = {name: value for name, value in asdict(self._generation).items() if name not in _WITHOUT_INFLUENCE}
+        seats = (self._seats.teacher_sampling, self._seats.student_sampling)
+        return hashlib.sha256(repr((request.digest, options, self._rules, seats)).encode()).hexdigest()
 
     # One method per state ----------------------------------------------------------------------------------------
 
@@ -155,10 +186,12 @@ class Classroom:
         answer = await self._seats.teacher.generate(conversation.buffer.ids, sampling)
         self._check_policy(play.request, answer.policy)
         span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
-        if answer.ids[-1] != self._seats.teacher.frame.turn_end_id:
-            conversation.buffer.append_given([self._seats.teacher.frame.turn_end_id])
+        end = self._seats.teacher.frame.turn_end_id
+        given = [] if answer.ids[-1] == end else [end]
+        conversation.buffer.append_given(given)
         turn = Turn("teacher", answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
-        self._write_turn(conversation, turn)
+        prompt = {} if conversation.teacher_turns else {"prompt_ids": conversation.buffer.prompt_ids}
+        self._write_turn(conversation, turn, [*answer.ids, *given], answer.logprobs, **prompt)
         conversation.add_teacher_turn(turn)
 
     async def _student_turn(self, play: Play) -> None:
@@ -170,31 +203,36 @@ class Classroom:
         messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
         answer = await self._seats.student.chat(messages, play.sampled_with(self._seats.student_sampling))
         turn = self._student_said(answer, persona)
-        self._write_turn(conversation, turn)
-        conversation.add_student_turn(turn, self._seats.teacher.frame.reply(turn.text))
+        framed_ids = self._seats.teacher.frame.reply(turn.text)
+        self._write_turn(conversation, turn, framed_ids)
+        conversation.add_student_turn(turn, framed_ids)
 
     async def _opening_attempt(self, play: Play) -> None:
         limit = self._generation.max_tokens_per_student_attempt
         sampling = replace(play.sampled_with(self._seats.student_sampling), max_tokens=limit)
         answer = await self._seats.student.chat(self._attempt_request(play.conversation), sampling)
         turn = self._student_said(answer, persona=None)
-        self._write_turn(play.conversation, turn)
+        self._write_turn(play.conversation, turn, ids=())
         play.conversation.add_student_turn(turn)
 
     async def _judge_turn(self, play: Play) -> None:
         conversation = play.conversation
         attempts = [
-            self._judge_once(conversation, rule, attempt)
+            self._judge_once(play, rule, attempt)
             for rule in self._rules.judge_rules
             for attempt in range(self._generation.number_judge_attempts)
         ]
         conversation.add_verdicts(await asyncio.gather(*attempts))
 
-    async def _judge_once(self, conversation: Conversation, rule: str, attempt: int) -> Verdict:
-        text = ""
+    async def _judge_once(self, play: Play, rule: str, attempt: int) -> Verdict:
+        if known := play.history.verdicts.get((rule, attempt)):
+            return known
+        conversation, text = play.conversation, ""
         try:
             text = await self._seats.judge.judge(rule, conversation.transcript(), conversation.problem.text, attempt)
             verdict = parse_verdict(rule, attempt, text)
+        except EngineFailure:  # the server cannot go on without its engine, and judges again when it is back
+            raise
         except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
             verdict = Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=text)
         self._journal.append("verdict", conversation=conversation.id, verdict=verdict)
@@ -202,6 +240,9 @@ class Classroom:
 
     async def _generate_solutions(self, play: Play) -> None:
         conversation = play.conversation
+        if play.history.solutions is not None:
+            conversation.add_solutions(play.history.solutions)
+            return
         messages = self._student_view(conversation, self._first_persona_path())
         messages.append({"role": "user", "content": self._render(conversation, self._final_prompt_path())})
         limit = self._generation.max_tokens_per_student_attempt
@@ -219,7 +260,8 @@ class Classroom:
     async def _reward_turn(self, play: Play) -> None:
         conversation = play.conversation
         rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
-        self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
+        if not play.history.rewarded:
+            self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
         conversation.add_rewards(rewards)
 
     # What each model is shown ------------------------------------------------------------------------------------
@@ -279,8 +321,11 @@ class Classroom:
     def _student_said(self, answer: Completion, persona: str | None) -> Turn:
         return Turn("student", visible_text(answer.text), persona, len(answer.ids), answer.ended)
 
-    def _write_turn(self, conversation: Conversation, turn: Turn) -> None:
-        self._journal.append("turn", conversation=conversation.id, turn=turn)
+    def _write_turn(
+        self, conversation: Conversation, turn: Turn, ids: Sequence[int], logprobs: Sequence[float] = (), **more: Any
+    ) -> None:
+        """`ids` are all tokens that the turn adds to the teacher's context; those with a log-prob were sampled."""
+        self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **more)
 
     def _check_policy(self, request: SampleRequest, loaded: PolicyVersion | None) -> None:
         wanted = request.wanted_policy

@@ -2,10 +2,22 @@
 
 A line is handed to the operating system before what it tells of is used, so a killed process loses no event that
 anybody acted on. Readers skip a last line that was cut off by a kill.
+
+Events, each named by its first field after the time:
+
+    weights       policy        the teacher's weights were loaded: where from, and their fingerprint
+    batch         request       a request was begun, under which weights and with which body
+    turn          conversation  what was said, and the tokens that it added to the teacher's context
+    verdict       conversation  one judge attempt
+    solutions     conversation  the student's solutions after the dialogue, graded
+    rewards       conversation  every reward
+    conversation  conversation  it finished: its record, without the tokens, which its turns hold
 """
 
 import json
+import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,32 +25,32 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 JOURNAL_NAME = "journal.jsonl"
+_HEAD = re.compile(rb'\{"event": "(\w+)", "time": [\d.e+]+, "\w+": "([^"]*)"')
+_HEAD_LENGTH = 400  # ids are at most 200 characters
 
 
 class Journal:
-    """Appends events to `<run folder>/journal.jsonl` and remembers where each finished conversation stands in it."""
+    """Appends events to `<run folder>/journal.jsonl` and knows where each conversation's events stand in it, those
+    of earlier servers on the same folder included."""
 
     def __init__(self, run_folder: Path):
         run_folder.mkdir(parents=True, exist_ok=True)
         self.path = run_folder / JOURNAL_NAME
-        self._close_cut_line()
+        self._positions: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        self._begun: dict[str, int] = {}
+        self._weights: int | None = None
+        self.path.touch()
+        self._read_heads()
         self._file = self.path.open("ab")
 
-    def _close_cut_line(self) -> None:
-        """End a line that a kill cut off, so that the next event starts on one of its own."""
-        if not self.path.exists() or self.path.stat().st_size == 0:
-            return
-        with self.path.open("rb+") as file:
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-
     def append(self, event: str, **fields: Any) -> int:
-        """Write one event and return the position of its line in the file, in bytes."""
+        """Write one event, its first field naming what it is about, and return the position of its line in bytes."""
         position = self._file.tell()
         line = {"event": event, "time": round(time.time(), 3), **fields}
-        self._file.write(json.dumps(to_jsonable_python(line), ensure_ascii=False).encode() + b"\n")
+        data = json.dumps(to_jsonable_python(line), ensure_ascii=False).encode()
+        self._file.write(data + b"\n")
         self._file.flush()
+        self._note(data[:_HEAD_LENGTH], position)
         return position
 
     def read_at(self, position: int) -> dict[str, Any]:
@@ -47,15 +59,66 @@ class Journal:
             file.seek(position)
             return json.loads(file.readline())
 
+    def begun(self, request_id: str) -> dict[str, Any] | None:
+        """The last event that began this request; None if it never was."""
+        return self.read_at(self._begun[request_id]) if request_id in self._begun else None
+
+    def loaded_weights(self) -> dict[str, Any] | None:
+        """The last event of loaded weights; None if none ever were."""
+        return None if self._weights is None else self.read_at(self._weights)
+
+    def events(self, conversation_id: str) -> list[dict[str, Any]]:
+        """What happened in a conversation so far, in order."""
+        positions = self._positions.get(request_of(conversation_id), {}).get(conversation_id, [])
+        return [self.read_at(position) for position in positions]
+
     def close(self) -> None:
         self._file.close()
 
+    def _read_heads(self) -> None:
+        """Note every event in the file, and drop a last line that a kill cut off: nobody acted on it."""
+        position = 0
+        with self.path.open("rb+") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    file.truncate(position)
+                    return
+                self._note(line[:_HEAD_LENGTH], position)
+                position += len(line)
+
+    def _note(self, head: bytes, position: int) -> None:
+        found = _HEAD.match(head)
+        if found is None:
+            return
+        event, subject = found[1].decode(), found[2].decode()
+        if event == "weights":
+            self._weights = position
+        elif event == "batch":
+            self._note_batch(subject, position)
+        else:
+            self._positions[request_of(subject)].setdefault(subject, []).append(position)
+
+    def _note_batch(self, request_id: str, position: int) -> None:
+        """A batch that begins anew under other weights or with another body leaves its old events behind."""
+        before, now = self.begun(request_id), self.read_at(position)
+        if before is not None and any(before[name] != now[name] for name in ("weights", "body")):
+            self._positions.pop(request_id, None)
+        self._begun[request_id] = position
+
+
+def conversation_id(request_id: str, index: int) -> str:
+    """The id of a request's conversation at this position."""
+    return f"{request_id}-{index:04d}"
+
+
+def request_of(conversation_id: str) -> str:
+    """The request that a conversation belongs to."""
+    return conversation_id.rpartition("-")[0]
+
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a journal in order; lines that a kill cut off are left out."""
+    """The events of a journal in order; a last line that is being written, or that a kill cut off, is left out."""
     with path.open("rb") as file:
         for line in file:
-            try:
+            if line.endswith(b"\n"):
                 yield json.loads(line)
-            except json.JSONDecodeError:
-                continue

@@ -6,10 +6,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import xxhash
+
 from src.errors import DataError
 from src.turns import PolicyVersion
 
 MARKER = "COMPLETE"
+_BLOCK = 1 << 22
 
 
 def policy_path(run_folder: Path, version: int) -> Path:
@@ -22,7 +25,7 @@ def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], Non
 
     def save_and_mark(target: Path) -> None:
         save(target)
-        marker = json.dumps({"run_id": policy.run_id, "version": policy.version})
+        marker = json.dumps({"run_id": policy.run_id, "version": policy.version, "weights": _fingerprint(target)})
         (target / MARKER).write_text(marker, encoding="utf-8")
 
     write_whole(folder, save_and_mark)
@@ -38,6 +41,11 @@ def write_whole(folder: Path, save: Callable[[Path], None]) -> None:
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     save(unfinished)
+    complete(unfinished, folder)
+
+
+def complete(unfinished: Path, folder: Path) -> None:
+    """Flush a folder to disk and give it its name, in place of one that has it."""
     for path in unfinished.rglob("*"):
         _flush(path)
     if folder.exists():
@@ -46,8 +54,11 @@ def write_whole(folder: Path, save: Callable[[Path], None]) -> None:
     _flush(folder.parent)
 
 
-def check_policy(folder: Path, policy: PolicyVersion) -> None:
+def check_policy(folder: Path, policy: PolicyVersion) -> str:
     """Refuse a folder that is not this policy, complete: vLLM would die of it.
+
+    Returns:
+        The fingerprint of its weights: equal weights have equal ones.
 
     Raises:
         DataError: naming what is missing or different.
@@ -56,10 +67,11 @@ def check_policy(folder: Path, policy: PolicyVersion) -> None:
     if not marker.is_file():
         raise DataError(f"{folder} holds no complete published policy: there is no file {MARKER} in it.")
     written = json.loads(marker.read_text(encoding="utf-8"))
-    if written != {"run_id": policy.run_id, "version": policy.version}:
+    if (written["run_id"], written["version"]) != (policy.run_id, policy.version):
         raise DataError(f"{folder} holds {written}, not run {policy.run_id} version {policy.version}.")
     if not any(folder.glob("*.safetensors")):
         raise DataError(f"{folder} holds no .safetensors file.")
+    return written["weights"]
 
 
 def remove_old_policies(run_folder: Path, keep: int) -> None:
@@ -67,6 +79,17 @@ def remove_old_policies(run_folder: Path, keep: int) -> None:
     complete = sorted(path for path in (run_folder / "policy").glob("v*") if (path / MARKER).is_file())
     for path in complete[:-keep]:
         shutil.rmtree(path)
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of the weights' content, whatever the date of their files."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _flush(path: Path) -> None:

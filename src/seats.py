@@ -31,6 +31,13 @@ class Seats:
     judge: Judge | None
     engines: dict[str, "VllmEngine"] = field(default_factory=dict)
 
+    def check_alive(self) -> None:
+        """Raises:
+        EngineFailure: if an engine died.
+        """
+        for engine in self.engines.values():
+            engine.check_alive()
+
     def shutdown(self) -> None:
         """End the processes of all engines."""
         for engine in self.engines.values():

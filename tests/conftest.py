@@ -6,14 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from config.base import GenerationConfig
 from src.vllm.client import ClassroomClient
+from tests.scripted_room import TEMPLATES, Room
 
 ROOT = Path(__file__).resolve().parent.parent
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=200)
@@ -40,6 +42,39 @@ def tokenizer(world: Path):
 @pytest.fixture(scope="session")
 def lessons(world: Path) -> list[str]:
     return [json.loads(line)["problem"] for line in (world / "lessons_train.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Callable[[str], str]:
+    for name, text in TEMPLATES.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    return lambda name: str(tmp_path / f"{name}.txt")
+
+
+@pytest.fixture
+def generation(prompts: Callable[[str], str]) -> GenerationConfig:
+    """The language tutor's rules: guided, five messages, one scoring judge attempt."""
+    return GenerationConfig(
+        teacher_prompt_path=prompts("teacher"),
+        student_personas_prompts_paths={"correct_student": prompts("student"), "error_student": prompts("error")},
+        student_initial_attempt_prompt_path=prompts("attempt"),
+        initial_attempt_wrapper_prompt_path=prompts("wrapper"),
+        student_final_prompt_path=prompts("final"),
+        judges_rules_prompts_paths={"pedagogical_eval": "scripted"},
+        forced_conversation_type="guided",
+        max_turns=5,
+        max_tokens_in_conversation=900,
+        max_tokens_per_turn=48,
+        number_judge_attempts=1,
+        number_student_attempts=2,
+        ignore_rejected_judge=True,
+        extra_penalty_for_rejected_judges=1.0,
+    )
+
+
+@pytest.fixture
+def room(tokenizer, tmp_path: Path) -> Room:
+    return Room(tokenizer, tmp_path / "run")
 
 
 def free_port() -> int:

@@ -2,101 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from config.base import GenerationConfig
 from src.api import ConversationRecord, SampleRequest
-from src.batches import BatchDesk
-from src.classroom import Classroom, classroom_rules
 from src.errors import DataError, EngineFailure, PolicyMismatch, UnknownConversation
-from src.inference_providers.base import Sampling
 from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.journal import Journal, read_journal
-from src.rewards import default_weights
-from src.seats import Seats
+from src.journal import read_journal
 from src.turns import PolicyVersion
-
-SCORES = {
-    "task_final_score": 1,
-    "task_final_reasoning": "",
-    "forward_progression_score": 0.5,
-    "forward_progression_reasoning": "",
-    "overall_momentum_score": 5,
-    "overall_momentum_reasoning": "",
-}
-_TEMPLATES = {
-    "teacher": "Teach {{ problem }} to {{ student_name or 'someone' }}.{% if include_thinking %} Think.{% endif %}",
-    "student": "You are {{ student_name or 'someone' }}.",
-    "error": "Make an error.",
-    "attempt": "Attempt: {{ problem }}",
-    "wrapper": "I tried: {{ attempt }}",
-    "final": "Now solve it.",
-}
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Callable[[str], str]:
-    for name, text in _TEMPLATES.items():
-        (tmp_path / f"{name}.txt").write_text(text)
-    return lambda name: str(tmp_path / f"{name}.txt")
-
-
-@pytest.fixture
-def generation(prompts: Callable[[str], str]) -> GenerationConfig:
-    """The language tutor's rules: guided, five messages, one scoring judge attempt."""
-    return GenerationConfig(
-        teacher_prompt_path=prompts("teacher"),
-        student_personas_prompts_paths={"correct_student": prompts("student"), "error_student": prompts("error")},
-        student_initial_attempt_prompt_path=prompts("attempt"),
-        initial_attempt_wrapper_prompt_path=prompts("wrapper"),
-        student_final_prompt_path=prompts("final"),
-        judges_rules_prompts_paths={"pedagogical_eval": "scripted"},
-        forced_conversation_type="guided",
-        max_turns=5,
-        max_tokens_in_conversation=900,
-        max_tokens_per_turn=48,
-        number_judge_attempts=1,
-        number_student_attempts=2,
-        ignore_rejected_judge=True,
-        extra_penalty_for_rejected_judges=1.0,
-    )
-
-
-class Room:
-    """A classroom of scripted engines: what they say is set per test."""
-
-    def __init__(self, tokenizer, folder: Path):
-        self.tokenizer = tokenizer
-        self.folder = folder
-        self.teacher = ScriptedEngine(tokenizer, lambda _: "Say hello.")
-        self.student = ScriptedEngine(tokenizer, lambda _: "Hello.")
-        self.judge = ScriptedJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
-
-    def open(self, generation: GenerationConfig, keep: int = 4096) -> BatchDesk:
-        weights = default_weights(tuple(generation.judges_rules_prompts_paths), frozenset({"pedagogical_eval"}))
-        rules = classroom_rules(generation, weights, teacher_context=900, graded=True)
-        seats = Seats(
-            self.teacher,
-            Sampling(1.0, max_tokens=generation.max_tokens_per_turn),
-            self.student,
-            Sampling(0.6, max_tokens=generation.max_tokens_per_turn),
-            self.judge,
-            {"teacher": self.teacher},
-        )
-        journal = Journal(self.folder)
-        return BatchDesk(Classroom(generation, seats, journal, weights, rules), journal, keep)
-
-    def play(self, generation: GenerationConfig, **request) -> list[ConversationRecord]:
-        body = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0} | request
-        return asyncio.run(self.open(generation).sample(SampleRequest(**body))).conversations
-
-
-@pytest.fixture
-def room(tokenizer, tmp_path: Path) -> Room:
-    return Room(tokenizer, tmp_path / "run")
+from tests.scripted_room import SCORES, Room
 
 
 def maths(generation: GenerationConfig, **changes) -> GenerationConfig:
@@ -297,12 +212,16 @@ def test_greedy_is_for_the_teacher_alone(room: Room, generation: GenerationConfi
 def test_old_batches_leave_memory_but_stay_in_the_journal(room: Room, generation: GenerationConfig) -> None:
     async def fill() -> None:
         desk = room.open(generation, keep=2)
-        for name in "abc":
-            await desk.sample(SampleRequest(problems=["x", "y"], answers=["", ""], request_id=name, seed=1, step=0))
+        request = SampleRequest(problems=["x", "y"], answers=["", ""], request_id="a", seed=1, step=0)
+        first = await desk.sample(request)
+        for name in "bcd":
+            await desk.sample(request.model_copy(update={"request_id": name}))
         with pytest.raises(UnknownConversation):
-            desk.conversation("a-0000")
-        assert desk.conversation("c-0001").problem.text == "y"
-        assert desk.record("a-0000").problem == "x" and desk.finished == 6
+            await desk.wait("a")
+        said = len(room.teacher.calls)
+        assert await desk.sample(request) == first and len(room.teacher.calls) == said
+        assert desk.record("a-0000") == first.conversations[0]
+        assert desk.conversation("a-0001").problem.text == "y" and desk.conversation("a-0001").state == "END"
 
     asyncio.run(fill())
 

@@ -87,7 +87,7 @@ def test_options_reach_trl(tmp_path: Path) -> None:
         3,
     )
     assert (arguments.learning_rate, arguments.lr_scheduler_type, arguments.optim) == (1e-5, "cosine", "adamw_torch")
-    assert (arguments.num_train_epochs, arguments.max_steps, arguments.save_steps, arguments.seed) == (2, 17, 5, 9)
+    assert (arguments.num_train_epochs, arguments.max_steps, arguments.save_steps, arguments.seed) == (2, 17, 6, 9)
     assert (arguments.beta, arguments.epsilon, arguments.epsilon_high) == (0.02, 0.1, 0.28)
     assert (arguments.loss_type, arguments.scale_rewards, arguments.max_grad_norm) == ("dr_grpo", "batch", 0.5)
     assert arguments.gradient_checkpointing and arguments.report_to == ["tensorboard"]

@@ -1,5 +1,6 @@
 """From our configuration to TRL's."""
 
+import math
 import os
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
-        save_steps=config.logging.save_steps,
+        save_steps=math.ceil(config.logging.save_steps / train.mu) * train.mu,  # no resume in the middle of a batch
         save_total_limit=2,
         report_to=report_to(config.logging, run_folder),
         run_name=config.logging.wandb_run_name,

@@ -1,5 +1,6 @@
 """Conversations to tensors: what TRL trains on is what the server says was sampled, token by token."""
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ class ClassroomRollout:
         self._run_id = run_id
         self._seed = seed
         self._max_failed_share = max_failed_share
+        self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> dict[str, list[Any]]:
         """Play one conversation per prompt (a problem id, repeated for its group).
@@ -67,15 +69,21 @@ class ClassroomRollout:
 
     def _request(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]
-        policy, step = trainer.publisher.policy, trainer.state.global_step
+        policy, step, accelerator = trainer.publisher.policy, trainer.state.global_step, trainer.accelerator
+        # A trainer that is started again asks for its batch by the same id, and gets what was played of it already.
+        # What stopped the one before may have been the judge: the first batch is judged again where that failed.
+        first, self._first = self._first, False
+        rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
+        slice_digest = hashlib.sha256(repr((self._seed, problems)).encode()).hexdigest()[:8]
         return SampleRequest(
             problems=[problem.text for problem in problems],
             answers=[problem.answer for problem in problems],
-            request_id=f"{self._run_id}-step{step:06d}-rank{trainer.accelerator.process_index}",
+            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}",
             seed=self._seed,
             step=step,
             run_id=policy.run_id,
             policy_version=policy.version,
+            judge_again=first,
         )
 
     def _sample(self, request: SampleRequest) -> SampleResponse:

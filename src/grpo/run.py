@@ -6,12 +6,12 @@ from pathlib import Path
 
 from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.data import load_problems
+from src.grpo.checkpoints import last_checkpoint
 from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
 from src.grpo.trainer import ClassroomGRPOTrainer
@@ -19,7 +19,6 @@ from src.server_process import server_url
 from src.vllm.client import ClassroomClient
 
 logger = logging.getLogger(__name__)
-_SERVER_ANSWERS_WITHIN_S = 60.0
 
 
 def train(config: TrainRLConfig) -> None:
@@ -44,10 +43,9 @@ def train(config: TrainRLConfig) -> None:
     run_id = (run_folder / "run_id").read_text(encoding="utf-8")
     trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [GRPOProgress(run_folder)])
     trainer.remove_callback(PrinterCallback)
-    checkpoints = run_folder / "checkpoints"
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(checkpoints) if checkpoints.is_dir() else None)
+    trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
     trainer.publisher.sync_weights()
-    trainer.save_model(str(run_folder / "model"))
+    trainer.save_whole(run_folder / "model")
     logger.info("the trained teacher is in %s", run_folder / "model")
 
 
@@ -62,9 +60,10 @@ def connect(config: TrainRLConfig) -> ClassroomClient:
         server_url(generation),
         generation.sample_timeout_s,
         generation.load_weights_timeout_s,
+        generation.server_start_timeout_s,
         Path(config.logging.save_dir) / "server.log",
     )
-    client.wait_until_up(_SERVER_ANSWERS_WITHIN_S)
+    client.wait_until_up(generation.server_start_timeout_s)
     return client
 
 

@@ -1,5 +1,6 @@
 """TRL's GRPO trainer with the classroom as its environment."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
 from src.api import ConversationRecord
 from src.data import Problem
+from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
+from src.grpo.collective import on_main_process
 from src.grpo.rollout import ClassroomRollout, construct_reward_func
 from src.grpo.weight_sync import WeightPublisher
+from src.policy_folder import complete
 from src.vllm.client import ClassroomClient
 
 
@@ -43,6 +47,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         run_id: str,
         callbacks: Sequence[Any] = (),
     ):
+        self._saving_checkpoint = False
         rollout = ClassroomRollout(
             {problem.id: problem for problem in problems},
             client,
@@ -85,6 +90,35 @@ class ClassroomGRPOTrainer(GRPOTrainer):
             transcript = "\n".join(f"{turn.role}: {turn.text}" for turn in record.turns)
             table.add_data(record.step, record.id, record.problem, transcript, record.reward)
         wandb.log({"conversations": table}, commit=False)
+
+    def save_whole(self, folder: Path) -> None:
+        """Save the model into a folder that gets its name once it is complete; all ranks take part."""
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        self.save_model(str(unfinished))
+        on_main_process(self.accelerator, lambda: complete(unfinished, folder))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._saving_checkpoint else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As TRL does, but under another name until it is complete."""
+        folder, keep = Path(self.args.output_dir), self.args.save_total_limit
+        on_main_process(self.accelerator, lambda: shutil.rmtree(folder / UNFINISHED, ignore_errors=True))
+        self._saving_checkpoint = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._saving_checkpoint = False
+        self.accelerator.wait_for_everyone()
+        on_main_process(self.accelerator, lambda: complete_checkpoint(folder, self.state.global_step, keep))
+
+    def _get_train_sampler(self, dataset: Any = None) -> OrderOfEpoch:
+        sampler = super()._get_train_sampler(dataset)
+        steps_in_epoch = len(sampler) // (
+            sampler.mini_repeat_count * sampler.batch_size * self.args.steps_per_generation
+        )
+        return OrderOfEpoch(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)

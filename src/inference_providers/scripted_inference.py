@@ -27,6 +27,7 @@ class ScriptedEngine:
         self.tokenizer = tokenizer
         self.frame = ReplyFrame(tokenizer)
         self.policy = PolicyVersion()
+        self.weights = "scripted"
         self.calls: list[tuple[list[int], Sampling, Completion]] = []
         self._script = script
 
@@ -48,6 +49,9 @@ class ScriptedEngine:
 
     def health(self) -> EngineHealth:
         return EngineHealth(model="scripted", engine="scripted", engine_version="", pids=[])
+
+    def check_alive(self) -> None:
+        """Nothing runs that could die."""
 
     def shutdown(self) -> None:
         """Nothing runs."""

@@ -31,6 +31,7 @@ _ERRORS: dict[int, type[ClassroomError]] = {
 }
 _ONE_REQUEST_S = 60.0
 _PAUSE_S = 2.0
+_SECONDS_BETWEEN_MESSAGES = 30.0
 _CONNECTIONS = 64
 
 
@@ -41,15 +42,22 @@ class ClassroomClient:
         url: such as http://127.0.0.1:8005.
         sample_timeout_s: how long a batch of conversations may take.
         load_timeout_s: how long publishing a policy may take.
+        return_timeout_s: how long a server that is gone may take to come back.
         log: where the server's log is, for messages.
     """
 
     def __init__(
-        self, url: str, sample_timeout_s: float = 3600.0, load_timeout_s: float = 600.0, log: Path | None = None
+        self,
+        url: str,
+        sample_timeout_s: float = 3600.0,
+        load_timeout_s: float = 600.0,
+        return_timeout_s: float = 1800.0,
+        log: Path | None = None,
     ):
         self.url = url.rstrip("/")
         self._sample_timeout_s = sample_timeout_s
         self._load_timeout_s = load_timeout_s
+        self._return_timeout_s = return_timeout_s
         self._log = log
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy for the internet is none for the server next door
@@ -70,19 +78,27 @@ class ClassroomClient:
             DeadlineExceeded: after `timeout_s` seconds; the message names the command that starts a server.
             EngineFailure: if the server ended while it was loading.
         """
-        deadline = time.monotonic() + timeout_s
+        started = told = time.monotonic()
+        how = f"Start one with: python vllm_server.py --config-name …{self._see_log()}"
         while True:
             try:
                 return self.health()
-            except DeadlineExceeded as error:
+            except (DeadlineExceeded, EngineFailure) as error:
+                now = time.monotonic()
                 if not alive():
                     message = f"The server for {self.url} ended while it was loading.{self._see_log()}"
                     raise EngineFailure(message) from error
-                if time.monotonic() > deadline:
-                    raise DeadlineExceeded(
-                        f"No server answered at {self.url} within {timeout_s:g} s. Start one with: "
-                        f"python vllm_server.py --config-name …{self._see_log()}"
-                    ) from error
+                if now - started > timeout_s:
+                    raise DeadlineExceeded(f"No server answered at {self.url} within {timeout_s:g} s. {how}") from error
+                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
+                    logger.info(
+                        "no server answers at %s yet; waiting up to %g s (%.0f s). %s",
+                        self.url,
+                        timeout_s,
+                        now - started,
+                        how,
+                    )
+                    told = now
             time.sleep(0.5)
 
     def sample(self, body: SampleRequest) -> SampleResponse:
@@ -100,7 +116,7 @@ class ClassroomClient:
     def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
         """One reward for each conversation id; None for one without a verdict."""
         body = {"conversations": list(conversations)}
-        answer = self._insist("POST", f"/get_{name}_reward", body, 120.0, f"the {name} rewards")
+        answer = self._insist("POST", f"/get_{name}_reward", body, self._return_timeout_s, f"the {name} rewards")
         return RewardResponse.model_validate(answer).rewards
 
     def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
@@ -110,21 +126,33 @@ class ClassroomClient:
             PolicyMismatch: if the server answers with another version than it was given.
         """
         body = LoadWeightsRequest(run_id=policy.run_id, version=policy.version, path=str(path)).model_dump()
-        answer = self._request("POST", "/load_weights", body, timeout_s=self._load_timeout_s + 60.0)
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/load_weights", body, limit_s, f"policy {policy} loaded", self._load_timeout_s)
         loaded = LoadWeightsResponse.model_validate(answer)
         if loaded.policy != policy:
             raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
         return loaded
 
-    def _insist(self, method: str, path: str, body: dict[str, Any], timeout_s: float, what: str) -> Any:
-        """Ask again until there is an answer; for requests that may be sent twice."""
-        started = time.monotonic()
+    def _insist(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any],
+        timeout_s: float,
+        what: str,
+        one_request_s: float = _ONE_REQUEST_S,
+    ) -> Any:
+        """Ask again until there is an answer; for requests that may be sent twice. A server that has gone, or that
+        lost an engine and is about to go, may come back meanwhile."""
+        started = told = time.monotonic()
         while (left := started + timeout_s - time.monotonic()) > 0:
             try:
-                return self._request(method, path, body, timeout_s=min(_ONE_REQUEST_S, left))
-            except DeadlineExceeded as error:
-                waited = time.monotonic() - started
-                logger.info("still waiting for %s (%.0f s): %s", what, waited, error)
+                return self._request(method, path, body, timeout_s=min(one_request_s, left))
+            except (DeadlineExceeded, EngineFailure) as error:
+                now = time.monotonic()
+                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
+                    logger.info("still waiting for %s (%.0f s): %s", what, now - started, error)
+                    told = now
                 time.sleep(min(_PAUSE_S, max(0.0, left)))
         raise DeadlineExceeded(f"{self.url} did not answer with {what} within {timeout_s:g} s.{self._see_log()}")
 

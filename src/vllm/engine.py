@@ -34,6 +34,7 @@ class VllmEngine:
         tokenizer: the model's tokenizer.
         frame: how its chat template frames a reply between two assistant messages.
         policy: the version of the loaded weights.
+        weights: stands for their content: equal weights, equal string.
     """
 
     def __init__(self, engine: "AsyncLLM", model: ModelConfig, pids: list[int]):
@@ -44,6 +45,7 @@ class VllmEngine:
         self.tokenizer = engine.get_tokenizer()
         self.frame = ReplyFrame(self.tokenizer)
         self.policy = PolicyVersion()
+        self.weights = f"as in {model.model_name_or_path}"
         self._stop_ids = self._find_stop_ids()
 
     @classmethod
@@ -102,23 +104,29 @@ class VllmEngine:
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
             EngineFailure: if the engine died.
         """
-        check_policy(folder, policy)
+        weights = check_policy(folder, policy)
         async with self._gate.closed(timeout_s):
             with _engine_errors(self._model):
                 await self._engine.collective_rpc("load_policy", args=(str(folder),))
                 if not await self._engine.reset_prefix_cache():
                     raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
-            self.policy = policy
+            self.policy, self.weights = policy, weights
 
     def health(self) -> EngineHealth:
         """Model, vLLM version, and the ids of the engine's processes."""
         import vllm
 
-        if self._engine.errored:
-            raise EngineFailure(f"The engine of {self._model.model_name_or_path} died: {self._engine.dead_error}")
+        self.check_alive()
         return EngineHealth(
             model=self._model.model_name_or_path, engine="vllm", engine_version=vllm.__version__, pids=self._pids
         )
+
+    def check_alive(self) -> None:
+        """Raises:
+        EngineFailure: if one of its processes died.
+        """
+        if self._engine.errored:
+            raise EngineFailure(f"The engine of {self._model.model_name_or_path} died: {self._engine.dead_error}")
 
     def shutdown(self) -> None:
         """End the engine's processes."""

@@ -1,0 +1,50 @@
+"""What a resumed run depends on: checkpoints that are whole or not there, and an order of problems that follows from
+the step alone."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch.utils.data import Sampler
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from trl.trainer.utils import RepeatSampler
+
+from src.policy_folder import complete
+
+UNFINISHED = "unfinished"
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The checkpoint to go on from; None if there is none."""
+    return get_last_checkpoint(folder) if folder.is_dir() else None
+
+
+def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
+    """Give the checkpoint in `folder/unfinished` its name once it is on disk, and only then delete the oldest, so that
+    `keep` are left."""
+    name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    complete(folder / UNFINISHED / name, folder / name)
+    shutil.rmtree(folder / UNFINISHED)
+    older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in older[:-keep]:
+        shutil.rmtree(path)
+
+
+class OrderOfEpoch(Sampler):
+    """TRL's sampler with an order that the epoch fixes: TRL's own draws the orders one after the other, so a run that
+    is resumed in its second epoch would see the first one's again.
+
+    Args:
+        epoch: tells the epoch that begins, from 0.
+    """
+
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
+        self._sampler = sampler
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self._sampler.generator.manual_seed(self._sampler.seed + 1_000_003 * self._epoch())
+        return iter(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
