@@ -62,6 +62,10 @@ class GenerationConfig:
     program draws the persona `error_student` for a student turn. `forced_conversation_type`: `guided` (the teacher
     opens), `attempt` (the student's attempt opens), null (drawn per problem). A null in `student_names` is a student
     without a name.
+
+    Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
+    `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for one message of an engine, its waiting for
+    others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded.
     """
 
     teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
@@ -91,6 +95,7 @@ class GenerationConfig:
     server_start_timeout_s: float = 1800.0
     sample_timeout_s: float = 3600.0
     load_weights_timeout_s: float = 600.0
+    turn_timeout_s: float = 900.0
 
 
 @dataclass

@@ -102,14 +102,21 @@ async def _end_with_an_engine(app: FastAPI) -> None:
         try:
             app.state.desk.classroom.seats.check_alive()
         except EngineFailure as failure:
-            logger.error("%s", failure)
-            app.state.failure = failure
-            app.state.end()
+            _end(app, failure)
             return
         await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-async def _answer_with_message(_: Request, error: Exception) -> JSONResponse:
+def _end(app: FastAPI, failure: EngineFailure) -> None:
+    if app.state.failure is None:
+        logger.error("%s", failure)
+        app.state.failure = failure
+        app.state.end()
+
+
+async def _answer_with_message(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, EngineFailure):
+        _end(request.app, error)
     status = error.status if isinstance(error, ClassroomError) else 500
     return JSONResponse({"detail": str(error)}, status_code=status)
 

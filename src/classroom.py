@@ -36,6 +36,7 @@ _WITHOUT_INFLUENCE = (
     "server_start_timeout_s",
     "sample_timeout_s",
     "load_weights_timeout_s",
+    "turn_timeout_s",
 )
 """Keys of GenerationConfig that no conversation depends on."""
 

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,8 @@ from config.load import ROOT, USER_ERRORS, load, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.processes import Child, Interrupted, Signals
-from src.server_process import ServerProcess
+from src.reporting import METRICS_NAME
+from src.server_process import KeptServer, ServerProcess
 
 _HYDRA_FLAGS = ("--config-name", "-cn", "--config-dir", "-cd")
 _REFUSED_FLAGS = {
@@ -175,20 +176,27 @@ def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str],
 
     Raises:
         ConfigError: if the server's port is taken.
-        EngineFailure: if the server ends before the trainer.
+        EngineFailure: if the server ends while it loads, or again and again before the trainer is done.
         DeadlineExceeded: if the server does not get ready in time.
         Interrupted: if a signal came.
     """
     folder = Path(config.logging.save_dir)
     suffix = "" if rank == "0" else f".{rank}"
-    with ServerProcess(server, config.generation, signals, folder / f"server{suffix}.log") as running_server:
-        running_server.wait_until_ready()
-        print(f"the server is ready at {running_server.url}; the trainer starts", flush=True)
+    log = folder / f"server{suffix}.log"
+    with KeptServer(lambda: ServerProcess(server, config.generation, signals, log), steps_made(folder)) as kept:
+        kept.process.wait_until_ready()
+        print(f"the server is ready at {kept.process.url}; the trainer starts", flush=True)
         with Child("the trainer", trainer, signals, folder / f"trainer{suffix}.log", echo=True) as running_trainer:
-            status = running_trainer.wait(check=running_server.check_alive)
+            status = running_trainer.wait(check=kept.keep)
     if status:
         print(f"error: the trainer ended with status {status}. Its log is {running_trainer.log}.", file=sys.stderr)
     return status
+
+
+def steps_made(folder: Path) -> Callable[[], int]:
+    """Counts the steps that a run has logged."""
+    metrics = folder / METRICS_NAME
+    return lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 def main(arguments: Sequence[str]) -> int:

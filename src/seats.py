@@ -57,7 +57,7 @@ async def open_seats(
     wanted = {"teacher": teacher, "student": student}
     if generation.judges_rules_prompts_paths and remote_judge is None:
         wanted["judge"] = judge
-    engines = await _start_engines(wanted, seed)
+    engines = await _start_engines(wanted, seed, generation.turn_timeout_s)
     if "judge" in engines:
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
         remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
@@ -82,7 +82,7 @@ def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig)
     return None
 
 
-async def _start_engines(wanted: dict[str, ModelConfig], seed: int) -> dict[str, "VllmEngine"]:
+async def _start_engines(wanted: dict[str, ModelConfig], seed: int, turn_timeout_s: float) -> dict[str, "VllmEngine"]:
     from src.vllm.engine import VllmEngine
 
     engines: dict[str, VllmEngine] = {}
@@ -90,7 +90,7 @@ async def _start_engines(wanted: dict[str, ModelConfig], seed: int) -> dict[str,
         for seat, model in wanted.items():
             started = time.monotonic()
             logger.info("loading the %s: %s", seat, model.model_name_or_path)
-            engines[seat] = await VllmEngine.start(model, seed)
+            engines[seat] = await VllmEngine.start(model, seed, turn_timeout_s)
             logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
     except BaseException:
         for engine in engines.values():

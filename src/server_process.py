@@ -1,8 +1,10 @@
-"""The classroom's server as a program that another one runs: started, awaited, watched, ended."""
+"""The classroom's server as a program that another one runs: started, awaited, watched, started again, ended."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from config.base import GenerationConfig
 from src.api import Health
@@ -14,6 +16,7 @@ from src.vllm.client import ClassroomClient
 
 _PAUSE_S = 0.3
 _GRACE_WHILE_LOADING_S = 3.0
+_RESTARTS = 3
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -78,6 +81,49 @@ class ServerProcess(Child):
             f"The server did not answer at {self.url} within generation.server_start_timeout_s = {self._limit_s:g} s. "
             f"The last lines of {self.log}:\n{self.last_lines()}"
         )
+
+
+class KeptServer:
+    """A server that is started again when it ends before its time: what it was doing, the next one goes on with.
+
+    Args:
+        start: starts it.
+        progress: a number that grows as its users get on. After three restarts without that, the server is given up.
+    """
+
+    def __init__(self, start: Callable[[], ServerProcess], progress: Callable[[], int]):
+        self._start, self._progress = start, progress
+        self._reached, self._restarts = progress(), 0
+        self.process = start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+
+    def keep(self) -> None:
+        """Start it again if it ended.
+
+        Raises:
+            EngineFailure: if it ended too often; the message holds the last lines of its log.
+        """
+        status = self.process.poll()
+        if status is None:
+            return
+        reached = self._progress()
+        self._restarts = 1 if reached > self._reached else self._restarts + 1
+        self._reached = reached
+        if self._restarts > _RESTARTS:
+            self.process.check_alive()
+        self.process.stop()
+        print(
+            f"The server ended with status {status} and is started again ({self._restarts} of at most {_RESTARTS} "
+            f"times without progress in between); its log is {self.process.log}.",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.process = self._start()
 
 
 def server_url(generation: GenerationConfig) -> str:

@@ -129,8 +129,12 @@ import json, os, signal, subprocess, sys, time
 sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
 children = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
 def note():
-    with open(os.path.join(FOLDER, NAME + ".pids"), "w") as file:
+    path = os.path.join(FOLDER, NAME + ".pids")
+    with open(path + ".new", "w") as file:
         json.dump([os.getpid(), *(child.pid for child in children)], file)
+    with open(path + ".all", "a") as file:
+        file.write(" ".join(map(str, [os.getpid(), *(child.pid for child in children)])) + " ")
+    os.replace(path + ".new", path)
 """
 
 SERVER = """
@@ -165,9 +169,21 @@ if MODE == "succeeds":
 if MODE == "is killed":
     time.sleep(1.5)  # long enough for its children to have been seen
     os.kill(os.getpid(), signal.SIGKILL)
-if MODE == "kills the server":
+def kill_server():
     time.sleep(1.5)
-    os.kill(json.load(open(os.path.join(FOLDER, "server.pids")))[0], signal.SIGKILL)
+    pid = json.load(open(os.path.join(FOLDER, "server.pids")))[0]
+    os.kill(pid, signal.SIGKILL)
+    while pid == json.load(open(os.path.join(FOLDER, "server.pids")))[0]:
+        time.sleep(0.1)
+if MODE == "kills the server":
+    for _ in range(9):
+        kill_server()
+if MODE == "makes steps and kills the server":
+    for step in range(5):
+        kill_server()
+        with open(os.path.join(FOLDER, "metrics.jsonl"), "a") as file:
+            file.write("{}\\n")
+    sys.exit(0)
 time.sleep(600)
 """
 
@@ -242,7 +258,7 @@ class Launch:
 
     def left(self) -> list[int]:
         """What still runs of both stand-ins."""
-        noted = [pid for path in self.folder.glob("*.pids") for pid in json.loads(path.read_text(encoding="utf-8"))]
+        noted = [int(pid) for path in self.folder.glob("*.all") for pid in path.read_text(encoding="utf-8").split()]
         return [pid for pid in noted if runs(pid)]
 
 
@@ -310,10 +326,19 @@ def test_a_server_that_does_not_get_ready_is_given_up_on(launched):
     assert launch.left() == []
 
 
-def test_a_server_that_dies_during_training_ends_the_trainer(launched):
+def test_a_server_that_dies_again_and_again_ends_the_launch(launched):
     launch = launched("serves", "kills the server")
     status, _, errors = launch.end()
-    assert status == 2 and f"The server ended with status {128 + signal.SIGKILL}" in errors
+    assert status == 2 and f"error: The server ended with status {128 + signal.SIGKILL}" in errors
+    assert errors.count("is started again") == 3
+    assert launch.left() == []
+
+
+def test_a_server_that_dies_while_the_training_gets_on_is_started_again(launched):
+    launch = launched("serves", "makes steps and kills the server")
+    status, _, errors = launch.end()
+    assert status == 0, errors
+    assert errors.count("is started again (1 of at most 3 times") == 5
     assert launch.left() == []
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ from src.evaluation.report import write_report
 from src.evaluation.run_folder import load_run
 from src.evaluation.summary import write_summary
 from src.evaluation.tables import comparison_table
-from src.launcher import server_command, trainer_command, with_accelerate_config
+from src.launcher import server_command, steps_made, trainer_command, with_accelerate_config
 from src.ports import refuse_taken_port
 from src.processes import Child, Interrupted, Signals
 from src.quickstart.plan import ModelsPlan, Plan, key_of, make_plan
-from src.server_process import ServerProcess
+from src.server_process import KeptServer, ServerProcess
 from src.vllm.client import ClassroomClient
 
 NOTES = "quickstart.json"
@@ -209,25 +210,27 @@ def _for_summary(seconds: dict[str, float]) -> dict[str, float]:
 
 def _train_and_measure(plan: Plan, stages: Stages, signals: Signals) -> None:
     command = server_command(plan.rl_arguments)
-    with ServerProcess(command, plan.config.generation, signals, plan.folder / "server.log") as server:
-        with stages.stage(f"the server loads its models (vllm_server.py), log {server.log}", "server_start"):
-            server.wait_until_ready()
+    log = plan.folder / "server.log"
+    start = partial(ServerProcess, command, plan.config.generation, signals, log)
+    with KeptServer(start, steps_made(plan.folder)) as server:
+        with stages.stage(f"the server loads its models (vllm_server.py), log {log}", "server_start"):
+            server.process.wait_until_ready()
         _measure("before", plan, server, stages, signals)
         with stages.stage("training (train_rl.py)", "training"):
             trainer = trainer_command(with_accelerate_config([]), plan.rl_arguments)
-            run_program("train_rl.py", trainer, plan.folder / "trainer.log", signals, server.check_alive)
-        _refuse_untrained(plan.folder, server)
+            run_program("train_rl.py", trainer, plan.folder / "trainer.log", signals, server.keep)
+        _refuse_untrained(plan.folder, server.process)
         _measure("after", plan, server, stages, signals)
 
 
-def _measure(when: str, plan: Plan, server: ServerProcess, stages: Stages, signals: Signals) -> None:
+def _measure(when: str, plan: Plan, server: KeptServer, stages: Stages, signals: Signals) -> None:
     title = f"measured on held-out lessons {when} training (eval.py)"
     if (plan.folder / "eval" / when / "metrics.json").is_file():
         stages.skip(title, "is done")
         return
     with stages.stage(title, "eval"):
         log = plan.folder / f"eval_{when}.log"
-        run_program("eval.py", plan.eval_command(when), log, signals, server.check_alive)
+        run_program("eval.py", plan.eval_command(when), log, signals, server.keep)
 
 
 def _refuse_untrained(folder: Path, server: ServerProcess) -> None:

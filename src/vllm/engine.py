@@ -37,10 +37,11 @@ class VllmEngine:
         weights: stands for their content: equal weights, equal string.
     """
 
-    def __init__(self, engine: "AsyncLLM", model: ModelConfig, pids: list[int]):
+    def __init__(self, engine: "AsyncLLM", model: ModelConfig, pids: list[int], turn_timeout_s: float):
         self._engine = engine
         self._model = model
         self._pids = pids
+        self._turn_timeout_s = turn_timeout_s
         self._gate = WeightsGate()
         self.tokenizer = engine.get_tokenizer()
         self.frame = ReplyFrame(self.tokenizer)
@@ -49,8 +50,11 @@ class VllmEngine:
         self._stop_ids = self._find_stop_ids()
 
     @classmethod
-    async def start(cls, model: ModelConfig, seed: int) -> "VllmEngine":
+    async def start(cls, model: ModelConfig, seed: int, turn_timeout_s: float = 900.0) -> "VllmEngine":
         """Load a model. Takes about twenty seconds on a CPU, longer for large models.
+
+        Args:
+            turn_timeout_s: an engine that takes longer over one turn has failed.
 
         Raises:
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
@@ -61,7 +65,7 @@ class VllmEngine:
                 engine = await asyncio.to_thread(_load, model, seed)
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
-        return cls(engine, model, sorted(_child_pids() - before))
+        return cls(engine, model, sorted(_child_pids() - before), turn_timeout_s)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn after `prompt_ids`.
@@ -70,7 +74,7 @@ class VllmEngine:
 
         Raises:
             DataError: if the prompt leaves no room in the model's context.
-            EngineFailure: if the engine died.
+            EngineFailure: if the engine died, or did not answer in time.
         """
         room = self._model.vllm.max_length - len(prompt_ids)
         if room < 1:
@@ -134,10 +138,17 @@ class VllmEngine:
         engine.shutdown()
 
     async def _run(self, prompt_ids: list[int], params: "SamplingParams"):
-        with _engine_errors(self._model):
-            async for output in self._engine.generate({"prompt_token_ids": prompt_ids}, params, uuid4().hex):
-                if output.finished:
-                    return output.outputs[0]
+        try:
+            async with asyncio.timeout(self._turn_timeout_s):
+                with _engine_errors(self._model):
+                    async for output in self._engine.generate({"prompt_token_ids": prompt_ids}, params, uuid4().hex):
+                        if output.finished:
+                            return output.outputs[0]
+        except TimeoutError:
+            raise EngineFailure(
+                f"The engine of {self._model.model_name_or_path} did not finish a turn within "
+                f"generation.turn_timeout_s = {self._turn_timeout_s:g} s."
+            ) from None
         raise EngineFailure(f"The engine of {self._model.model_name_or_path} ended a request without an answer.")
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
