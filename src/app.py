@@ -29,6 +29,7 @@ from src.batches import BatchDesk, open_desk
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
 from src.ports import refuse_taken_port
 from src.rewards import REWARDS
+from src.run_lock import claim
 from src.turns import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -45,13 +46,18 @@ def serve(config: TrainRLConfig) -> None:
     """Load the models and answer on `generation.server_host:server_port` until interrupted.
 
     Raises:
-        ConfigError: if the port is taken.
+        ConfigError: if the port is taken, or another server works in the run folder.
         EngineFailure: if a model cannot be loaded, or an engine died: a server that is started again in its place
             goes on from the journal.
     """
     host, port = config.generation.server_host, config.generation.server_port
     refuse_taken_port(host, port)
-    app = create_app(config, record_run(config, "vllm_server"))
+    with claim("vllm_server", Path(config.logging.save_dir)):
+        run_folder = record_run(config, "vllm_server")
+        _run(create_app(config, run_folder), host, port)
+
+
+def _run(app: FastAPI, host: str, port: int) -> None:
     options = uvicorn.Config(
         app,
         host=host,

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from src.errors import DataError, DeadlineExceeded
+from config.load import ROOT
+from src.errors import ConfigError, DataError, DeadlineExceeded
 from src.journal import Journal, read_journal
 from src.policy_folder import check_policy, policy_path, remove_old_policies, write_policy
+from src.run_lock import claim
 from src.turns import PolicyVersion
 from src.vllm.gate import WeightsGate
 
@@ -137,3 +141,20 @@ def test_cancelled_turn_leaves_the_gate() -> None:
             pass
 
     asyncio.run(scenario())
+
+
+HOLDER = "import sys; from pathlib import Path; from src.run_lock import claim; f = claim('x', Path(sys.argv[1])); {}"
+
+
+def test_a_run_folder_has_one_program_of_a_kind_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
+    wait = "print('has it', flush=True); import time; time.sleep(600)"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER.format(wait), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "has it\n"
+    with pytest.raises(ConfigError, match=rf"Process {holder.pid} works in .* as x already"):
+        claim("x", tmp_path)
+    claim("y", tmp_path).close()
+    holder.kill()
+    holder.communicate()
+    claim("x", tmp_path).close()

@@ -15,6 +15,7 @@ from src.grpo.checkpoints import last_checkpoint
 from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
 from src.grpo.trainer import ClassroomGRPOTrainer
+from src.run_lock import claim
 from src.server_process import server_url
 from src.vllm.client import ClassroomClient
 
@@ -35,6 +36,7 @@ def train(config: TrainRLConfig) -> None:
     arguments = grpo_config(config, run_folder)  # sets up the process group, too
     state = PartialState()
     if state.is_main_process:
+        claimed = claim("train_rl", run_folder)
         record_run(config, "train_rl")
         _write_run_id(run_folder)
     state.wait_for_everyone()
@@ -46,6 +48,8 @@ def train(config: TrainRLConfig) -> None:
     trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
     trainer.publisher.sync_weights()
     trainer.save_whole(run_folder / "model")
+    if state.is_main_process:
+        claimed.close()
     logger.info("the trained teacher is in %s", run_folder / "model")
 
 
