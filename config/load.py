@@ -96,6 +96,7 @@ def _quieten_libraries() -> None:
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # CPUs have no Triton, and need none
     # The weights are this project's own server's; TRL's integration, which the warnings are about, is not used.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")

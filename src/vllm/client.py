@@ -172,7 +172,7 @@ class ClassroomClient:
         raise _ERRORS.get(response.status_code, ClassroomError)(f"{self.url}{path}: {_detail(response)}")
 
     def _see_log(self) -> str:
-        return f" Its log is {self._log}." if self._log is not None else ""
+        return f" Its log is {self._log}." if self._log is not None and self._log.exists() else ""
 
 
 def _detail(response: requests.Response) -> str:

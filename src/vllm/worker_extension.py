@@ -15,16 +15,16 @@ class PolicyWorker:
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.model_executor.model_loader.reload import layerwise
 
-        layerwise.logger.addFilter(_tied_head_is_no_failure)
+        layerwise.logger.addFilter(_has_weights_of_its_own)
         try:
             self.reload_weights(weights_path=path)
         finally:
-            layerwise.logger.removeFilter(_tied_head_is_no_failure)
+            layerwise.logger.removeFilter(_has_weights_of_its_own)
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
 
 
-def _tied_head_is_no_failure(record: logging.LogRecord) -> bool:
-    """Leaves out vLLM's warning that a tied head has no weights of its own in the checkpoint."""
-    return not record.getMessage().startswith("ParallelLMHead: Failed to load weights")
+def _has_weights_of_its_own(record: logging.LogRecord) -> bool:
+    """Leaves out vLLM's warning that a tied head, or a rotary embedding, has no weights in the checkpoint."""
+    return not record.getMessage().startswith(("ParallelLMHead: Failed to load", "RotaryEmbedding: Failed to load"))
