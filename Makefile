@@ -3,7 +3,7 @@
 
 PYTHON_IN_VENV := .venv/bin/python
 
-.PHONY: help setup quickstart quickstart-models test test-full lint bench
+.PHONY: help setup quickstart quickstart-models test test-full lint bench docs
 
 help:
 	@echo 'make quickstart         a tutor that learns on this machine, in minutes; ends with runs/quickstart/report.html'
@@ -12,6 +12,7 @@ help:
 	@echo 'make test-full          the long and the rarely needed ones, too'
 	@echo 'make lint               ruff'
 	@echo 'make bench              the benchmarks'
+	@echo 'make docs               the pages of docs/ that are made from the sources; checks the lesson plans'
 	@echo 'make setup              .venv with the pinned requirements; every target above does it when needed'
 
 setup:
@@ -35,3 +36,7 @@ lint: setup
 
 bench: setup
 	@for program in $(wildcard benchmarks/*.py); do $(PYTHON_IN_VENV) "$$program" $(ARGS) || exit 1; done
+
+docs: setup
+	@$(PYTHON_IN_VENV) -m src.lesson_plans check
+	@$(PYTHON_IN_VENV) -m src.prompt_docs docs/prompts.md

@@ -110,10 +110,17 @@ class DataSource:
 
 @dataclass
 class DatasetSource(DataSource):
-    """Problems: the columns that hold their text and the reference answer."""
+    """Problems: what their text and the reference answer are taken from.
+
+    The text stands in `problem_column`, or is made from the row by the Jinja template at `problem_template`, whose
+    variables are columns; lesson plans have `prompt_templates/lesson_plan.txt`. `columns` maps variables of the
+    template to columns that are called otherwise. `answer_column` null: the problems have no answer.
+    """
 
     problem_column: str = "problem"
-    answer_column: str = "answer"
+    answer_column: str | None = "answer"
+    problem_template: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from config.base import DatasetSource, DataSource
 from src.errors import DataError
+from src.prompts import render, variables_of
 
 if TYPE_CHECKING:
     import datasets
@@ -38,7 +39,8 @@ def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int |
     """The problems of all sources; see `gather`.
 
     Raises:
-        DataError: if there is no source, a column is missing, a cell is empty, or nothing is left.
+        DataError: if there is no source, a column is missing, a cell is empty, a row cannot be filled into its
+            template, or nothing is left.
     """
     return gather(sources, _read_problems, limit, seed)
 
@@ -83,21 +85,64 @@ def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int |
 
 def _read_problems(source: DatasetSource) -> list[Problem]:
     rows = load_rows(source)
-    wanted = (source.problem_column, source.answer_column)
-    missing = [column for column in wanted if column not in rows.column_names]
+    columns = _text_columns(source)
+    wanted = [*columns.values(), source.answer_column]
+    missing = [column for column in wanted if column not in (None, *rows.column_names)]
     if missing:
+        renaming = "columns={variable: column}" if source.problem_template else "problem_column"
         raise DataError(
             f"{source.name_or_path} has no column {', '.join(missing)}. It has: {', '.join(rows.column_names)}. "
-            "Name yours with problem_column and answer_column."
+            f"Name yours with {renaming} and answer_column (null: the problems have no answer)."
         )
-    return list(_to_problems(source, rows[wanted[0]], rows[wanted[1]]))
+    texts = _fill_in(source, rows, columns) if source.problem_template else rows[source.problem_column]
+    answers = rows[source.answer_column] if source.answer_column else [None] * len(rows)
+    return list(_to_problems(source, texts, answers))
 
 
-def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable) -> Iterable[Problem]:
+def _text_columns(source: DatasetSource) -> dict[str, str]:
+    """The columns that a problem's text is made of, by the variable of the template that they fill in."""
+    if source.problem_template is None:
+        return {"problem": source.problem_column}
+    variables = sorted(variables_of(source.problem_template))
+    idle = sorted(set(source.columns) - set(variables))
+    if idle:
+        raise DataError(
+            f"{source.name_or_path}: columns maps {', '.join(idle)}, but {source.problem_template} uses: "
+            f"{', '.join(variables)}."
+        )
+    return {variable: source.columns.get(variable, variable) for variable in variables}
+
+
+def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable) -> Iterator[Problem]:
     for number, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{source.name_or_path}: row {number} has no text in column {source.problem_column}.")
         yield Problem.of(text, "" if answer is None else str(answer))
+
+
+def _fill_in(source: DatasetSource, rows: "datasets.Dataset", columns: dict[str, str]) -> Iterator[str]:
+    for number, row in enumerate(rows, start=1):
+        values = {variable: _cell(row[column]) for variable, column in columns.items()}
+        empty = [columns[variable] for variable, value in values.items() if value in (None, "", [], {})]
+        if empty:
+            raise DataError(f"{source.name_or_path}: row {number} has nothing in column {', '.join(empty)}.")
+        try:
+            yield render(source.problem_template, **values)
+        except DataError as error:
+            raise DataError(f"{source.name_or_path}: row {number}: {error}") from error
+
+
+def _cell(value: Any) -> Any:
+    """A cell for a template. Lists and objects that are written as JSON text, as CSV has to, are read."""
+    if not isinstance(value, str):
+        return value
+    value = value.strip()
+    if value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):  # a text that happens to begin with a bracket
+            return value
+    return value
 
 
 def load_rows(source: DataSource) -> "datasets.Dataset":

@@ -175,3 +175,87 @@ def test_csv_json_and_parquet_are_read_alike(tmp_path, source):
     for suffix in ("csv", "json", "parquet"):
         found = load_problems([DatasetSource(name_or_path=str(tmp_path / f"p.{suffix}"))])
         assert found == load_problems([source]), suffix
+
+
+# Problems that a template makes of a row ----------------------------------------------------------------------------
+
+PLANS = [
+    {
+        "target_language": "Dutch",
+        "level": level,
+        "goal": "cafe-order",
+        "lesson_aim": f"Order {drink}.",
+        "chunks": [{"phrase": "Dat was het, hè?", "meaning": "That's all", "use": "ending"}] * 2,
+        "next_lessons": ["Paying", "Lunch"],
+    }
+    for level, drink in (("A1", "tea"), ("B1", "coffee"))
+]
+LESSON_PLAN = str(ROOT / "prompt_templates/lesson_plan.txt")
+RENDERED = """Language: Dutch
+Level: A1
+Topic: cafe order
+Aim of this lesson: Order tea.
+
+Chunks of this lesson:
+1. Dat was het, hè? | meaning: That's all | use: ending
+2. Dat was het, hè? | meaning: That's all | use: ending
+
+Lessons that follow, not part of this one: Paying; Lunch"""
+
+
+def plans_in(path: str, **options) -> DatasetSource:
+    return DatasetSource(name_or_path=path, problem_template=LESSON_PLAN, answer_column=None, **options)
+
+
+def test_a_template_makes_problems_of_rows_whatever_file_they_are_in(tmp_path, jsonl):
+    import datasets
+
+    with (tmp_path / "p.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(PLANS[0]))
+        writer.writeheader()
+        writer.writerows(plan | {key: json.dumps(plan[key]) for key in ("chunks", "next_lessons")} for plan in PLANS)
+    (tmp_path / "p.json").write_text(json.dumps(PLANS))
+    datasets.Dataset.from_list(PLANS).to_parquet(str(tmp_path / "p.parquet"))
+    wanted = [Problem.of(RENDERED), Problem.of(RENDERED.replace("tea", "coffee").replace("A1", "B1"))]
+    for path in (jsonl(PLANS, "p.jsonl"), *(str(tmp_path / f"p.{suffix}") for suffix in ("csv", "json", "parquet"))):
+        assert load_problems([plans_in(path)]) == wanted, path
+
+
+def test_columns_of_another_name_are_mapped(jsonl):
+    path = jsonl([{("ziel" if key == "lesson_aim" else key): value for key, value in plan.items()} for plan in PLANS])
+    assert load_problems([plans_in(path, columns={"lesson_aim": "ziel"})])[0].text == RENDERED
+    with pytest.raises(DataError) as caught:
+        load_problems([plans_in(path)])
+    for part in (path, "no column lesson_aim", "level, goal, ziel, chunks", "columns={variable: column}"):
+        assert part in str(caught.value)
+    with pytest.raises(DataError, match=r"columns maps aim, but .*lesson_plan.txt uses: chunks, goal, lesson_aim"):
+        load_problems([plans_in(path, columns={"aim": "ziel"})])
+
+
+def test_a_template_may_go_with_an_answer(jsonl, tmp_path):
+    (tmp_path / "t.txt").write_text("{{ question }}\nHint: {{ hint }}")
+    rows = [{"question": "2 + 2", "hint": "[even", "solution": 4}]
+    source = DatasetSource(jsonl(rows), problem_template=str(tmp_path / "t.txt"), answer_column="solution")
+    assert load_problems([source]) == [Problem.of("2 + 2\nHint: [even", "4")]
+    source.answer_column = "answer"
+    with pytest.raises(DataError, match=r"no column answer\. It has: question, hint, solution\. .*answer_column"):
+        load_problems([source])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lesson_aim": ""}, "row 2 has nothing in column lesson_aim"),
+        ({"lesson_aim": None, "chunks": []}, "row 2 has nothing in column chunks, lesson_aim"),
+        ({"chunks": [{"phrase": "Dag!", "meaning": None, "use": "x"}]}, "row 2: .*lesson_plan.txt: .* null"),
+    ],
+)
+def test_a_row_that_does_not_fill_its_template_is_named(jsonl, change, message):
+    with pytest.raises(DataError, match=message):
+        load_problems([plans_in(jsonl([PLANS[0], PLANS[1] | change]))])
+
+
+def test_a_cell_that_is_no_list_is_no_lesson_plan(tmp_path):
+    (tmp_path / "p.csv").write_text("target_language,level,goal,lesson_aim,chunks,next_lessons\na,b,c,d,[e,f\n")
+    with pytest.raises(DataError, match=r"p\.csv: row 1: .*lesson_plan\.txt: .*phrase"):
+        load_problems([plans_in(str(tmp_path / "p.csv"))])

@@ -1,11 +1,12 @@
 """Prompt templates: what is missing is an error that names the template, and never an empty string."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from src.errors import DataError
-from src.prompts import render
+from src.prompts import render, variables_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,6 +40,18 @@ def test_an_unknown_variable_is_an_error_that_names_it_the_template_and_what_the
         assert part in str(caught.value)
 
 
+def test_null_is_not_written_into_a_prompt(template):
+    path = template("Hello {{ student_name }}!")
+    with pytest.raises(DataError, match=r"teacher\.txt: a value that it writes out is null"):
+        render(path, student_name=None)
+    assert render(path, student_name=0) == "Hello 0!"
+
+
+def test_the_variables_of_a_template_are_those_that_it_has_to_be_given(template):
+    path = template("{% set a = b %}{% for c in d if e %}{{ c.f }}{{ a }}{% endfor %}{# g #}")
+    assert variables_of(path) == {"b", "d", "e"}
+
+
 def test_a_missing_template_is_named():
     with pytest.raises(DataError, match="nowhere/teacher.txt"):
         render("nowhere/teacher.txt")
@@ -68,5 +81,9 @@ def test_every_shipped_template_can_be_filled_in(path):
         "user_message": "",
         "teacher_message": "",
     }
+    if path.name == "lesson_plan.txt":
+        given = json.loads((ROOT / "data/lesson_plans/train.jsonl").read_text(encoding="utf-8").splitlines()[0])
+        assert given["lesson_aim"] in render(str(path), **given)
+        return
     assert render(str(path), **given)
     assert render(str(path), **given | {"student_name": None, "include_thinking": True})

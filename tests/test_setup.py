@@ -103,6 +103,7 @@ def test_ci_runs_the_tests_and_nothing_else():
         ("test", '.venv/bin/python -m pytest -m "not full" seed=2'),
         ("test-full", ".venv/bin/python -m pytest seed=2"),
         ("lint", ".venv/bin/python -m ruff check ."),
+        ("docs", ".venv/bin/python -m src.prompt_docs docs/prompts.md"),
     ],
 )
 def test_targets_set_up_first_and_hand_their_arguments_on(target, command):
