@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from src.judging import SCORING_RULES
+
 
 @dataclass
 class VllmConfig:
@@ -59,9 +61,10 @@ class GenerationConfig:
 
     `max_turns` counts messages and the teacher closes. `max_tokens_in_conversation` bounds the teacher's context; the
     teacher model's own `vllm.max_length` bounds it too. `student_error_rate` is the probability with which the
-    program draws the persona `error_student` for a student turn. `forced_conversation_type`: `guided` (the teacher
-    opens), `attempt` (the student's attempt opens), null (drawn per problem). A null in `student_names` is a student
-    without a name.
+    program draws the persona `error_student` for a student turn, or a mapping from every persona to its weight; a
+    single persona is always the one. `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt`
+    (the student's attempt opens), null (drawn per problem; `guided` if a judge rule scores). A null in
+    `student_names` is a student without a name.
 
     Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
     `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for one message of an engine, its waiting for
@@ -70,7 +73,7 @@ class GenerationConfig:
 
     teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
     student_personas_prompts_paths: dict[str, str] = field(default_factory=dict)
-    student_error_rate: float = 0.2
+    student_error_rate: Any = 0.2
     student_initial_attempt_prompt_path: str | None = None
     initial_attempt_wrapper_prompt_path: str | None = None
     student_final_prompt_path: str | None = None
@@ -97,6 +100,10 @@ class GenerationConfig:
     load_weights_timeout_s: float = 600.0
     turn_timeout_s: float = 900.0
 
+    def __post_init__(self) -> None:
+        if self.forced_conversation_type is None and SCORING_RULES & set(self.judges_rules_prompts_paths):
+            self.forced_conversation_type = "guided"
+
 
 @dataclass
 class DataSource:
@@ -121,6 +128,21 @@ class DatasetSource(DataSource):
     answer_column: str | None = "answer"
     problem_template: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class HuggingFaceConfig:
+    """The Hub repository that the trained model goes to, `user/name`, if `push_to_hub` says so. Needs HF_TOKEN."""
+
+    name: str | None = None
+    push_to_hub: bool = False
+
+
+def lesson_plans(split: str) -> DatasetSource:
+    """The lesson plans that come with this project, `train` or `test`."""
+    return DatasetSource(
+        f"data/lesson_plans/{split}.jsonl", answer_column=None, problem_template="prompt_templates/lesson_plan.txt"
+    )
 
 
 @dataclass

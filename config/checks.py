@@ -31,6 +31,10 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_generation(config.generation)
     check_sampling("teacher_model", config.teacher_model.vllm)
     _check_batch(config)
+    if config.huggingface.push_to_hub and not config.huggingface.name:
+        raise ConfigError(
+            "huggingface.push_to_hub is true, but huggingface.name is null: name the repository, user/name."
+        )
     _check_rewards(config)
     if config.teacher_model.vllm.temperature <= 0:
         raise ConfigError(
@@ -43,10 +47,7 @@ def check_generation(generation: GenerationConfig) -> None:
     """The classroom's own rules."""
     if generation.max_turns < 1:
         raise ConfigError(f"generation.max_turns is {generation.max_turns}; it counts messages and must be at least 1.")
-    if not 0 <= generation.student_error_rate <= 1:
-        raise ConfigError(
-            f"generation.student_error_rate is {generation.student_error_rate}; it is a share from 0 to 1."
-        )
+    _check_error_rate(generation)
     if not generation.student_personas_prompts_paths:
         raise ConfigError(
             "generation.student_personas_prompts_paths names no persona: give at least one, for example "
@@ -62,6 +63,26 @@ def check_generation(generation: GenerationConfig) -> None:
             "Conversations may open with the student's attempt, which needs "
             "generation.student_initial_attempt_prompt_path. Set it, or set generation.forced_conversation_type=guided."
         )
+
+
+def _check_error_rate(generation: GenerationConfig) -> None:
+    rate, personas = generation.student_error_rate, set(generation.student_personas_prompts_paths)
+    if isinstance(rate, dict):
+        weights = list(rate.values())
+        if set(rate) != personas or not all(_is_number(w) and w >= 0 for w in weights) or sum(weights) <= 0:
+            raise ConfigError(
+                f"generation.student_error_rate is {rate}; as a mapping it gives each persona of "
+                f"generation.student_personas_prompts_paths ({', '.join(sorted(personas))}) a weight from 0, not all 0."
+            )
+    elif not _is_number(rate) or not 0 <= rate <= 1:
+        raise ConfigError(
+            f"generation.student_error_rate is {rate!r}; it is a share from 0 to 1, or a mapping from every persona to "
+            "its weight."
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_sampling(name: str, options: VllmConfig) -> None:

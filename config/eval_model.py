@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from config.base import DatasetSource, GenerationConfig, JudgeModelConfig, LoggingConfig, ModelConfig
+from config.base import DatasetSource, GenerationConfig, JudgeModelConfig, LoggingConfig, ModelConfig, lesson_plans
 from config.checks import check_generation, check_sampling
 from src.errors import ConfigError
 from src.judging import SCORING_RULES
@@ -13,7 +13,8 @@ SAMPLINGS = ("sampled", "greedy")
 
 @dataclass
 class EvalDatasetConfig:
-    """The problems. `max_val_examples` −1 takes all; the same problems come in the same order for every tutor."""
+    """The problems; without a dataset, and with a judge rule that scores, the shipped test plans. `max_val_examples`
+    −1 takes all; the same problems come in the same order for every tutor."""
 
     eval_datasets: list[DatasetSource] = field(default_factory=list)
     max_val_examples: int = 500
@@ -41,6 +42,10 @@ class EvalConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     seed: int = 42
     dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.dataset.eval_datasets and SCORING_RULES & set(self.generation.judges_rules_prompts_paths):
+            self.dataset.eval_datasets = [lesson_plans("test")]
 
 
 def reward_weights(config: EvalConfig) -> dict[str, float]:

@@ -25,12 +25,14 @@ from typing import Any, TypeVar, get_args
 
 import hydra
 import yaml
+from dotenv import load_dotenv
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from config.upstream_keys import leave_out
 from src.errors import ClassroomError, ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +76,7 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
                 level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
             )
             _quieten_libraries()
+            load_dotenv(ROOT / ".env")  # keys; what is set already stays as it is
             sys.argv[1:] = _hydra_arguments(sys.argv[1:])
             with _messages_instead_of_tracebacks():
                 hydra.main(version_base=None, config_path=str(ROOT / "config" / folder), config_name=DEFAULT_CONFIG)(
@@ -173,6 +176,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
     Raises:
         ConfigError: naming the key, the rule and the fix.
     """
+    leave_out(raw)
     try:
         _refuse_values_for_groups(raw, schema)
         merged = OmegaConf.merge(OmegaConf.structured(schema), raw)
@@ -200,7 +204,8 @@ def _refuse_values_for_groups(raw: DictConfig, schema: type, prefix: str = "") -
 def _nearest(key: str, schema: type, group: type | None) -> str:
     """The known key that was probably meant, else the keys of the group it was looked for in."""
     known = config_keys(schema)
-    names = difflib.get_close_matches(_last(key), {_last(each) for each in known}, n=1)
+    in_a_list = "." not in key and group is not schema  # an entry's own fields are all that can be meant
+    names = [] if in_a_list else difflib.get_close_matches(_last(key), {_last(each) for each in known}, n=1)
     close = difflib.get_close_matches(key, [each for each in known if _last(each) in names], n=1, cutoff=0.0)
     if close:
         return f"Did you mean {close[0]}?"

@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from config.base import (
     DatasetSource,
     GenerationConfig,
+    HuggingFaceConfig,
     JudgeModelConfig,
     LoggingConfig,
     ModelConfig,
+    lesson_plans,
 )
+from src.judging import SCORING_RULES
 
 
 @dataclass
@@ -58,7 +61,8 @@ class RewardModelConfig:
 
 @dataclass
 class TrainDatasetConfig:
-    """What is trained on. `max_train_examples` −1 takes all."""
+    """What is trained on; without a dataset, and with a judge rule that scores, the shipped lesson plans.
+    `max_train_examples` −1 takes all."""
 
     train_datasets: list[DatasetSource] = field(default_factory=list)
     max_train_examples: int = -1
@@ -66,7 +70,8 @@ class TrainDatasetConfig:
 
 @dataclass
 class TrainRLConfig:
-    """Everything that the server and the trainer read."""
+    """Everything that the server and the trainer read. `skip_first_samples` leaves out as many problems at the
+    beginning of the shuffled data."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
     teacher_model: ModelConfig = field(default_factory=ModelConfig)
@@ -75,6 +80,12 @@ class TrainRLConfig:
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
+    huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    skip_first_samples: int = 0
     seed: int = 42
     dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.dataset.train_datasets and SCORING_RULES & set(self.generation.judges_rules_prompts_paths):
+            self.dataset.train_datasets = [lesson_plans("train")]

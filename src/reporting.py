@@ -32,6 +32,13 @@ def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
     return trackers or ["none"]
 
 
+def last_metrics(run_folder: Path) -> dict[str, Any]:
+    """The last line of `metrics.jsonl`; empty if there is none."""
+    path = run_folder / METRICS_NAME
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return json.loads(lines[-1]) if lines else {}
+
+
 class Progress(TrainerCallback):
     """Every optimizer step as a line of `metrics.jsonl`; a bar on a terminal, plain lines with an ETA elsewhere.
 

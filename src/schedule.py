@@ -54,8 +54,12 @@ def _draw_personas(generator: random.Random, weights: Mapping[str, float], count
     return tuple(generator.choices(names, [weights[name] for name in names], k=count))
 
 
-def persona_weights(personas: Sequence[str], error_rate: float) -> dict[str, float]:
-    """`error_student` with the error rate, the others sharing the rest; a single persona always."""
+def persona_weights(personas: Sequence[str], error_rate: float | Mapping[str, float]) -> dict[str, float]:
+    """`error_student` with the error rate, the others sharing the rest; a single persona always. A mapping gives every
+    persona its own weight."""
+    if isinstance(error_rate, Mapping):
+        total = sum(error_rate[name] for name in personas)
+        return {name: error_rate[name] / total for name in personas}
     if len(personas) == 1 or "error_student" not in personas:
         return {name: 1 / len(personas) for name in personas}
     others = [name for name in personas if name != "error_student"]

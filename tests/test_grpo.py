@@ -207,9 +207,12 @@ def test_shuffled_rewards_are_a_permutation_of_the_batch(monkeypatch: pytest.Mon
     assert not torch.equal(trainer._calculate_rewards(), shuffled)
 
 
-def test_server_that_is_not_there_is_named_with_the_command_that_starts_one() -> None:
-    client = ClassroomClient("http://127.0.0.1:9", log=Path("runs/x/server.log"))
-    with pytest.raises(DeadlineExceeded, match=r"python vllm_server.py .*runs/x/server.log"):
+def test_server_that_is_not_there_is_named_with_the_command_that_starts_one(tmp_path: Path) -> None:
+    client = ClassroomClient("http://127.0.0.1:9", log=tmp_path / "server.log")
+    with pytest.raises(DeadlineExceeded, match=r"python vllm_server.py --config-name …$"):
+        client.wait_until_up(0.0)
+    (tmp_path / "server.log").touch()
+    with pytest.raises(DeadlineExceeded, match=r"python vllm_server.py .*/server.log"):
         client.wait_until_up(0.0)
     with pytest.raises(EngineFailure, match="ended while it was loading"):
         client.wait_until_up(60.0, alive=lambda: False)

@@ -10,11 +10,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.data import load_problems
+from src.data import Problem, load_problems
+from src.errors import ConfigError
 from src.grpo.checkpoints import last_checkpoint
+from src.grpo.collective import on_main_process
 from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
 from src.grpo.trainer import ClassroomGRPOTrainer
+from src.hub import push_to_hub, write_card
+from src.reporting import last_metrics
 from src.run_lock import claim
 from src.server_process import server_url
 from src.vllm.client import ClassroomClient
@@ -41,7 +45,7 @@ def train(config: TrainRLConfig) -> None:
         _write_run_id(run_folder)
     state.wait_for_everyone()
     client = connect(config)
-    problems = load_problems(config.dataset.train_datasets, config.dataset.max_train_examples, config.seed)
+    problems = load_training_problems(config)
     run_id = (run_folder / "run_id").read_text(encoding="utf-8")
     trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [GRPOProgress(run_folder)])
     trainer.remove_callback(PrinterCallback)
@@ -49,8 +53,37 @@ def train(config: TrainRLConfig) -> None:
     trainer.publisher.sync_weights()
     trainer.save_whole(run_folder / "model")
     if state.is_main_process:
+        write_card(run_folder / "model", config, config.teacher_model.model_name_or_path, last_metrics(run_folder))
         claimed.close()
-    logger.info("the trained teacher is in %s", run_folder / "model")
+    on_main_process(trainer.accelerator, lambda: _release(config, run_folder))
+    if state.is_main_process:
+        claimed.close()
+
+
+def _release(config: TrainRLConfig, run_folder: Path) -> None:
+    model = run_folder / "model"
+    write_card(model, config, config.teacher_model.model_name_or_path, last_metrics(run_folder))
+    logger.info("the trained teacher is in %s", model)
+    if config.huggingface.push_to_hub:
+        push_to_hub(model, config.huggingface)
+
+
+def load_training_problems(config: TrainRLConfig) -> list[Problem]:
+    """The problems to train on, in the order of the seed.
+
+    Raises:
+        ConfigError: if they do not make up one batch.
+    """
+    dataset, wanted = config.dataset, config.train.number_of_problems_per_batch
+    problems = load_problems(dataset.train_datasets, dataset.max_train_examples, config.seed)
+    problems = problems[config.skip_first_samples :]
+    if len(problems) < wanted:
+        raise ConfigError(
+            f"{len(problems)} problems are left to train on (dataset.max_train_examples {dataset.max_train_examples}, "
+            f"skip_first_samples {config.skip_first_samples}), but a batch has train.number_of_problems_per_batch = "
+            f"{wanted}."
+        )
+    return problems
 
 
 def connect(config: TrainRLConfig) -> ClassroomClient:

@@ -1,0 +1,37 @@
+"""Config keys of related trainers that have no meaning here: they load, and what replaces them is said once each."""
+
+import logging
+
+from omegaconf import DictConfig, OmegaConf
+
+logger = logging.getLogger(__name__)
+
+_SLEEP = "generation.colocate decides whether engines sleep while the trainer steps"
+_PUBLISHED = "weights are published through the run folder, once for each batch"
+REPLACED = {
+    "*.vllm.use_v0": "vLLM has one engine today, and it is used",
+    "*.vllm.from_0": "CUDA_VISIBLE_DEVICES says which GPUs a program may use",
+    "*.vllm.load_and_unload": _SLEEP,
+    "*.vllm.enable_sleep_mode": _SLEEP,
+    "*.vllm.max_number_of_instances": "each seat has one engine, spread over vllm.number_of_gpus_per_instance GPUs",
+    "train.deepspeed_config_path": "accelerate launch --config_file config/deepspeed/… chooses DeepSpeed's stage",
+    "train.batch_size_ref_model": "the reference model sees train.per_device_train_batch_size conversations at a time",
+    "train.save_policy_to_disk_every_n": _PUBLISHED,
+    "generation.use_experimental_shared_memory": _PUBLISHED,
+    "generation.tokenizer_to_use": "each model's own tokenizer counts its tokens",
+}
+"""From a key, `*` standing for any model, to what replaces it."""
+
+_MODELS = ("teacher_model", "student_model", "judge_model", "reward_model", "model")
+
+
+def leave_out(raw: DictConfig) -> None:
+    """Take the keys without a meaning out of a raw configuration, with a warning for each."""
+    for pattern, replacement in REPLACED.items():
+        for key in (pattern.replace("*", model) for model in _MODELS) if "*" in pattern else (pattern,):
+            group, _, name = key.rpartition(".")
+            holder = OmegaConf.select(raw, group)
+            if isinstance(holder, DictConfig) and name in holder:
+                OmegaConf.set_struct(holder, False)
+                del holder[name]
+                logger.warning("Config key %s has no effect here: %s.", key, replacement)

@@ -1,0 +1,51 @@
+"""The trained model on the Hugging Face Hub, with a card that carries its configuration and results."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError
+
+from config.base import HuggingFaceConfig
+from config.load import to_yaml
+from src.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
+    """Upload a model folder, its card included.
+
+    Raises:
+        ConfigError: if the Hub refuses; the folder stays as it is.
+    """
+    api = HfApi()
+    try:
+        repository = api.create_repo(target.name, exist_ok=True).repo_id
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained teacher")
+    except (HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"The Hub did not take {folder} as {target.name}: {error} The model is in that folder. Is HF_TOKEN set, "
+            f"and may it write there? Try again with: hf upload {target.name} {folder}"
+        ) from error
+    logger.info("the model is on the Hub as %s", repository)
+
+
+def write_card(folder: Path, config: Any, base_model: str, metrics: dict[str, float]) -> None:
+    """Put a README.md into a model folder: what it was made from, how, and what came out last."""
+    name = config.huggingface.name or folder.name
+    results = [
+        EvalResult("text-generation", "dialogue", "training conversations", "reward", metrics["reward"])
+        for _ in ([metrics] if "reward" in metrics else [])
+    ]
+    data = ModelCardData(
+        base_model=base_model, tags=["tutor", "grpo", "trl"], model_name=name if results else None, eval_results=results
+    )
+    body = (
+        f"# {name}\n\nA tutor trained from `{base_model}` on the scores of its conversations with a student model.\n\n"
+        f"## Last step\n\n```json\n{json.dumps(metrics, indent=2)}\n```\n\n"
+        f"## Configuration\n\n```yaml\n{to_yaml(config)}```\n"
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}").save(folder / "README.md")

@@ -1,0 +1,31 @@
+"""One server and one trainer at a time work in a run folder."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import TextIO
+
+from src.errors import ConfigError
+
+
+def claim(program: str, run_folder: Path) -> TextIO:
+    """Keep other programs of this name out of the run folder, for as long as the file returned is open: the kernel
+    closes it when this process ends, however it ends.
+
+    Raises:
+        ConfigError: if another one is at work there; the message names its process.
+    """
+    run_folder.mkdir(parents=True, exist_ok=True)
+    file = (run_folder / f"{program}.lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise ConfigError(
+            f"Process {file.read()} works in {run_folder} as {program} already. End it first, or choose another folder "
+            "with logging.save_dir=…"
+        ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file

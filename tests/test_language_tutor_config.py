@@ -1,0 +1,151 @@
+"""The language tutor's configuration: the keys that users of this family of trainers know, and what follows."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from config.checks import check_train_rl, reward_weights
+from config.eval_model import EvalConfig
+from config.load import load, program
+from config.train_rl_model import TrainRLConfig
+from config.upstream_keys import REPLACED
+from src.classroom import classroom_rules, setup_options
+from src.data import load_problems
+from src.errors import ConfigError, DataError
+from src.grpo.run import load_training_problems
+from src.schedule import ConversationType, persona_weights
+
+BLOCK = """\
+train: {number_of_problems_per_batch: 16, num_samples_per_problem: 8, learning_rate: 5e-7, beta: 0.001, mu: 2}
+teacher_model:
+  model_name_or_path: "unsloth/Qwen3-4B-Instruct-2507"
+  vllm: {temperature: 1.0, max_length: 6144, gpu_memory_utilization: 0.4}
+student_model:
+  model_name_or_path: "unsloth/Qwen3-4B-Instruct-2507"
+  vllm: {temperature: 0.6, max_length: 6144, gpu_memory_utilization: 0.4}
+judge_model:
+  model_name_or_path: "google/gemini-2.5-flash-preview-09-2025"
+  use_openrouter: true
+  vllm: {temperature: 0.6}
+reward_model: {model_name_or_path: "Answer"}
+logging: {wandb: true, wandb_project: "language-tutor-rl", wandb_run_name: "Qwen3-4B-GRPO-Run-1", save_dir: checkpoints/language_tutor}
+generation:
+  teacher_prompt_path: "prompt_templates/teacher_language_prompt.txt"
+  student_personas_prompts_paths:
+    correct_student: "prompt_templates/personas/language_student_correct.txt"
+    error_student: "prompt_templates/personas/language_student_error.txt"
+  judges_rules_prompts_paths: {pedagogical_eval: "prompt_templates/judges/language_tutor_eval.txt"}
+  extra_penalty_for_rejected_judges: 0.25
+  ignore_rejected_judge: true
+  use_experimental_shared_memory: false
+"""  # noqa: E501
+
+
+def load_block(folder: Path, block: str = BLOCK, *overrides: str) -> TrainRLConfig:
+    (folder / "mine.yaml").write_text(block, encoding="utf-8")
+    arguments = ["--config-dir", str(folder), "--config-name", "mine.yaml", *overrides]
+    return load(TrainRLConfig, "train_rl", arguments, check_train_rl)
+
+
+def test_the_block_that_users_know_loads_as_it_stands_and_says_what_has_no_effect(tmp_path: Path, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = load_block(tmp_path)
+    assert [record.args[0] for record in caplog.records] == ["generation.use_experimental_shared_memory"]
+    assert (config.train.mu, config.train.learning_rate, config.judge_model.use_openrouter) == (2, 5e-7, True)
+    assert reward_weights(config) == {"pedagogical": 1.0}
+    assert setup_options(config.generation).types == (ConversationType.GUIDED,)
+    assert classroom_rules(config.generation, reward_weights(config), 6144, graded=True).solutions == 0
+    assert [source.name_or_path for source in config.dataset.train_datasets] == ["data/lesson_plans/train.jsonl"]
+
+
+def test_the_shipped_file_is_that_block_with_its_dataset(tmp_path: Path) -> None:
+    shipped = load(TrainRLConfig, "train_rl", ["--config-name", "language_tutor.yaml"], check_train_rl)
+    assert shipped == load_block(tmp_path)
+
+
+def test_plans_are_the_problems_that_follow_from_a_rule_that_scores(tmp_path: Path) -> None:
+    config = load_block(tmp_path, BLOCK, "skip_first_samples=3", "dataset.max_train_examples=20")
+    problems = load_training_problems(config)
+    assert len(problems) == 17 and all("Chunks" in problem.text for problem in problems)
+    everything = load_training_problems(load_block(tmp_path, BLOCK, "dataset.max_train_examples=20"))
+    assert problems == everything[3:]
+    with pytest.raises(ConfigError, match="15 problems are left"):
+        load_training_problems(load_block(tmp_path, BLOCK, "dataset.max_train_examples=15"))
+    held_out = EvalConfig(generation=config.generation).dataset.eval_datasets
+    train_plans = load_problems(config.dataset.train_datasets)
+    assert not {plan.id for plan in load_problems(held_out)} & {plan.id for plan in train_plans}
+
+
+def test_an_ok_or_reject_rule_brings_no_plans_and_no_guided_type() -> None:
+    with pytest.raises(DataError, match="No dataset is configured"):
+        load_training_problems(TrainRLConfig())
+    assert TrainRLConfig().generation.forced_conversation_type is None
+
+
+@pytest.mark.parametrize("pattern", REPLACED)
+def test_every_key_without_a_meaning_loads_with_one_warning(tmp_path: Path, caplog, pattern: str) -> None:
+    key = pattern.replace("*", "student_model")
+    with caplog.at_level(logging.WARNING):
+        load_block(tmp_path, BLOCK.replace("  use_experimental_shared_memory: false\n", ""), f"++{key}=1")
+    assert [(record.args[0], record.args[1]) for record in caplog.records] == [(key, REPLACED[pattern])]
+
+
+def test_a_key_that_nobody_knows_is_still_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="use_v1"):
+        load_block(tmp_path, BLOCK, "student_model.vllm.use_v1=true")
+
+
+@pytest.mark.parametrize("value", ["GUIDED", "Guided", "guided"])
+def test_types_are_taken_in_any_case(tmp_path: Path, value: str) -> None:
+    config = load_block(tmp_path, BLOCK, f"generation.forced_conversation_type={value}")
+    assert setup_options(config.generation).types == (ConversationType.GUIDED,)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "generation.number_student_attempts=0",
+        "reward_model.model_name_or_path=None",
+        "teacher_model.vllm.max_num_seqs=64",
+        "student_model.vllm.number_of_gpus_per_instance=2",
+        "teacher_model.vllm.enforce_eager=true",
+        "huggingface={name: me/tutor, push_to_hub: true}",
+    ],
+)
+def test_keys_with_a_meaning_load(tmp_path: Path, override: str) -> None:
+    load_block(tmp_path, BLOCK, override)
+
+
+def test_a_single_persona_draws_no_errors(tmp_path: Path) -> None:
+    before, after = BLOCK.split("    correct_student:")[0], BLOCK.split('language_student_error.txt"\n')[1]
+    block = before + '    simple_student: "prompt_templates/personas/simple_student.txt"\n' + after
+    config = load_block(tmp_path, block)
+    assert setup_options(config.generation).persona_weights == {"simple_student": 1.0}
+
+
+def test_error_rates_by_persona(tmp_path: Path) -> None:
+    config = load_block(tmp_path, BLOCK, "generation.student_error_rate={correct_student: 3, error_student: 1}")
+    assert setup_options(config.generation).persona_weights == {"correct_student": 0.75, "error_student": 0.25}
+    assert persona_weights(["a", "b", "c"], {"a": 1, "b": 1, "c": 2}) == {"a": 0.25, "b": 0.25, "c": 0.5}
+    for wrong in ("{error_student: 1}", "{correct_student: 0, error_student: 0}", "1.5", "often", "true"):
+        with pytest.raises(ConfigError, match="student_error_rate"):
+            load_block(tmp_path, BLOCK, f"generation.student_error_rate={wrong}")
+
+
+def test_an_env_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Keys come from .env unless they are set already."""
+    import os
+
+    import config.load as module
+
+    (tmp_path / ".env").write_text("OPENROUTER_API_KEY=from-file\nHF_TOKEN=from-file\n", encoding="utf-8")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["x", "--help"])
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "set")
+    (tmp_path / "config" / "train_rl").mkdir(parents=True)
+    (tmp_path / "config" / "train_rl" / "quickstart.yaml").write_text("seed: 1\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        program(TrainRLConfig, "train_rl")(lambda config: None)()
+    assert (os.environ["OPENROUTER_API_KEY"], os.environ["HF_TOKEN"]) == ("from-file", "set")
