@@ -204,8 +204,10 @@ def _refuse_values_for_groups(raw: DictConfig, schema: type, prefix: str = "") -
 def _nearest(key: str, schema: type, group: type | None) -> str:
     """The known key that was probably meant, else the keys of the group it was looked for in."""
     known = config_keys(schema)
-    in_a_list = "." not in key and group is not schema  # an entry's own fields are all that can be meant
-    names = [] if in_a_list else difflib.get_close_matches(_last(key), {_last(each) for each in known}, n=1)
+    candidates = {_last(each) for each in known}
+    if "." not in key and group is not schema:  # an entry of a list: its own fields are all that can be meant
+        candidates = {item.name for item in fields(group)}
+    names = difflib.get_close_matches(_last(key), candidates, n=1)
     close = difflib.get_close_matches(key, [each for each in known if _last(each) in names], n=1, cutoff=0.0)
     if close:
         return f"Did you mean {close[0]}?"

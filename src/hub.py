@@ -36,12 +36,15 @@ def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
 def write_card(folder: Path, config: Any, base_model: str, metrics: dict[str, float]) -> None:
     """Put a README.md into a model folder: what it was made from, how, and what came out last."""
     name = config.huggingface.name or folder.name
-    results = [
-        EvalResult("text-generation", "dialogue", "training conversations", "reward", metrics["reward"])
-        for _ in ([metrics] if "reward" in metrics else [])
-    ]
+    results = []
+    if "reward" in metrics:
+        reward = metrics["reward"]
+        results.append(EvalResult("text-generation", "dialogue", "training", "reward", reward, metric_name="reward"))
     data = ModelCardData(
-        base_model=base_model, tags=["tutor", "grpo", "trl"], model_name=name if results else None, eval_results=results
+        base_model=base_model,
+        tags=["tutor", "grpo", "trl"],
+        model_name=name if results else None,
+        eval_results=results or None,
     )
     body = (
         f"# {name}\n\nA tutor trained from `{base_model}` on the scores of its conversations with a student model.\n\n"
