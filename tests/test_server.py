@@ -2,12 +2,14 @@
 
 import http.client
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 import torch
@@ -196,6 +198,41 @@ def test_published_weights_are_loaded_in_place(server: RunningServer, world: Pat
         stale = request_for(lessons, f"stale-{other.version}", run_id=other.run_id, policy_version=other.version)
         with pytest.raises(PolicyMismatch, match="is loaded"):
             server.client.sample(stale)
+
+
+ENGINE_ALONE = """
+import asyncio, json, sys, time
+from config.base import ModelConfig, VllmConfig
+from src.vllm.engine import VllmEngine
+
+async def main():
+    options = VllmConfig(max_length=256, max_num_seqs=2, dtype="float32", enforce_eager=True)
+    engine = await VllmEngine.start(ModelConfig(sys.argv[1], options), seed=1)
+    print(json.dumps(engine.health().pids), flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_engines_end_when_their_server_is_killed(world: Path, tmp_path: Path) -> None:
+    """A killed server cannot end them, and its successor needs their memory."""
+    (tmp_path / "alone.py").write_text(ENGINE_ALONE, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(
+        [sys.executable, str(tmp_path / "alone.py"), str(world / "blank")],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    pids = json.loads(next(line for line in server.stdout if line.startswith("[")))
+    assert pids and all(psutil.pid_exists(pid) for pid in pids)
+    server.kill()
+    server.communicate()
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=60)
+    assert not alive
 
 
 def test_grpo_steps_over_http(server: RunningServer) -> None:

@@ -63,6 +63,7 @@ class VllmEngine:
         with _cpu_environment(model):
             try:
                 engine = await asyncio.to_thread(_load, model, seed)
+                await engine.collective_rpc("end_with", args=(os.getpid(),))
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
         return cls(engine, model, sorted(_child_pids() - before), turn_timeout_s)

@@ -1,10 +1,25 @@
 """Code that runs inside each vLLM worker process, next to the model."""
 
 import logging
+import os
+import select
+import signal
+import threading
+from contextlib import suppress
+
+import psutil
 
 
 class PolicyWorker:
     """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` on every rank."""
+
+    def end_with(self, server: int) -> None:
+        """End this worker and its engine when the server's process is gone: one that was killed could not do so, and
+        its successor would find the memory taken."""
+        engine = [parent.pid for parent in psutil.Process().parents()]
+        engine = engine[: engine.index(server)]
+        watched = os.pidfd_open(server)
+        threading.Thread(target=_end_after, args=(watched, [*engine, os.getpid()]), daemon=True).start()
 
     def load_policy(self, path: str) -> None:
         """Load the safetensors in `path` into the running model, in place.
@@ -23,6 +38,13 @@ class PolicyWorker:
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
+
+
+def _end_after(watched: int, pids: list[int]) -> None:
+    select.select([watched], [], [])
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _has_weights_of_its_own(record: logging.LogRecord) -> bool:
