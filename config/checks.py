@@ -1,12 +1,34 @@
-"""Rules that span several config keys, and what follows from a configuration without being written in it."""
+"""What a configuration has to keep to, and what follows from one without being written in it."""
 
-from config.base import GenerationConfig, VllmConfig
-from config.train_rl_model import TrainRLConfig
+import math
+import re
+
+from config.base import GenerationConfig, JudgeModelConfig, LoggingConfig, VllmConfig
+from config.train_rl_model import TrainConfig, TrainRLConfig
+from config.values import (
+    ENGINE_DTYPES,
+    IMPORTANCE_SAMPLING_MODES,
+    LARGEST_SEED,
+    LOSS_TYPES,
+    OPTIMIZERS,
+    REWARD_SCALES,
+    SCHEDULERS,
+    TRACKERS,
+    TRAINING_DTYPES,
+    check_above,
+    check_at_least,
+    check_between,
+    check_choice,
+    check_finite,
+    check_limit,
+)
+from src.api import LARGEST_BATCH
 from src.errors import ConfigError
 from src.judging import SCORING_RULES
 from src.rewards import REWARDS, default_weights
 
 CONVERSATION_TYPES = ("guided", "attempt")
+_CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
 
 def reward_weights(config: TrainRLConfig) -> dict[str, float]:
@@ -29,13 +51,25 @@ def check_train_rl(config: TrainRLConfig) -> None:
         ConfigError: with the values, the rule and the fix.
     """
     check_generation(config.generation)
-    check_sampling("teacher_model", config.teacher_model.vllm)
+    check_engine("teacher_model", config.teacher_model.vllm)
+    check_engine("student_model", config.student_model.vllm)
+    check_judge(config.judge_model)
+    check_logging(config.logging)
+    check_at_least("logging.save_steps", config.logging.save_steps, 1)
+    check_seed(config.seed)
     _check_batch(config)
     if config.huggingface.push_to_hub and not config.huggingface.name:
         raise ConfigError(
             "huggingface.push_to_hub is true, but huggingface.name is null: name the repository, user/name."
         )
+    _check_training(config.train)
     _check_rewards(config)
+    check_limit("dataset.max_train_examples", config.dataset.max_train_examples)
+    check_at_least("skip_first_samples", config.skip_first_samples, 0)
+    if not config.dataset.train_datasets:
+        raise ConfigError(
+            "dataset.train_datasets is empty; name at least one, for example [{name_or_path: lessons.jsonl}]."
+        )
     if config.teacher_model.vllm.temperature <= 0:
         raise ConfigError(
             "teacher_model.vllm.temperature is 0: every conversation of a group would be the same and GRPO would learn "
@@ -53,6 +87,25 @@ def check_generation(generation: GenerationConfig) -> None:
             "generation.student_personas_prompts_paths names no persona: give at least one, for example "
             "{simple_student: prompt_templates/personas/simple_student.txt}."
         )
+    _check_opening(generation)
+    for name in ("tokens_in_conversation", "tokens_per_turn", "tokens_per_student_attempt", "tokens_per_judge_attempt"):
+        check_at_least(f"generation.max_{name}", getattr(generation, f"max_{name}"), 1)
+    for name in ("number_student_attempts", "number_judge_attempts", "extra_penalty_for_rejected_judges"):
+        check_at_least(f"generation.{name}", getattr(generation, name), 0)
+    check_between("generation.low_score_threshold", generation.low_score_threshold, 0, 1)
+    for name in ("server_start_timeout_s", "sample_timeout_s", "turn_timeout_s", "load_weights_timeout_s"):
+        check_above(f"generation.{name}", getattr(generation, name), 0)
+    check_between("generation.server_port", generation.server_port, 1, 65535)
+    if not generation.server_host:
+        raise ConfigError("generation.server_host is empty; name an address of this machine, usually 127.0.0.1.")
+    wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
+    if wrong:
+        raise ConfigError(
+            f"generation.student_names holds {wrong[0]!r}; each is a text, or null for a nameless student."
+        )
+
+
+def _check_opening(generation: GenerationConfig) -> None:
     forced = generation.forced_conversation_type
     if forced is not None and forced.lower() not in CONVERSATION_TYPES:
         raise ConfigError(
@@ -82,15 +135,79 @@ def _check_error_rate(generation: GenerationConfig) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check_sampling(name: str, options: VllmConfig) -> None:
-    """Sampling values that vLLM would refuse, or that mean something else than they seem to."""
+def check_engine(name: str, options: VllmConfig) -> None:
+    """Values that vLLM would refuse, or that mean something else than they seem to."""
     if not 0 < options.top_p <= 1:
         raise ConfigError(f"{name}.vllm.top_p is {options.top_p}; it is above 0 and at most 1.")
     if options.top_k != -1 and options.top_k < 1:
         raise ConfigError(f"{name}.vllm.top_k is {options.top_k}; it is at least 1, or -1 for no limit.")
+    check_at_least(f"{name}.vllm.temperature", options.temperature, 0)
+    check_at_least(f"{name}.vllm.max_length", options.max_length, 2)
+    for key in ("max_num_seqs", "number_of_gpus_per_instance", "cpu_kvcache_gib"):
+        check_at_least(f"{name}.vllm.{key}", getattr(options, key), 1)
+    if not 0 < options.gpu_memory_utilization <= 1:
+        raise ConfigError(
+            f"{name}.vllm.gpu_memory_utilization is {options.gpu_memory_utilization}; it is the share of the GPU's "
+            "memory that the engine may take, above 0 and at most 1."
+        )
+    check_choice(f"{name}.vllm.dtype", options.dtype, ENGINE_DTYPES)
+    if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
+        raise ConfigError(
+            f'{name}.vllm.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
+        )
+
+
+def check_judge(judge: JudgeModelConfig) -> None:
+    """How the judge is reached, and how many of its failures are borne."""
+    check_engine("judge_model", judge.vllm)
+    check_at_least("judge_model.max_concurrent_requests", judge.max_concurrent_requests, 1)
+    check_above("judge_model.request_timeout_s", judge.request_timeout_s, 0)
+    check_between("judge_model.max_failed_share", judge.max_failed_share, 0, 1)
+    if judge.base_url is not None and not judge.base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"judge_model.base_url is {judge.base_url!r}; it must begin with http:// or https://.")
+
+
+def check_logging(logging: LoggingConfig) -> None:
+    """The run folder and the trackers."""
+    if not logging.save_dir:
+        raise ConfigError("logging.save_dir is empty; name the folder that the run leaves everything in.")
+    for tracker in logging.report_to:
+        check_choice("logging.report_to", tracker, TRACKERS)
+
+
+def check_seed(seed: int) -> None:
+    """What numpy takes as a seed."""
+    check_between("seed", seed, 0, LARGEST_SEED)
+
+
+def check_duration(epochs: int, max_steps: int) -> None:
+    """That something is trained."""
+    if max_steps < 1 and epochs < 1:
+        raise ConfigError(
+            f"train.epochs is {epochs} and train.max_steps {max_steps}: nothing would be trained. Set one of them "
+            "to at least 1."
+        )
+
+
+def _check_training(train: TrainConfig) -> None:
+    check_choice("train.optimizer", train.optimizer, OPTIMIZERS)
+    check_choice("train.lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS)
+    check_choice("train.loss_type", train.loss_type, LOSS_TYPES)
+    check_choice("train.scale_rewards", train.scale_rewards, REWARD_SCALES)
+    check_choice("train.importance_sampling_mode", train.importance_sampling_mode, IMPORTANCE_SAMPLING_MODES)
+    check_choice("train.dtype", train.dtype, TRAINING_DTYPES)
+    for key in ("learning_rate", "beta", "max_grad_norm"):
+        check_at_least(f"train.{key}", getattr(train, key), 0)
+    for key in ("mu", "keep_published_policies"):
+        check_at_least(f"train.{key}", getattr(train, key), 1)
+    for key in ("epsilon", "importance_sampling_clip_max"):
+        check_above(f"train.{key}", getattr(train, key), 0)
+    if train.epsilon_high is not None:
+        check_above("train.epsilon_high", train.epsilon_high, 0)
+    check_duration(train.epochs, train.max_steps)
 
 
 def _check_batch(config: TrainRLConfig) -> None:
@@ -100,26 +217,34 @@ def _check_batch(config: TrainRLConfig) -> None:
             f"train.num_samples_per_problem is {train.num_samples_per_problem}; GRPO compares the conversations of a "
             "group and needs at least 2."
         )
-    if config.logging.save_steps < 1:
-        raise ConfigError(
-            f"logging.save_steps is {config.logging.save_steps}; a run is saved every so many steps, from 1."
-        )
+    check_at_least("train.number_of_problems_per_batch", train.number_of_problems_per_batch, 1)
+    check_at_least("train.per_device_train_batch_size", train.per_device_train_batch_size, 1)
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
-    if batch < 1 or batch % train.per_device_train_batch_size:
+    product = (
+        "train.number_of_problems_per_batch × train.num_samples_per_problem "
+        f"({train.number_of_problems_per_batch} × {train.num_samples_per_problem} = {batch})"
+    )
+    if batch % train.per_device_train_batch_size:
         raise ConfigError(
-            "train.number_of_problems_per_batch × train.num_samples_per_problem "
-            f"({train.number_of_problems_per_batch} × {train.num_samples_per_problem} = {batch}) must be divisible by "
-            f"train.per_device_train_batch_size ({train.per_device_train_batch_size})."
+            f"{product} must be divisible by train.per_device_train_batch_size ({train.per_device_train_batch_size})."
+        )
+    if batch > LARGEST_BATCH:
+        raise ConfigError(
+            f"{product} is more than the {LARGEST_BATCH} conversations that a server holds at once: make the batch "
+            "smaller."
         )
 
 
 def _check_rewards(config: TrainRLConfig) -> None:
+    check_choice("reward_model.model_name_or_path", config.reward_model.model_name_or_path, ("Answer", "None"))
     weights = reward_weights(config)
     unknown = sorted(set(weights) - set(REWARDS))
     if unknown or not weights:
         raise ConfigError(
             f"train.reward_weights names {', '.join(unknown) or 'no reward'}; there are: {', '.join(REWARDS)}."
         )
+    for name, weight in weights.items():
+        check_finite(f"train.reward_weights.{name}", weight)
     scored = SCORING_RULES & set(config.generation.judges_rules_prompts_paths)
     if "pedagogical" in weights and (not scored or config.generation.number_judge_attempts < 1):
         raise ConfigError(

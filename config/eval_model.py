@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 from config.base import DatasetSource, GenerationConfig, JudgeModelConfig, LoggingConfig, ModelConfig, lesson_plans
-from config.checks import check_generation, check_sampling
+from config.checks import check_engine, check_generation, check_judge, check_logging, check_seed
+from config.values import check_above, check_limit
+from src.api import LARGEST_BATCH
 from src.errors import ConfigError
 from src.judging import SCORING_RULES
 from src.rewards import default_weights
@@ -64,6 +66,15 @@ def check_eval(config: EvalConfig) -> None:
         raise ConfigError(f"samplings is {config.samplings}; it must name {' or '.join(SAMPLINGS)} or both, each once.")
     if config.num_samples_per_problem < 1:
         raise ConfigError(f"num_samples_per_problem is {config.num_samples_per_problem}; it must be at least 1.")
+    if config.num_samples_per_problem > LARGEST_BATCH:
+        raise ConfigError(
+            f"num_samples_per_problem is {config.num_samples_per_problem}; those on one problem come in one "
+            f"request, and a server holds {LARGEST_BATCH} conversations at once: ask for fewer."
+        )
+    check_limit("dataset.max_val_examples", config.dataset.max_val_examples)
+    check_above("generation.sample_timeout_s", config.generation.sample_timeout_s, 0)
+    check_logging(config.logging)
+    check_seed(config.seed)
     if not config.dataset.eval_datasets:
         raise ConfigError(
             "dataset.eval_datasets is empty; name at least one, for example [{name_or_path: test.jsonl}]."
@@ -78,7 +89,9 @@ def _check_classroom(config: EvalConfig) -> None:
     """What counts only if the conversations are held in this process."""
     generation = config.generation
     check_generation(generation)
-    check_sampling("teacher_model", config.teacher_model.vllm)
+    check_engine("teacher_model", config.teacher_model.vllm)
+    check_engine("student_model", config.student_model.vllm)
+    check_judge(config.judge_model)
     solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
     if "end_rm" in reward_weights(config) and not solves:
         raise ConfigError(

@@ -33,6 +33,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from config.upstream_keys import leave_out
+from src.disk import storage_errors
 from src.errors import ClassroomError, ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +69,8 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
             if config.dry_run:
                 print(to_yaml(config))
                 return
-            main(config)
+            with storage_errors(Path(config.logging.save_dir)):
+                main(config)
 
         @wraps(main)
         def start() -> None:
@@ -112,9 +114,16 @@ class _messages_instead_of_tracebacks:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        if isinstance(error, UnicodeDecodeError):  # datasets and prompts name their file themselves
+            error = ConfigError(_not_utf8(error))
         if isinstance(error, USER_ERRORS):
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    around = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
+    return f"A configuration file is not UTF-8: {error.reason} after {around!r}. Save it as UTF-8."
 
 
 def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Check | None = None) -> Config:
@@ -136,6 +145,8 @@ def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Che
             return validate(hydra.compose(config_name=name, overrides=overrides), schema, check)
     except (HydraException, yaml.YAMLError) as error:
         raise ConfigError(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(_not_utf8(error)) from error
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[str, list[Path], list[str]]:

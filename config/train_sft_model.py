@@ -3,31 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Optional
 
+from config import values
 from config.base import DataSource, LoggingConfig
+from config.checks import check_duration, check_logging, check_seed
+from config.values import SCHEDULERS, check_at_least, check_choice, check_limit
 from src.errors import ConfigError
 
 MUON = "muon"
-OPTIMIZERS = (
-    MUON,
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adafactor",
-    "sgd",
-    "adamw_bnb_8bit",
-    "paged_adamw_32bit",
-    "paged_adamw_8bit",
-    "lion_32bit",
-    "paged_lion_8bit",
-)
-SCHEDULERS = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-)
+OPTIMIZERS = (MUON, *values.OPTIMIZERS)
 DTYPES = ("float32", "bfloat16")
 
 
@@ -104,30 +87,21 @@ def check_train_sft(config: TrainSFTConfig) -> None:
         ConfigError: naming the key, the rule and the fix.
     """
     train = config.train
-    for key, value, choices in (
-        ("optimizer", train.optimizer, OPTIMIZERS),
-        ("lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS),
-        ("dtype", train.dtype, DTYPES),
-    ):
-        if value not in choices:
-            raise ConfigError(f"train.{key} is {value}; it must be one of {', '.join(choices)}.")
-    _check_at_least("train.gradient_accumulation_steps", train.gradient_accumulation_steps, 1)
-    _check_at_least("train.per_device_train_batch_size", train.per_device_train_batch_size, 1)
-    _check_at_least("train.learning_rate", train.learning_rate, 0)
-    _check_at_least("train.warmup", train.warmup, 0)
-    _check_at_least("model.max_length", config.model.max_length, 2)
-    _check_at_least("logging.save_steps", config.logging.save_steps, 0)
-    if train.max_steps < 1 and train.epochs < 1:
-        raise ConfigError(
-            f"train.epochs is {train.epochs} and train.max_steps {train.max_steps}: nothing would be trained. Set one "
-            "of them to at least 1."
-        )
+    check_choice("train.optimizer", train.optimizer, OPTIMIZERS)
+    check_choice("train.lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS)
+    check_choice("train.dtype", train.dtype, DTYPES)
+    check_at_least("train.gradient_accumulation_steps", train.gradient_accumulation_steps, 1)
+    check_at_least("train.per_device_train_batch_size", train.per_device_train_batch_size, 1)
+    check_at_least("train.learning_rate", train.learning_rate, 0)
+    check_at_least("train.warmup", train.warmup, 0)
+    check_at_least("model.max_length", config.model.max_length, 2)
+    check_limit("dataset.max_train_examples", config.dataset.max_train_examples)
+    check_limit("dataset.max_val_examples", config.dataset.max_val_examples)
+    check_logging(config.logging)
+    check_at_least("logging.save_steps", config.logging.save_steps, 0)
+    check_seed(config.seed)
+    check_duration(train.epochs, train.max_steps)
     if not config.dataset.train_datasets:
         raise ConfigError(
             "dataset.train_datasets is empty; name at least one, for example [{name_or_path: conversations.jsonl}]."
         )
-
-
-def _check_at_least(key: str, value: float, least: float) -> None:
-    if value < least:
-        raise ConfigError(f"{key} is {value}; it must be at least {least}.")

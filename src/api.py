@@ -11,6 +11,11 @@ from src.judging import Verdict
 from src.schedule import ConversationType, Setup
 from src.turns import PolicyVersion, Turn
 
+LARGEST_BATCH = 4096
+"""Conversations that one request may ask for: all of them are held at once."""
+LARGEST_BODY = 64 * 1024**2
+"""Bytes that the body of a request may have: 16 KiB for each conversation of the largest batch."""
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")

@@ -3,18 +3,20 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from config.checks import reward_weights, solutions_are_graded
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
+from src.access import token_for
 from src.api import (
     ConversationRecord,
     Health,
@@ -27,6 +29,8 @@ from src.api import (
 )
 from src.batches import BatchDesk, open_desk
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
+from src.http_guards import BodyLimit, TokenRequired
+from src.policy_folder import inside_run_folder
 from src.ports import refuse_taken_port
 from src.rewards import REWARDS
 from src.run_lock import claim
@@ -46,7 +50,8 @@ def serve(config: TrainRLConfig) -> None:
     """Load the models and answer on `generation.server_host:server_port` until interrupted.
 
     Raises:
-        ConfigError: if the port is taken, or another server works in the run folder.
+        ConfigError: if the port is taken, another server works in the run folder, a prompt template or a model cannot
+            be used, or a token is missing.
         EngineFailure: if a model cannot be loaded, or an engine died: a server that is started again in its place
             goes on from the journal.
     """
@@ -68,7 +73,13 @@ def _run(app: FastAPI, host: str, port: int) -> None:
     )
     server = uvicorn.Server(options)
     app.state.end = lambda: setattr(server, "should_exit", True)
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # so uvicorn ends when the application cannot start
+        if app.state.failure is None:
+            raise
+    if app.state.failure is not None and not server.started:
+        raise app.state.failure
     if app.state.failure is not None:
         raise EngineFailure(
             f"{app.state.failure} The server has ended. Start it again with the same command: it goes on where it was."
@@ -81,11 +92,13 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
+        with _failure_of_the_start(app):
+            desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
         app.state.desk = desk
         watch = asyncio.create_task(_end_with_an_engine(app))
         try:
-            await desk.restore_policy(config.generation.load_weights_timeout_s)
+            with _failure_of_the_start(app):
+                await desk.restore_policy(config.generation.load_weights_timeout_s)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, run_folder)
             yield
@@ -96,10 +109,26 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     app = FastAPI(title="Classroom", lifespan=lifespan)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
     app.add_exception_handler(ClassroomError, _answer_with_message)
+    app.add_exception_handler(RequestValidationError, _answer_with_what_is_wrong)
+    app.add_middleware(BodyLimit)
+    token = token_for(config.generation.server_host)
+    if token is not None:
+        app.add_middleware(TokenRequired, token=token)
     _add_sampling_routes(app)
     _add_weight_routes(app)
     _add_status_routes(app)
     return app
+
+
+@contextmanager
+def _failure_of_the_start(app: FastAPI) -> Iterator[None]:
+    """Keeps the failure for `serve`, which ends with its message; uvicorn would bury that in a traceback."""
+    try:
+        yield
+    except ClassroomError as error:
+        app.state.failure = error
+        logging.getLogger("uvicorn.error").disabled = True
+        raise
 
 
 async def _end_with_an_engine(app: FastAPI) -> None:
@@ -125,6 +154,12 @@ async def _answer_with_message(request: Request, error: Exception) -> JSONRespon
         _end(request.app, error)
     status = error.status if isinstance(error, ClassroomError) else 500
     return JSONResponse({"detail": str(error)}, status_code=status)
+
+
+async def _answer_with_what_is_wrong(_: Request, error: Exception) -> JSONResponse:
+    """Which field breaks which rule, without the body itself, which may be long."""
+    wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+    return JSONResponse({"detail": "; ".join(wrong[:5])}, status_code=DataError.status)
 
 
 def _desk(request: Request) -> BatchDesk:
@@ -158,12 +193,7 @@ def _add_sampling_routes(app: FastAPI) -> None:
 def _add_weight_routes(app: FastAPI) -> None:
     @app.post("/load_weights")
     async def load_weights(body: LoadWeightsRequest, request: Request) -> LoadWeightsResponse:
-        folder, run_folder = Path(body.path).resolve(), request.app.state.run_folder
-        if not folder.is_relative_to(run_folder):
-            raise DataError(
-                f"{folder} is not inside this server's run folder {run_folder}. Start server and trainer with the "
-                "same logging.save_dir."
-            )
+        folder = inside_run_folder(request.app.state.run_folder, body.path)
         started = time.monotonic()
         policy = PolicyVersion(body.run_id, body.version)
         timeout_s = request.app.state.config.generation.load_weights_timeout_s

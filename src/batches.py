@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
+from src.api import LARGEST_BATCH, TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
 from src.classroom import Classroom, classroom_rules
 from src.conversation import Conversation
 from src.errors import DataError, RequestConflict, UnknownConversation
@@ -57,8 +57,14 @@ class BatchDesk:
 
         Raises:
             RequestConflict: if the id was used with another body.
+            DataError: if the request asks for more conversations than a server holds.
             ClassroomError: whatever the classroom raised; the id may then be used again.
         """
+        if len(request.problems) > LARGEST_BATCH:
+            raise DataError(
+                f"Request {request.request_id} asks for {len(request.problems)} conversations, but a server holds "
+                f"{LARGEST_BATCH} at once: split the request."
+            )
         batch = self._batches.get(request.request_id)
         if batch is not None and batch.digest != request.digest:
             raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")

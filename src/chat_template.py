@@ -8,6 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jinja2 import TemplateError
+
+from src.errors import ConfigError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -48,16 +52,26 @@ class ReplyFrame:
     The frame is found once per tokenizer by rendering system, user, assistant, user and taking what follows the
     assistant's content, so templates that rewrite earlier messages (dropping their `<think>` blocks, say) have no
     say in the tokens of what was already sampled.
+
+    Raises:
+        ConfigError: if the template does not take such a dialogue.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
         self._tokenizer = tokenizer
-        rendered = _render(tokenizer, ["system", "user", "assistant", "user"])
-        after_assistant = rendered.split(_PLACEHOLDER.format(2), 1)[1]
-        head, self._tail = after_assistant.split(_PLACEHOLDER.format(3), 1)
+        try:
+            rendered = _render(tokenizer, ["system", "user", "assistant", "user"])
+        except TemplateError as error:
+            raise ConfigError(f"The model's chat template takes no system, user, assistant, user: {error}") from error
+        after_assistant = rendered.partition(_PLACEHOLDER.format(2))[2]
+        head, reply, self._tail = after_assistant.partition(_PLACEHOLDER.format(3))
+        if not reply:
+            raise ConfigError("The model's chat template leaves out what the assistant or the user says.")
         head_ids = tokenizer.encode(head, add_special_tokens=False)
         if not head_ids:
-            raise ValueError("The chat template puts nothing between an assistant's message and the user's reply.")
+            raise ConfigError(
+                "The model's chat template puts nothing between an assistant's message and the user's reply."
+            )
         self.turn_end_id: int = head_ids[0]
         self._head_ids = head_ids[1:]
         self._tail_ids = tokenizer.encode(self._tail, add_special_tokens=False)

@@ -277,9 +277,9 @@ class Classroom:
         prompt_ids = encode_chat(self._seats.teacher.tokenizer, messages)
         if len(prompt_ids) + 2 > self._rules.max_tokens_in_conversation:
             raise DataError(
-                f"Problem {conversation.problem.id} makes a teacher prompt of {len(prompt_ids)} tokens, but a "
-                f"conversation may have {self._rules.max_tokens_in_conversation}: shorten the problem, or raise "
-                "generation.max_tokens_in_conversation and teacher_model.vllm.max_length."
+                f"Problem {conversation.problem.id} ({conversation.problem.text[:60]!r}) makes a teacher prompt of "
+                f"{len(prompt_ids)} tokens, but a conversation may have {self._rules.max_tokens_in_conversation}: "
+                "shorten the problem, or raise generation.max_tokens_in_conversation and teacher_model.vllm.max_length."
             )
         conversation.open_buffer(prompt_ids)
 

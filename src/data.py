@@ -162,6 +162,23 @@ def load_rows(source: DataSource) -> "datasets.Dataset":
         if path.suffix in _LOADERS:
             return datasets.load_dataset(_LOADERS[path.suffix], data_files=str(path), split="train")
         return datasets.load_dataset(source.name_or_path, split=source.split)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        reason = error.__cause__ or error
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: a script
+        reason = str(error.__cause__ or error)
+        if path.suffix == ".jsonl":
+            reason = _broken_line(path) or reason
+        if "corresponds to no data" in reason:
+            reason = "it holds no rows."
         raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {reason}") from error
+
+
+def _broken_line(path: Path) -> str | None:
+    """The first line that is no JSON object; None if they all are."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                found = json.loads(line) if line.strip() else {}
+            except json.JSONDecodeError as error:
+                return f"line {number} is not JSON ({error.msg}): {line.strip()[:60]!r}."
+            if not isinstance(found, dict):
+                return f"line {number} is no JSON object, but {line.strip()[:60]!r}."
+    return None

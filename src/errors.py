@@ -22,10 +22,26 @@ class DataError(ClassroomError):
     status = 422
 
 
+class UnsafeCheckpoint(ClassroomError):
+    """A checkpoint that is damaged, or that would run code when it is loaded."""
+
+
 class UnknownConversation(ClassroomError):
     """A conversation or request id that this server does not know."""
 
     status = 404
+
+
+class AccessDenied(ClassroomError):
+    """A request without the server's token."""
+
+    status = 401
+
+
+class RequestTooLarge(ClassroomError):
+    """A request that is larger than the server takes."""
+
+    status = 413
 
 
 class PolicyMismatch(ClassroomError):
@@ -50,6 +66,12 @@ class EngineFailure(ClassroomError):
     """An inference engine died or refused a request."""
 
     status = 503
+
+
+class StorageError(ClassroomError):
+    """Something that cannot be written: a full disk, a missing permission."""
+
+    status = 507
 
 
 class JudgeOutputError(ClassroomError):

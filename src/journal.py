@@ -24,6 +24,8 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from src.disk import storage_errors
+
 JOURNAL_NAME = "journal.jsonl"
 _HEAD = re.compile(rb'\{"event": "(\w+)", "time": [\d.e+]+, "\w+": "([^"]*)"')
 _HEAD_LENGTH = 400  # ids are at most 200 characters
@@ -34,22 +36,24 @@ class Journal:
     of earlier servers on the same folder included."""
 
     def __init__(self, run_folder: Path):
-        run_folder.mkdir(parents=True, exist_ok=True)
         self.path = run_folder / JOURNAL_NAME
         self._positions: dict[str, dict[str, list[int]]] = defaultdict(dict)
         self._begun: dict[str, int] = {}
         self._weights: int | None = None
-        self.path.touch()
-        self._read_heads()
-        self._file = self.path.open("ab")
+        with storage_errors(self.path):
+            run_folder.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            self._read_heads()
+            self._file = self.path.open("ab")
 
     def append(self, event: str, **fields: Any) -> int:
         """Write one event, its first field naming what it is about, and return the position of its line in bytes."""
         position = self._file.tell()
         line = {"event": event, "time": round(time.time(), 3), **fields}
         data = json.dumps(to_jsonable_python(line), ensure_ascii=False).encode()
-        self._file.write(data + b"\n")
-        self._file.flush()
+        with storage_errors(self.path):
+            self._file.write(data + b"\n")
+            self._file.flush()
         self._note(data[:_HEAD_LENGTH], position)
         return position
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import xxhash
 
-from src.errors import DataError
+from src.disk import refuse_full_disk, storage_errors
+from src.errors import ConfigError, DataError
+from src.pretrained import check_weights
 from src.turns import PolicyVersion
 
 MARKER = "COMPLETE"
@@ -20,28 +22,41 @@ def policy_path(run_folder: Path, version: int) -> Path:
     return run_folder / "policy" / f"v{version:06d}"
 
 
-def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], None]) -> None:
-    """Let `save` write a model into `folder`, flush it to disk, and mark it complete under its final name."""
+def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], None], needed: int = 0) -> None:
+    """Let `save` write a model into `folder`, flush it to disk, and mark it complete under its final name; raises as
+    `write_whole` does."""
 
     def save_and_mark(target: Path) -> None:
         save(target)
         marker = json.dumps({"run_id": policy.run_id, "version": policy.version, "weights": _fingerprint(target)})
         (target / MARKER).write_text(marker, encoding="utf-8")
 
-    write_whole(folder, save_and_mark)
+    write_whole(folder, save_and_mark, needed)
 
 
-def write_whole(folder: Path, save: Callable[[Path], None]) -> None:
+def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0) -> None:
     """Let `save` fill a folder that gets its name once everything in it is on disk: it is whole or not there.
 
-    A folder of that name is replaced, and stays until the new one is complete.
+    A folder of that name is replaced, and stays until the new one is complete. What was begun and failed is removed.
+
+    Args:
+        needed: the bytes that it will have at least, where they are known.
+
+    Raises:
+        StorageError: if the disk is full or may not be written to.
     """
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     if unfinished.exists():
         shutil.rmtree(unfinished)
-    unfinished.mkdir(parents=True)
-    save(unfinished)
-    complete(unfinished, folder)
+    refuse_full_disk(folder, needed)
+    try:
+        with storage_errors(folder):
+            unfinished.mkdir(parents=True)
+            save(unfinished)
+            complete(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def complete(unfinished: Path, folder: Path) -> None:
@@ -54,6 +69,27 @@ def complete(unfinished: Path, folder: Path) -> None:
     _flush(folder.parent)
 
 
+def inside_run_folder(run_folder: Path, path: str) -> Path:
+    """The folder that a request names, its links followed.
+
+    Raises:
+        DataError: if it, or a file in it, is not inside the run folder.
+    """
+    try:
+        folder = Path(path).resolve()
+        outside = not folder.is_relative_to(run_folder) or not all(
+            each.resolve().is_relative_to(run_folder) for each in folder.rglob("*")
+        )
+    except (ValueError, OSError, RuntimeError) as error:  # a null byte, a name too long, links in a circle
+        raise DataError(f"{path[:200]!r} is no path: {error}.") from error
+    if outside:
+        raise DataError(
+            f"{path[:200]} is not inside this server's run folder {run_folder}, or links out of it. Start server and "
+            "trainer with the same logging.save_dir."
+        )
+    return folder
+
+
 def check_policy(folder: Path, policy: PolicyVersion) -> str:
     """Refuse a folder that is not this policy, complete: vLLM would die of it.
 
@@ -61,17 +97,23 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
         The fingerprint of its weights: equal weights have equal ones.
 
     Raises:
-        DataError: naming what is missing or different.
+        DataError: naming what is missing, damaged or different.
     """
     marker = folder / MARKER
     if not marker.is_file():
         raise DataError(f"{folder} holds no complete published policy: there is no file {MARKER} in it.")
-    written = json.loads(marker.read_text(encoding="utf-8"))
-    if (written["run_id"], written["version"]) != (policy.run_id, policy.version):
+    try:
+        written = json.loads(marker.read_text(encoding="utf-8"))
+        found, weights = (written["run_id"], written["version"]), written["weights"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{marker} is damaged: {error}.") from error
+    if found != (policy.run_id, policy.version):
         raise DataError(f"{folder} holds {written}, not run {policy.run_id} version {policy.version}.")
-    if not any(folder.glob("*.safetensors")):
-        raise DataError(f"{folder} holds no .safetensors file.")
-    return written["weights"]
+    try:
+        check_weights(folder)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+    return weights
 
 
 def remove_old_policies(run_folder: Path, keep: int) -> None:

@@ -40,6 +40,8 @@ def _parse(path: str) -> jinja2.nodes.Template:
         return _ENVIRONMENT.parse(file.read_text(encoding="utf-8"))
     except jinja2.TemplateSyntaxError as error:
         raise DataError(f"The prompt template {path} does not parse: line {error.lineno}: {error.message}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"The prompt template {path} is not UTF-8: {error}.") from error
 
 
 def variables_of(path: str) -> set[str]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from src.api import ConversationRecord
+from src.disk import storage_errors
 
 _NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
 
@@ -22,14 +23,19 @@ def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Con
 
 
 def write_records(path: Path, records: Sequence[ConversationRecord]) -> None:
-    """One row per conversation; nested columns are JSON text. Whole or not there."""
+    """One row per conversation; nested columns are JSON text. Whole or not there.
+
+    Raises:
+        StorageError: if the disk is full or may not be written to.
+    """
     rows = []
     for record in records:
         row = record.model_dump(mode="json")
         rows.append({name: json.dumps(value) if name in _NESTED else value for name, value in row.items()})
     unfinished = path.with_suffix(".unfinished")
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), unfinished)
-    unfinished.replace(path)
+    with storage_errors(path):
+        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), unfinished)
+        unfinished.replace(path)
 
 
 def read_records(path: Path) -> list[ConversationRecord]:

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from config.base import GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
+from src.chat_template import ReplyFrame
 from src.inference_providers.base import ChatEngine, Judge, Sampling
 from src.inference_providers.open_router_inference import ChatEngineJudge, OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
+from src.pretrained import check_model, load_tokenizer
+from src.prompt_check import check_prompts
 
 if TYPE_CHECKING:
     from src.vllm.engine import VllmEngine
@@ -51,12 +54,15 @@ async def open_seats(
 
     Raises:
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
-        ConfigError: if the judge's API key is missing.
+        DataError: if a prompt template is missing or wrong.
+        ConfigError: if a model folder is missing or damaged, or the judge's API key is missing.
     """
     remote_judge = _judge_without_engine(judge, generation)
+    check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
     wanted = {"teacher": teacher, "student": student}
     if generation.judges_rules_prompts_paths and remote_judge is None:
         wanted["judge"] = judge
+    _check_models(wanted)
     engines = await _start_engines(wanted, seed, generation.turn_timeout_s)
     if "judge" in engines:
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
@@ -80,6 +86,13 @@ def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig)
     if judge.base_url is not None or judge.use_openrouter:
         return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt)
     return None
+
+
+def _check_models(wanted: dict[str, ModelConfig]) -> None:
+    for seat, model in wanted.items():
+        key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
+        check_model(key, name)
+        ReplyFrame(load_tokenizer(key, name))
 
 
 async def _start_engines(wanted: dict[str, ModelConfig], seed: int, turn_timeout_s: float) -> dict[str, "VllmEngine"]:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import datasets
 import torch
 from accelerate import DistributedType, PartialState
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
@@ -20,11 +20,14 @@ from trl.trainer import utils as trl_utils
 
 from config.load import record_run
 from config.train_sft_model import MUON, ConversationSource, TrainSFTConfig
+from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.data import gather, load_rows
 from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError, DataError
 from src.muon import MuonWithAdamW
 from src.policy_folder import write_whole
+from src.pretrained import check_model
+from src.pretrained import load_tokenizer as load_any_tokenizer
 from src.reporting import Progress, report_to
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ def train(config: TrainSFTConfig) -> Path:
     trainer = make_trainer(config, arguments, run_folder)
     last = _last_checkpoint(run_folder)
     if last is not None:
+        refuse_unsafe_checkpoint(Path(last))
         logger.info("going on from %s; delete it to start over", last)
     trainer.train(resume_from_checkpoint=last)
     return _save(trainer, config, run_folder)
@@ -148,13 +152,10 @@ def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: if it cannot be loaded, or has no such template.
     """
-    name = config.model.tokenizer_name_or_path or config.model.model_name_or_path
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"The tokenizer {name} cannot be loaded: {error}") from error
-    if tokenizer.chat_template is None:
-        raise ConfigError(f"The tokenizer {name} has no chat template: name another in model.tokenizer_name_or_path.")
+    own = config.model.tokenizer_name_or_path is None
+    key = "model.model_name_or_path" if own else "model.tokenizer_name_or_path"
+    name = config.model.model_name_or_path if own else config.model.tokenizer_name_or_path
+    tokenizer = load_any_tokenizer(key, name)
     try:
         get_training_chat_template(tokenizer)
     except ValueError as error:
@@ -172,10 +173,16 @@ def load_model(config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase) -> Pr
         ConfigError: if it cannot be loaded, or is too small for the tokenizer or `model.max_length`.
     """
     name = config.model.model_name_or_path
+    check_model("model.model_name_or_path", name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    except (OSError, ValueError) as error:
+        model, notes = AutoModelForCausalLM.from_pretrained(
+            name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other sizes than config.json has
         raise ConfigError(f"The model {name} cannot be loaded: {error}") from error
+    if notes["missing_keys"]:
+        missing = sorted(notes["missing_keys"])
+        raise ConfigError(f"The weights of {name} lack {len(missing)} of the model's tensors, the first {missing[0]}.")
     rows = model.config.get_text_config().vocab_size
     if len(tokenizer) > rows:
         raise ConfigError(f"The tokenizer has {len(tokenizer)} tokens, but the model {name} knows only {rows}.")
@@ -288,7 +295,7 @@ def _save(trainer: SFTTrainer, config: TrainSFTConfig, run_folder: Path) -> Path
             model.save_pretrained(target, state_dict=weights)
             trainer.processing_class.save_pretrained(target)
 
-        write_whole(folder, save)
+        write_whole(folder, save, needed=sum(weight.nbytes for weight in weights.values()))
         shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
         logger.info("the model is in %s", folder)
     accelerator.wait_for_everyone()

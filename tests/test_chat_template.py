@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from src.chat_template import ReplyFrame, encode_chat, encode_text
+from src.errors import ConfigError
 from src.turns import TokenBuffer
 
 CHATML = """\
@@ -139,5 +140,17 @@ def test_a_template_that_drops_thoughts_changes_nothing_of_what_was_sampled(toke
 
 def test_a_template_without_markup_between_turns_is_refused():
     bare = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    with pytest.raises(ValueError, match="puts nothing between"):
+    with pytest.raises(ConfigError, match="puts nothing between"):
         ReplyFrame(make_tokenizer(bare))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('System role not supported') }}", "takes no system, user.*System role not supported"),
+        ("<s>{{ messages[0].content }}</s>", "leaves out what the assistant or the user says"),
+    ],
+)
+def test_a_template_that_takes_no_such_dialogue_is_refused(template, message):
+    with pytest.raises(ConfigError, match=message):
+        ReplyFrame(make_tokenizer(template))

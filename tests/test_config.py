@@ -2,21 +2,25 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from config import values
 from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
-from config.load import load, record_run, to_yaml
+from config.load import load, record_run, to_yaml, validate
 from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import OPTIMIZERS, SCHEDULERS, TrainSFTConfig, check_train_sft
+from config.train_sft_model import TrainSFTConfig, check_train_sft
 from src.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,12 +81,26 @@ def test_every_yaml_belongs_to_a_program_and_parses(path):
     assert isinstance(yaml.safe_load(path.read_text()), dict)
 
 
-def test_the_optimizers_and_schedulers_on_offer_are_those_of_transformers():
+def test_the_names_on_offer_are_those_of_the_libraries():
+    import inspect
+
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
     from transformers.trainer_utils import SchedulerType
     from transformers.training_args import OptimizerNames
+    from trl import GRPOConfig, GRPOTrainer
+    from vllm.config.model import ModelDType
 
-    assert set(OPTIMIZERS) - {"muon"} <= {name.value for name in OptimizerNames}
-    assert set(SCHEDULERS) <= {name.value for name in SchedulerType}
+    assert set(values.OPTIMIZERS) <= {name.value for name in OptimizerNames}
+    assert set(values.SCHEDULERS) <= {name.value for name in SchedulerType}
+    assert set(values.TRACKERS) == set(INTEGRATION_TO_CALLBACK)
+    assert set(values.ENGINE_DTYPES) <= set(get_args(ModelDType))
+    loss = inspect.getsource(GRPOTrainer._compute_loss)
+    sampled = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert all(f'"{name}"' in loss for name in values.LOSS_TYPES)
+    assert all(f'"{name}"' in sampled for name in (*values.IMPORTANCE_SAMPLING_MODES, *values.REWARD_SCALES))
+    shipped = GRPOConfig.__dataclass_fields__
+    assert shipped["loss_type"].default in values.LOSS_TYPES
+    assert shipped["vllm_importance_sampling_mode"].default in values.IMPORTANCE_SAMPLING_MODES
 
 
 # Every key is read --------------------------------------------------------------------------------------------------
@@ -154,6 +172,154 @@ def test_a_mistake_is_named(folder, override, message):
         loaded(folder, override)
 
 
+OUT_OF_RANGE = [
+    ("generation.max_turns", ["0", "-3"], "must be at least 1"),
+    ("generation.student_error_rate", ["-0.1", "1.1", ".nan", "often", "true"], "a share from 0 to 1"),
+    ("generation.student_error_rate", ["{correct_student: -1, error_student: 2}"], "a weight from 0, not all 0"),
+    ("generation.student_error_rate", ["{correct_student: .inf, error_student: 1}"], "a weight from 0, not all 0"),
+    ("generation.student_error_rate", ["{correct_student: 1}"], "gives each persona"),
+    ("generation.max_tokens_in_conversation", ["0", "-1"], "must be at least 1"),
+    ("generation.max_tokens_per_turn", ["0"], "must be at least 1"),
+    ("generation.max_tokens_per_student_attempt", ["0"], "must be at least 1"),
+    ("generation.max_tokens_per_judge_attempt", ["0"], "must be at least 1"),
+    ("generation.number_student_attempts", ["-1"], "must be at least 0"),
+    ("generation.number_judge_attempts", ["-1"], "must be at least 0"),
+    ("generation.extra_penalty_for_rejected_judges", ["-0.5", ".inf", ".nan"], "must be at least 0"),
+    ("generation.low_score_threshold", ["-0.1", "1.5", ".nan"], "must be from 0 to 1"),
+    ("generation.server_start_timeout_s", ["0", "-1", ".inf"], "must be above 0"),
+    ("generation.sample_timeout_s", ["0", "-1", ".nan"], "must be above 0"),
+    ("generation.turn_timeout_s", ["0"], "must be above 0"),
+    ("generation.load_weights_timeout_s", ["0"], "must be above 0"),
+    ("generation.server_port", ["0", "-1", "65536"], "must be from 1 to 65535"),
+    ("generation.server_host", ["''"], "name an address of this machine"),
+    ("generation.student_names", ["[7]", "[[Alex]]"], "each is a text, or null"),
+    ("generation.forced_conversation_type", ["both"], "is one of guided, attempt or null"),
+    ("teacher_model.vllm.temperature", ["0", "-1", ".nan", ".inf"], "."),
+    ("student_model.vllm.temperature", ["-0.5"], "must be at least 0"),
+    ("teacher_model.vllm.top_p", ["0", "1.2", ".nan"], "above 0 and at most 1"),
+    ("student_model.vllm.top_k", ["0", "-2"], "at least 1, or -1 for no limit"),
+    ("teacher_model.vllm.max_length", ["1", "0"], "must be at least 2"),
+    ("judge_model.vllm.max_num_seqs", ["0"], "must be at least 1"),
+    ("teacher_model.vllm.gpu_memory_utilization", ["0", "1.1", "90"], "above 0 and at most 1"),
+    ("teacher_model.vllm.number_of_gpus_per_instance", ["0"], "must be at least 1"),
+    ("teacher_model.vllm.dtype", ["fp16", "float64"], "must be one of auto, bfloat16"),
+    ("student_model.vllm.cpu_kvcache_gib", ["0", "-4"], "must be at least 1"),
+    ("student_model.vllm.cpu_cores", ["all", "0;rm", "'1,'"], "it is a list of cores"),
+    ("judge_model.max_concurrent_requests", ["0"], "must be at least 1"),
+    ("judge_model.request_timeout_s", ["0", "-1"], "must be above 0"),
+    ("judge_model.max_failed_share", ["-0.1", "1.1", "20"], "must be from 0 to 1"),
+    ("judge_model.base_url", ["openrouter.ai", "'file:///etc'"], "must begin with http"),
+    ("reward_model.model_name_or_path", ["some/model"], "must be one of Answer, None"),
+    ("train.number_of_problems_per_batch", ["0", "-8"], "must be at least 1"),
+    ("train.num_samples_per_problem", ["1", "0"], "needs at least 2"),
+    ("train.per_device_train_batch_size", ["0", "-16"], "must be at least 1"),
+    ("train.learning_rate", ["-1", ".nan", ".inf"], "must be at least 0"),
+    ("train.lr_scheduler_type", ["cos"], "must be one of linear, cosine"),
+    ("train.optimizer", ["adam", "muon"], "must be one of adamw_torch"),
+    ("train.beta", ["-0.1"], "must be at least 0"),
+    ("train.mu", ["0"], "must be at least 1"),
+    ("train.epsilon", ["0", "-0.2"], "must be above 0"),
+    ("train.epsilon_high", ["0"], "must be above 0"),
+    ("train.loss_type", ["ppo", "GRPO"], "must be one of grpo"),
+    ("train.scale_rewards", ["yes", "std"], "must be one of group"),
+    ("train.max_grad_norm", ["-1"], "must be at least 0"),
+    ("train.dtype", ["fp16", "float64"], "must be one of float32"),
+    ("train.reward_weights", ["{pedagogical: .nan}"], "must be a finite number"),
+    ("train.importance_sampling_mode", ["token"], "must be one of token_truncate"),
+    ("train.importance_sampling_clip_max", ["0"], "must be above 0"),
+    ("train.keep_published_policies", ["0"], "must be at least 1"),
+    ("dataset.max_train_examples", ["0", "-2"], "at least 1, or -1 for all"),
+    ("logging.report_to", ["[wandbb]"], "must be one of azure_ml"),
+    ("logging.save_dir", ["''"], "name the folder"),
+    ("logging.save_steps", ["0", "-1"], "must be at least 1"),
+    ("skip_first_samples", ["-1"], "must be at least 0"),
+    ("seed", ["-1", "4294967296"], "must be from 0 to 4294967295"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "wrong", "rule"), OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_with_the_rule(key, wrong, rule):
+    for value in wrong:
+        with pytest.raises(ConfigError, match=rf"{key}[ .].*{rule}"):
+            with_value(key, value)
+
+
+@cache
+def _quickstart() -> str:
+    return to_yaml(loaded("train_rl"))
+
+
+def with_value(key: str, value: str) -> TrainRLConfig:
+    """The quickstart's configuration with one value, given as YAML, changed in its file."""
+    raw = OmegaConf.create(_quickstart())
+    OmegaConf.update(raw, key, yaml.safe_load(value))
+    return validate(raw, *SCHEMAS["train_rl"])
+
+
+def test_the_configuration_that_wrong_values_are_put_into_is_right():
+    assert with_value("seed", "3").seed == 3
+
+
+@pytest.mark.parametrize(
+    ("folder", "overrides", "message"),
+    [
+        (
+            "train_rl",
+            [
+                "dataset.train_datasets=[]",
+                "~generation.judges_rules_prompts_paths",
+                "train.reward_weights={length: 1.0}",
+            ],
+            "dataset.train_datasets is empty",
+        ),
+        ("train_rl", ["train.epochs=0", "train.max_steps=0"], "nothing would be trained"),
+        ("train_sft", ["train.learning_rate=nan"], "train.learning_rate is nan"),
+        ("train_sft", ["dataset.max_val_examples=0"], "at least 1, or -1 for all"),
+        ("train_sft", ["logging.save_steps=-1"], "logging.save_steps is -1; it must be at least 0"),
+        ("train_sft", ["seed=-1"], "seed is -1"),
+        ("eval", ["dataset.max_val_examples=0"], "at least 1, or -1 for all"),
+        ("eval", ["generation.sample_timeout_s=0"], "must be above 0"),
+        ("eval", ["server_url=localhost:8005"], "server_url is 'localhost:8005'; it must begin with http"),
+        ("eval", ["server_url=null", "student_model.vllm.max_length=0"], "must be at least 2"),
+        ("eval", ["num_samples_per_problem=5000"], "a server holds 4096 conversations at once"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_the_other_programs_too(folder, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded(folder, *overrides)
+
+
+def test_a_teacher_without_temperature_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="temperature is 0.*every conversation of a group would be the same"):
+        loaded("train_rl", "teacher_model.vllm.temperature=0")
+
+
+def test_more_samples_than_a_server_holds_are_refused_with_all_numbers():
+    sizes = ("number_of_problems_per_batch=1024", "num_samples_per_problem=8")
+    with pytest.raises(ConfigError, match=r"\(1024 × 8 = 8192\) is more than the 4096 conversations"):
+        loaded("train_rl", *(f"train.{size}" for size in sizes))
+
+
+def test_there_is_no_number_that_may_be_anything():
+    """A key that is new has to be given a range, and a line above."""
+    of_two_keys = {"train.epochs", "train.max_steps"}
+    tested = {_of_any_seat(key) for key, _, _ in OUT_OF_RANGE} | of_two_keys
+    numbers = {_of_any_seat(key) for key, kind in _leaves(TrainRLConfig) if kind in (int, float, float | None)}
+    assert numbers == tested & numbers, "without a range"
+
+
+def _of_any_seat(key: str) -> str:
+    return re.sub(r"^(teacher|student|judge)_model\.vllm", "model.vllm", key)
+
+
+def _leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for item in fields(schema):
+        if is_dataclass(item.type):
+            yield from _leaves(item.type, f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, item.type
+
+
 def test_a_batch_that_does_not_divide_is_refused_with_all_numbers():
     sizes = ("number_of_problems_per_batch=16", "num_samples_per_problem=8", "per_device_train_batch_size=7")
     with pytest.raises(ConfigError, match=r"\(16 × 8 = 128\) must be divisible by .*\(7\)"):
@@ -178,10 +344,32 @@ def test_a_wrong_flag_is_named(arguments, message):
         loaded("train_rl", *arguments)
 
 
-def test_a_yaml_that_does_not_parse_is_an_error(tmp_path):
-    (tmp_path / "broken.yaml").write_text("train: {learning_rate: 1\nseed: 2\n")
-    with pytest.raises(ConfigError, match="broken.yaml"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"train: {learning_rate: 1\nseed: 2\n", r'broken\.yaml", line 2'),
+        (b"seed: 1\nseed: 2\n", r'found duplicate key seed\n.*broken\.yaml", line 2'),
+        (b"seed:\t- 1\n", r'broken\.yaml", line 1'),
+        (b"a: !!python/object/apply:os.system [exit]\n", "could not determine a constructor for the tag"),
+        (b"# caf\xe9\nseed: 1\n", "A configuration file is not UTF-8: .* after '# caf'. Save it as UTF-8"),
+        (b"- a\n", "must be a DictConfig, got ListConfig"),
+        (b"generation: [1]\n", r"Config key generation is \[1\], but it is a group of keys"),
+        (b"generation: {max_turns: null}\n", "generation.max_turns: .*None"),
+        (b"seed: ${oc.env:NO_SUCH_VARIABLE}\n", "key seed: .*NO_SUCH_VARIABLE"),
+        (b"defaults: [nowhere]\n", "nowhere"),
+    ],
+)
+def test_a_yaml_that_does_not_parse_is_an_error(tmp_path, text, message):
+    (tmp_path / "broken.yaml").write_bytes(text)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         loaded("train_rl", "--config-dir", str(tmp_path), "--config-name", "broken")
+
+
+@pytest.mark.parametrize("text", [b"train: {learning_rate: 1\nseed: 2\n", b"# caf\xe9\nseed: 1\n"])
+def test_a_yaml_that_does_not_parse_ends_a_program_with_a_message(tmp_path, text):
+    (tmp_path / "broken.yaml").write_bytes(text)
+    result = run("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "broken")
+    assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
 
 
 # Flags and overrides ------------------------------------------------------------------------------------------------

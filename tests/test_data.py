@@ -141,7 +141,17 @@ def test_nothing_to_train_on_is_an_error(source):
     ("name", "content", "message"),
     [
         ("absent.jsonl", None, "There is no file"),
-        ("broken.jsonl", '{"problem": "p", "answer": \n', "broken.jsonl"),
+        (
+            "broken.jsonl",
+            '{"problem": "p", "answer": "a"}\n\n{"problem": "p", "ans\n',
+            r"broken\.jsonl .*line 3 is not JSON",
+        ),
+        ("list.jsonl", '{"problem": "p", "answer": "a"}\n["p", "a"]\n', r"list\.jsonl .*line 2 is no JSON object, but"),
+        ("blank.jsonl", "\n\n", r"blank\.jsonl .*it holds no rows"),
+        ("header.csv", "problem,answer\n", r"header\.csv .*it holds no rows"),
+        ("ragged.csv", "problem,answer\na,b\nc,d,e\n", r"ragged\.csv .*line 3"),
+        ("broken.json", '[{"problem": "p",]', r"broken\.json .*cannot be read"),
+        ("broken.parquet", "PAR1", r"broken\.parquet .*cannot be read"),
         ("empty.jsonl", "", "empty.jsonl is empty"),
         ("latin.jsonl", b'{"problem": "caf\xe9", "answer": ""}\n', "latin.jsonl is not UTF-8"),
     ],
@@ -161,6 +171,15 @@ def test_a_dataset_that_is_neither_file_nor_on_the_hub_is_named(tmp_path, monkey
         load_problems([DatasetSource(name_or_path="nobody/nothing")])
     with pytest.raises(DataError, match="name_or_path is empty"):
         load_problems([DatasetSource()])
+
+
+def test_a_dataset_that_brings_a_script_is_refused_and_the_script_not_run(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(DataError, match="mine .*scripts are no longer supported"):
+        load_problems([DatasetSource(name_or_path=str(folder))])
+    assert not (tmp_path / "ran").exists()
 
 
 def test_csv_json_and_parquet_are_read_alike(tmp_path, source):

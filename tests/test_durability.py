@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from config.load import ROOT
 from src.errors import ConfigError, DataError, DeadlineExceeded
@@ -34,8 +36,8 @@ def test_journal_line_is_there_before_append_returns(tmp_path: Path) -> None:
     assert json.loads(journal.path.read_text())["text"] == "x"
 
 
-def _save(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"weights")
+def save_model(folder: Path) -> None:
+    save_file({"w": numpy.zeros(4, numpy.float32)}, folder / "model.safetensors")
 
 
 def test_policy_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -43,13 +45,13 @@ def test_policy_is_whole_or_not_there(tmp_path: Path) -> None:
     folder = policy_path(tmp_path, 3)
 
     def die_half_way(target: Path) -> None:
-        _save(target)
+        save_model(target)
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
         write_policy(folder, policy, die_half_way)
     assert not folder.exists()
-    write_policy(folder, policy, _save)
+    write_policy(folder, policy, save_model)
     check_policy(folder, policy)
     assert [path.name for path in folder.parent.iterdir()] == ["v000003"]
 
@@ -57,7 +59,7 @@ def test_policy_is_whole_or_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [PolicyVersion("run", 4), PolicyVersion("walk", 3)])
 def test_policy_of_another_name_is_refused(tmp_path: Path, other: PolicyVersion) -> None:
     folder = policy_path(tmp_path, 3)
-    write_policy(folder, PolicyVersion("run", 3), _save)
+    write_policy(folder, PolicyVersion("run", 3), save_model)
     with pytest.raises(DataError, match="not run"):
         check_policy(folder, other)
 
@@ -70,9 +72,25 @@ def test_unmarked_or_empty_policy_is_refused(tmp_path: Path) -> None:
         check_policy(tmp_path / "p", PolicyVersion("run", 0))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("COMPLETE", b"{", "COMPLETE is damaged"),
+        ("COMPLETE", b"[]", "COMPLETE is damaged"),
+        ("COMPLETE", b'{"run_id": "run"}', "COMPLETE is damaged"),
+        ("model.safetensors", b"weights", r"model\.safetensors is missing or damaged"),
+    ],
+)
+def test_damaged_policy_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    write_policy(tmp_path / "p", PolicyVersion("run", 0), save_model)
+    (tmp_path / "p" / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        check_policy(tmp_path / "p", PolicyVersion("run", 0))
+
+
 def test_only_old_complete_policies_are_removed(tmp_path: Path) -> None:
     for version in range(4):
-        write_policy(policy_path(tmp_path, version), PolicyVersion("run", version), _save)
+        write_policy(policy_path(tmp_path, version), PolicyVersion("run", version), save_model)
     unfinished = policy_path(tmp_path, 9)
     unfinished.mkdir()
     remove_old_policies(tmp_path, keep=2)

@@ -395,8 +395,11 @@ def test_the_conversation_column_is_found_or_named(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("model.model_name_or_path={folder}/nothing",), "The tokenizer .*nothing cannot be loaded"),
-        (("model.model_name_or_path={folder}/tokenizer",), "The model .*tokenizer cannot be loaded"),
+        (
+            ("model.model_name_or_path={folder}/nothing",),
+            "model_name_or_path is .*nothing, but there is no such",
+        ),
+        (("model.model_name_or_path={folder}/tokenizer",), r"model_name_or_path: .*tokenizer holds no config\.json"),
         (("model.max_length=129",), r"model.max_length is 129, but the context of .* is 128 tokens"),
         (("model.tokenizer_name_or_path={folder}/plain",), "has no chat template"),
         (("model.tokenizer_name_or_path={folder}/unmarked",), "does not mark what the assistant says"),

@@ -9,14 +9,22 @@ from torch.utils.data import Sampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl.trainer.utils import RepeatSampler
 
+from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.policy_folder import complete
 
 UNFINISHED = "unfinished"
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The checkpoint to go on from; None if there is none."""
-    return get_last_checkpoint(folder) if folder.is_dir() else None
+    """The checkpoint to go on from; None if there is none.
+
+    Raises:
+        UnsafeCheckpoint: if it is damaged, or would run code when it is loaded.
+    """
+    last = get_last_checkpoint(folder) if folder.is_dir() else None
+    if last is not None:
+        refuse_unsafe_checkpoint(Path(last))
+    return last
 
 
 def complete_checkpoint(folder: Path, step: int, keep: int) -> None:

@@ -53,7 +53,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         ddp_backend=communication_backend(),
         # Master weights stay in float32: a learning rate of 5e-7 is lost in bfloat16's rounding. bf16=True casts the
         # arithmetic.
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs={"dtype": "float32", "trust_remote_code": False, "use_safetensors": True},
         vllm_importance_sampling_correction=True,
         vllm_importance_sampling_mode=train.importance_sampling_mode,
         vllm_importance_sampling_clip_max=train.importance_sampling_clip_max,

@@ -53,13 +53,12 @@ class ClassroomRollout:
 
         Raises:
             TooManyFailedJudgements: on every rank, if judging failed for too many.
-            ClassroomError: on every rank, if sampling failed on any.
+            ClassroomError: on every rank, if sampling failed on any, or its conversations could not be written.
         """
         started = time.monotonic()
         request = self._request(prompts, trainer)
-        response = on_every_process(trainer.accelerator, lambda: self._sample(request))
-        records = response.conversations
-        write_rollouts(self._run_folder, request.step, trainer.accelerator.process_index, records)
+        rank = trainer.accelerator.process_index
+        records = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
         self._check_judging(records)
         for name, value in batch_metrics(records).items():
             trainer.record_metric(name, value)
@@ -85,6 +84,11 @@ class ClassroomRollout:
             policy_version=policy.version,
             judge_again=first,
         )
+
+    def _sample_and_write(self, request: SampleRequest, rank: int) -> list[ConversationRecord]:
+        records = self._sample(request).conversations
+        write_rollouts(self._run_folder, request.step, rank, records)
+        return records
 
     def _sample(self, request: SampleRequest) -> SampleResponse:
         response = self._client.sample(request)

@@ -10,6 +10,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
+from src.access import token_for
+from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError
 from src.grpo.checkpoints import last_checkpoint
@@ -44,8 +46,8 @@ def train(config: TrainRLConfig) -> None:
         record_run(config, "train_rl")
         _write_run_id(run_folder)
     state.wait_for_everyone()
-    client = connect(config)
     problems = load_training_problems(config)
+    client = connect(config)
     run_id = (run_folder / "run_id").read_text(encoding="utf-8")
     trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [GRPOProgress(run_folder)])
     trainer.remove_callback(PrinterCallback)
@@ -91,8 +93,10 @@ def connect(config: TrainRLConfig) -> ClassroomClient:
 
     Raises:
         DeadlineExceeded: if it does not.
+        ConfigError: if it belongs to another run, or a token is missing.
     """
-    generation = config.generation
+    generation, run_folder = config.generation, Path(config.logging.save_dir).resolve()
+    token_for(generation.server_host)
     client = ClassroomClient(
         server_url(generation),
         generation.sample_timeout_s,
@@ -100,8 +104,17 @@ def connect(config: TrainRLConfig) -> ClassroomClient:
         generation.server_start_timeout_s,
         Path(config.logging.save_dir) / "server.log",
     )
-    client.wait_until_up(generation.server_start_timeout_s)
+    health = client.wait_until_up(generation.server_start_timeout_s)
+    _refuse_server_of_another_run(health, client.url, run_folder)
     return client
+
+
+def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) -> None:
+    if health.run_folder != str(run_folder):
+        raise ConfigError(
+            f"The server at {url} belongs to the run in {health.run_folder}, but this training's logging.save_dir is "
+            f"{run_folder}. Start both with the same logging.save_dir, or give each run its own generation.server_port."
+        )
 
 
 def _write_run_id(run_folder: Path) -> None:

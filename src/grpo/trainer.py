@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from config.checks import reward_weights
@@ -19,6 +18,7 @@ from src.grpo.collective import on_main_process
 from src.grpo.rollout import ClassroomRollout, construct_reward_func
 from src.grpo.weight_sync import WeightPublisher
 from src.policy_folder import complete
+from src.pretrained import check_model, load_tokenizer
 from src.vllm.client import ClassroomClient
 
 
@@ -57,13 +57,14 @@ class ClassroomGRPOTrainer(GRPOTrainer):
             config.judge_model.max_failed_share,
         )
         model = config.teacher_model.model_name_or_path
+        check_model("teacher_model.model_name_or_path", model)
         super().__init__(
             model=model,
             args=arguments,
             reward_funcs=[construct_reward_func(name, client) for name in reward_weights(config)],
             rollout_func=rollout,
             train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
-            processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+            processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),
             callbacks=list(callbacks),
         )
         self._correct_mismatch = config.train.importance_sampling_correction

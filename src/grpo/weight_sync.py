@@ -51,6 +51,6 @@ class WeightPublisher:
             model.save_pretrained(unfinished, state_dict=state)
             self._trainer.processing_class.save_pretrained(unfinished)
 
-        write_policy(folder, self.policy, save)
+        write_policy(folder, self.policy, save, needed=sum(weight.nbytes for weight in state.values()))
         self._client.load_weights(self.policy, folder)
         remove_old_policies(self._run_folder, self._keep)

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.api import EngineHealth
 from src.chat_template import Message, ReplyFrame, encode_text
 from src.inference_providers.base import Completion, Sampling
+from src.policy_folder import check_policy
 from src.turns import PolicyVersion
 
 if TYPE_CHECKING:
@@ -46,6 +48,11 @@ class ScriptedEngine:
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         markup = [f"<{message['role']}>{message['content']}" for message in messages]
         return await self.generate(encode_text(self.tokenizer, "\n".join(markup)), sampling)
+
+    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+        """Take up a policy that is really there; raises as a vLLM engine does."""
+        self.weights = check_policy(folder, policy)
+        self.policy = policy
 
     def health(self) -> EngineHealth:
         return EngineHealth(model="scripted", engine="scripted", engine_version="", pids=[])

@@ -1,5 +1,6 @@
 """The trainer's and the evaluation's end of the HTTP API."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -9,13 +10,24 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter
 
-from src.api import Health, LoadWeightsRequest, LoadWeightsResponse, RewardResponse, SampleRequest, SampleResponse
+from src.access import token_from_environment
+from src.api import (
+    LARGEST_BODY,
+    Health,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    RewardResponse,
+    SampleRequest,
+    SampleResponse,
+)
 from src.errors import (
+    AccessDenied,
     ClassroomError,
     DataError,
     DeadlineExceeded,
     EngineFailure,
     PolicyMismatch,
+    RequestTooLarge,
     UnknownConversation,
 )
 from src.turns import PolicyVersion
@@ -23,8 +35,10 @@ from src.turns import PolicyVersion
 logger = logging.getLogger(__name__)
 
 _ERRORS: dict[int, type[ClassroomError]] = {
+    401: AccessDenied,
     404: UnknownConversation,
     409: PolicyMismatch,
+    413: RequestTooLarge,
     422: DataError,
     503: EngineFailure,
     504: DeadlineExceeded,
@@ -36,7 +50,7 @@ _CONNECTIONS = 64
 
 
 class ClassroomClient:
-    """Talks to one server.
+    """Talks to one server, with the token of the environment if there is one.
 
     Args:
         url: such as http://127.0.0.1:8005.
@@ -62,14 +76,25 @@ class ClassroomClient:
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy for the internet is none for the server next door
         self._session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
+        token = token_from_environment()
+        if token is not None:
+            self._session.headers["Authorization"] = f"Bearer {token}"
 
     def health(self) -> Health:
         """What is loaded and running.
 
         Raises:
             DeadlineExceeded: if nothing answers.
+            AccessDenied: if the server wants a token and gets none, or another.
+            ClassroomError: if it is another program that answers.
         """
-        return Health.model_validate(self._request("GET", "/health", timeout_s=10.0))
+        try:
+            return Health.model_validate(self._request("GET", "/health", timeout_s=10.0))
+        except ValueError as error:
+            raise ClassroomError(
+                f"What answers at {self.url} is no server of this project. End it, or choose another port with "
+                "generation.server_port=…"
+            ) from error
 
     def wait_until_up(self, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Health:
         """Wait for the server to answer; give up as soon as `alive` says that it ended.
@@ -161,10 +186,23 @@ class ClassroomClient:
 
         Raises:
             DeadlineExceeded: if the server cannot be reached or does not answer in time.
+            RequestTooLarge: if the server would not take that much.
             ClassroomError: the one that belongs to the answer's status, with the server's message.
         """
+        data = None if body is None else json.dumps(body, allow_nan=False).encode()
+        if data is not None and len(data) > LARGEST_BODY:  # the server may hang up before its refusal can be read
+            raise RequestTooLarge(
+                f"The request to {self.url}{path} has {len(data)} bytes, but a server takes {LARGEST_BODY}: make the "
+                "batch or its problems smaller."
+            )
         try:
-            response = self._session.request(method, self.url + path, json=body, timeout=(5.0, timeout_s))
+            response = self._session.request(
+                method,
+                self.url + path,
+                data=data,
+                headers={"Content-Type": "application/json"},
+                timeout=(5.0, timeout_s),
+            )
         except (requests.ConnectionError, requests.Timeout) as error:
             raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
         if response.status_code == 200:

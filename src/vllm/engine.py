@@ -200,6 +200,8 @@ def _load(model: ModelConfig, seed: int) -> "AsyncLLM":
     options = model.vllm
     arguments = AsyncEngineArgs(
         model=model.model_name_or_path,
+        load_format="safetensors",  # "auto" would fall back to pickles
+        trust_remote_code=False,
         dtype=options.dtype,
         seed=seed,
         max_model_len=options.max_length,

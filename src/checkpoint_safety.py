@@ -1,0 +1,77 @@
+"""Looks into a checkpoint before it is resumed: its optimizer states are pickles, and DeepSpeed loads them with
+everything that pickle can do."""
+
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from transformers.trainer import TRAINING_ARGS_NAME
+
+from src.errors import UnsafeCheckpoint
+
+_PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+_TAG_FILE = "latest"
+_MADE_BY_DTYPE = "numpy.dtypes.UInt32DType"  # is not named in a file: numpy.dtype makes one
+ALLOWED = frozenset(
+    {
+        # numpy's random state in rng_state*.pth
+        "numpy._core.multiarray._reconstruct",
+        "numpy.dtype",
+        "numpy.ndarray",
+        # DeepSpeed's ZeRO-2 and ZeRO-3 optimizer states
+        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    }
+)
+"""What checkpoints of transformers and DeepSpeed name besides tensors: plain holders of numbers, all of them."""
+
+
+def refuse_unsafe_checkpoint(folder: Path) -> None:
+    """Read every pickle of a checkpoint with torch's restricted unpickler, its tensors left on disk.
+
+    The `training_args.bin` that transformers writes is left out: it is read by nobody.
+
+    Raises:
+        UnsafeCheckpoint: naming the file and what it would call; also for a damaged file, a link, and a DeepSpeed tag
+            that leads out of the folder.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise UnsafeCheckpoint(f"{path} is a link: what it leads to was not written with this checkpoint. {_FIX}")
+        if path.is_file() and path.suffix in _PICKLES and path.name != TRAINING_ARGS_NAME:
+            _refuse_unsafe_file(path)
+    tag = folder / _TAG_FILE
+    if tag.is_file():
+        name = tag.read_text(encoding="utf-8", errors="replace").strip()
+        if name not in {path.name for path in folder.iterdir() if path.is_dir()}:
+            raise UnsafeCheckpoint(f"{tag} names {name[:100]!r}, which is no folder in {folder}. {_FIX}")
+
+
+_FIX = "It was damaged or altered: remove the checkpoint's folder, and the training goes on from the one before it."
+
+
+def _refuse_unsafe_file(path: Path) -> None:
+    try:
+        found = set(get_unsafe_globals_in_checkpoint(str(path)))
+        strange = sorted(found - ALLOWED)
+        if strange:
+            raise UnsafeCheckpoint(
+                f"{path} would call {', '.join(strange)} when it is loaded; a checkpoint of this project calls nothing "
+                f"of that kind. {_FIX}"
+            )
+        with safe_globals([_global(name) for name in found | {_MADE_BY_DTYPE}]):
+            torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except UnsafeCheckpoint:
+        raise
+    except Exception as error:  # whatever an unpickler may stumble over in a file that somebody altered
+        said = str(error).rpartition("WeightsUnpickler error:")[2].strip()  # before it torch advises to trust the file
+        reason = said.splitlines()[0].split(". ")[0] if said else type(error).__name__
+        raise UnsafeCheckpoint(f"{path} cannot be read as a checkpoint: {reason}. {_FIX}") from error
+
+
+def _global(name: str) -> object:
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,86 @@
+"""Disks that are full and folders that may not be written to: said with the path, the space, and what to do."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from src.errors import StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers
+_TORCH = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Whatever fails in here because something cannot be written ends with a message.
+
+    Args:
+        path: what is being written, for errors that do not name a file themselves.
+
+    Raises:
+        StorageError: for a full disk, a missing permission, or a file where a folder has to be.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        named = getattr(error, "filename", None)
+        file = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else path
+        raise StorageError(_message(file, reason)) from error
+
+
+def refuse_full_disk(folder: Path, needed: int) -> None:
+    """Raises:
+    StorageError: if the disk that `folder` is or will be on has less than `needed` bytes free.
+    """
+    free = _free(folder)
+    if free < needed:
+        raise StorageError(
+            f"{folder} needs {_readable(needed)}, but only {_readable(free)} are free on its disk. Make room there, or "
+            "move the run folder to a larger disk and name it in logging.save_dir, and start again: what was there "
+            "before is untouched."
+        )
+
+
+def _reason(error: Exception) -> int | None:
+    """The number of the operating system's error behind this one, if it is about storage."""
+    if isinstance(error, OSError):
+        number = error.errno
+    elif isinstance(error, RuntimeError) and _TORCH.search(str(error)):
+        number = errno.ENOSPC  # torch keeps the number to itself
+    else:
+        found = _RUST.search(str(error))
+        number = int(found.group(1)) if found else None
+    return number if number in (*_FULL, *_FORBIDDEN, *_IN_THE_WAY) else None
+
+
+def _message(path: Path, number: int) -> str:
+    said = f"{path}: {os.strerror(number)}."
+    if number in _FULL:
+        return (
+            f"{said} {_readable(_free(path))} are free on its disk. Make room there, or name a folder on a larger disk "
+            "in logging.save_dir, and start again: what was complete before is still there."
+        )
+    if number in _FORBIDDEN:
+        return f"{said} Give this user the right to read and write there, or name another folder in logging.save_dir."
+    return f"{said} Something else stands at that path: remove it, or name another folder in logging.save_dir."
+
+
+def _free(path: Path) -> int:
+    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _readable(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count} bytes"

@@ -1,0 +1,58 @@
+"""What stands before the server's routes: the token, and a limit to what a request may hold."""
+
+import hmac
+
+from fastapi import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from src.access import TOKEN_VARIABLE
+from src.api import LARGEST_BODY
+from src.errors import AccessDenied, RequestTooLarge
+
+_NO_TOKEN = (
+    "This server wants the token that it was started with, as Authorization: Bearer …. The programs of this project "
+    f"send what the environment variable {TOKEN_VARIABLE} holds."
+)
+_TOO_LARGE = f"The body is larger than the {LARGEST_BODY} bytes that this server takes: split the request."
+
+
+class TokenRequired:
+    """ASGI middleware: a request without the token is answered with 401, whatever its route."""
+
+    def __init__(self, app: ASGIApp, token: str):
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "lifespan" or hmac.compare_digest(given, self._expected):
+            await self._app(scope, receive, send)
+        else:
+            refusal = JSONResponse({"detail": _NO_TOKEN}, AccessDenied.status, {"WWW-Authenticate": "Bearer"})
+            await refusal(scope, receive, send)
+
+
+class BodyLimit:
+    """ASGI middleware: a body over `LARGEST_BODY` bytes is answered with 413, whether its length was announced or not,
+    and never held in memory. (Starlette's own says no more than "Content Too Large".)"""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read = 0
+
+        async def limited() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > LARGEST_BODY:
+                raise HTTPException(RequestTooLarge.status, _TOO_LARGE)
+            return message
+
+        announced = dict(scope.get("headers", ())).get(b"content-length", b"0")
+        if int(announced) > LARGEST_BODY:  # the HTTP parser has seen to it that this is a number
+            await JSONResponse({"detail": _TOO_LARGE}, RequestTooLarge.status)(scope, receive, send)
+        else:
+            await self._app(scope, limited, send)

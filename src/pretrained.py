@@ -1,0 +1,163 @@
+"""Models and tokenizers as somebody else left them: looked at before anything heavy starts, loaded without their code.
+
+A model is a folder or a Hub name. Weights are safetensors: a pickle could run code as it is loaded.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from src.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PICKLED_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "tekken.json",
+)
+_INDEX = "model.safetensors.index.json"
+
+
+def check_model(key: str, name: str) -> None:
+    """Refuse a model that cannot be loaded: its configuration is read, the headers of its weights are compared with
+    their files' sizes.
+
+    Args:
+        key: the config key that names the model.
+
+    Raises:
+        ConfigError: naming key, file, and what to do.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    folder = _local_folder(key, name)
+    if folder is not None:
+        _check_config_file(key, folder)
+        check_weights(folder)
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise ConfigError(f"{key}: the model {name} cannot be loaded: {_without_advice(error)}") from error
+
+
+def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model, with a chat template.
+
+    Args:
+        key: the config key that names it.
+        options: for transformers.
+
+    Raises:
+        ConfigError: if there is none, it is damaged, or it has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    folder = _local_folder(key, name)
+    if folder is not None and not any((folder / each).is_file() for each in _VOCABULARIES):
+        raise ConfigError(
+            f"{key}: {folder} holds no tokenizer (no {', '.join(_VOCABULARIES[:3])} or the like): save the model's "
+            "tokenizer into it, with tokenizer.save_pretrained."
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{key}: the tokenizer of {name} cannot be loaded: {_without_advice(error)}") from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{key}: the tokenizer of {name} has no chat template, so it cannot hold a conversation: take an instruct "
+            "model, or add a chat_template.jinja."
+        )
+    return tokenizer
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a folder whose safetensors are missing or damaged.
+
+    Raises:
+        ConfigError: naming the file.
+    """
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} is missing or damaged ({error}): copy or save the model again.") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if index.is_file():
+        return [folder / name for name in sorted(set(_read_object(index).get("weight_map", {}).values()))]
+    found = sorted(folder.glob("*.safetensors"))
+    pickled = sorted(path.name for pattern in _PICKLED_WEIGHTS for path in folder.glob(pattern))
+    if not found and pickled:
+        raise ConfigError(
+            f"{folder} holds its weights as {', '.join(pickled[:3])} only. Such files can run code as they are loaded; "
+            "only .safetensors are. Where you trust them, load the model with transformers and save it again with "
+            "save_pretrained, which writes safetensors."
+        )
+    if not found:
+        raise ConfigError(f"{folder} holds no .safetensors file.{_what_it_holds(folder)}")
+    return found
+
+
+def _local_folder(key: str, name: str) -> Path | None:
+    """The folder that a name stands for; None for a name on the Hub."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigError(f"{key} is {name}, which is a file. A model is a folder, or a name on the Hub.")
+    if not _HUB_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{key} is {name}, but there is no such folder (seen from {Path.cwd()}), and it is no name on the Hub "
+            "(owner/model)."
+        )
+    return None
+
+
+def _check_config_file(key: str, folder: Path) -> None:
+    adapter = folder / "adapter_config.json"
+    if (folder / "config.json").is_file():
+        _read_object(folder / "config.json")
+    elif adapter.is_file():
+        base = _read_object(adapter).get("base_model_name_or_path")
+        raise ConfigError(
+            f"{key}: {folder} holds a PEFT adapter for {base} and no model of its own. Name the base model, or merge "
+            "the adapter into it first: peft's merge_and_unload(), then save_pretrained()."
+        )
+    else:
+        raise ConfigError(f"{key}: {folder} holds no config.json, so it is no model.{_what_it_holds(folder)}")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged, it is not JSON: {error}. Copy or save the model again.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is damaged, it holds no JSON object. Copy or save the model again.")
+    return found
+
+
+def _what_it_holds(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return f" It holds: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}." if names else " It is empty."
+
+
+def _without_advice(error: Exception) -> str:
+    """A library's message up to where it advises to trust a model's code or to install something."""
+    return re.split(r"\bYou can \b|Please pass", str(error))[0].strip() or type(error).__name__

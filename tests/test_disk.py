@@ -1,0 +1,173 @@
+"""Full disks and missing permissions: the message has path, space and what to do, and what was there is still there.
+
+The refusals are the kernel's own: /dev/full, a limit to the size of files, a file where a folder has to be.
+"""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from starlette.testclient import TestClient
+
+import src.app
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
+from src.disk import refuse_full_disk, storage_errors
+from src.errors import StorageError
+from src.journal import Journal
+from src.policy_folder import check_policy, policy_path, write_policy, write_whole
+from src.rollout_files import write_rollouts
+from src.turns import PolicyVersion
+from tests.scripted_room import Room
+from tests.test_durability import save_model
+from tests.test_grpo import record
+
+REQUEST = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """The kernel lets no file grow over 100 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_large(folder: Path) -> None:
+    save_file({"w": numpy.ones(100_000, numpy.float32)}, folder / "model.safetensors")
+
+
+def torch_large(folder: Path) -> None:
+    torch.save({"w": torch.ones(100_000)}, folder / "optimizer.pt")
+
+
+def text_large(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("x" * 200_000)
+
+
+def to_a_full_device(folder: Path) -> None:
+    (folder / "model.txt").symlink_to("/dev/full")
+    (folder / "model.txt").write_text("x")
+
+
+@pytest.mark.parametrize("save", [save_large, torch_large, text_large, to_a_full_device])
+def test_a_full_disk_while_publishing_leaves_the_old_policy_and_nothing_half(tmp_path, small_files, save) -> None:
+    write_policy(policy_path(tmp_path, 1), PolicyVersion("run", 1), save_model)
+    with pytest.raises(StorageError) as caught:
+        write_policy(policy_path(tmp_path, 2), PolicyVersion("run", 2), save)
+    for part in (str(tmp_path / "policy/v000002"), "are free on its disk", "logging.save_dir", "is still there"):
+        assert part in str(caught.value)
+    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["v000001"]
+    check_policy(policy_path(tmp_path, 1), PolicyVersion("run", 1))
+
+
+def test_a_model_that_cannot_be_replaced_stays(tmp_path: Path, small_files: None) -> None:
+    write_whole(tmp_path / "model", save_model)
+    with pytest.raises(StorageError):
+        write_whole(tmp_path / "model", save_large)
+    assert load_file(tmp_path / "model" / "model.safetensors")["w"].shape == (4,)
+
+
+def test_space_is_asked_for_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+
+    def save(folder: Path) -> None:
+        raise AssertionError("it was begun")
+
+    with pytest.raises(StorageError, match=r"v000007 needs .* GB, but only .* GB are free on its disk. Make room"):
+        write_policy(policy_path(tmp_path, 7), PolicyVersion("run", 7), save, needed=free * 2)
+    assert not (tmp_path / "policy").exists()
+    refuse_full_disk(tmp_path / "not" / "there" / "yet", 1)
+
+
+def test_rollouts_that_cannot_be_written_leave_those_before(tmp_path: Path, small_files: None) -> None:
+    first = write_rollouts(tmp_path, 1, 0, [record(0)])
+    long = record(1, completion_ids=list(range(100_000)), mask=[1] * 100_000, logprobs=[-0.1] * 100_000)
+    with pytest.raises(StorageError, match=r"step_000001-0\.parquet: File too large"):
+        write_rollouts(tmp_path, 1, 0, [long])
+    assert first.stat().st_size < 100_000
+
+
+def test_a_journal_on_a_full_disk_is_507_and_the_batch_goes_on_when_there_is_room(
+    room: Room, generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = room.open(generation)
+
+    async def open_desk(*_: object):
+        return desk
+
+    monkeypatch.setattr(src.app, "open_desk", open_desk)
+    good = desk._journal._file
+    with TestClient(src.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder)) as client:
+        desk._journal._file = open("/dev/full", "ab")  # noqa: SIM115 -- it lives as long as the journal
+        answer = client.post("/sample_conversations", json=REQUEST)
+        assert answer.status_code == 507
+        for part in (str(room.folder / "journal.jsonl"), "No space left on device", "free on its disk"):
+            assert part in answer.json()["detail"]
+        assert client.get("/health").json()["status"] == "ok"
+        desk._journal._file = good
+        assert client.post("/sample_conversations", json=REQUEST).json()["conversations"][0]["reward"] is not None
+
+
+def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match=r"file.*: Not a directory. Something else stands at that path"):
+        Journal(tmp_path / "file" / "run")
+    (tmp_path / "run" / "journal.jsonl").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"journal\.jsonl: Is a directory"):
+        Journal(tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_missing_permission_is_said_with_the_path_and_the_fix(tmp_path: Path, monkeypatch, number: int) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StorageError) as caught:
+        Journal(tmp_path / "run")
+    assert f"{tmp_path / 'run' / 'journal.jsonl'}: {os.strerror(number)}" in str(caught.value)
+    assert "Give this user the right to read and write there" in str(caught.value)
+
+
+@pytest.mark.parametrize("program", ["vllm_server.py", "train_rl.py", "train_sft.py", "eval.py"])
+def test_a_run_folder_that_cannot_be_made_ends_a_program_with_a_message(tmp_path: Path, program: str) -> None:
+    (tmp_path / "file").write_text("x")
+    overrides = [f"logging.save_dir={tmp_path / 'file' / 'run'}"]
+    if program == "eval.py":
+        (tmp_path / "p.jsonl").write_text('{"problem": "p", "answer": ""}\n')
+        overrides.append(f"dataset.eval_datasets=[{{name_or_path: {tmp_path / 'p.jsonl'}}}]")
+    result = subprocess.run(
+        [sys.executable, program, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 2, result.stderr[-3000:]
+    assert f"error: {tmp_path / 'file'}" in result.stderr and "Not a directory" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def fails_otherwise() -> None:
+    raise RuntimeError("unexpected pos, but not on a disk")
+
+
+def fails_elsewhere() -> None:
+    raise OSError(errno.ECONNRESET, "Connection reset by peer")
+
+
+def fails_as_tokenizers_do() -> None:
+    raise Exception("No such file or directory (os error 2)")
+
+
+@pytest.mark.parametrize("fail", [fails_otherwise, fails_elsewhere, fails_as_tokenizers_do])
+def test_other_errors_stay_what_they_are(tmp_path: Path, fail: Callable[[], None]) -> None:
+    with pytest.raises(Exception) as caught, storage_errors(tmp_path):  # noqa: PT011 -- its type is what is looked at
+        fail()
+    assert not isinstance(caught.value, StorageError)

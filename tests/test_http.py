@@ -1,0 +1,350 @@
+"""The server's HTTP side with scripted engines: who is let in, what is refused, and what is said then."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+import src.app
+import src.http_guards
+from config.base import GenerationConfig
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.access import TOKEN_VARIABLE, token_for
+from src.api import LARGEST_BATCH, LARGEST_BODY, SampleRequest
+from src.errors import AccessDenied, ClassroomError, ConfigError, RequestTooLarge, UnknownConversation
+from src.grpo.run import connect
+from src.http_guards import BodyLimit
+from src.journal import read_journal
+from src.policy_folder import policy_path, write_policy
+from src.turns import PolicyVersion
+from src.vllm.client import ClassroomClient
+from tests.conftest import free_port
+from tests.scripted_room import Room
+from tests.test_durability import save_model
+
+TOKEN = "0123456789abcdef-0123456789"
+BODY = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
+    """Makes the real application with scripted engines in its seats."""
+
+    async def open_desk(*_: object):
+        return room.open(generation)
+
+    monkeypatch.setattr(src.app, "open_desk", open_desk)
+
+    def make(host: str = "127.0.0.1", port: int = 8005) -> FastAPI:
+        config = load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'", f"generation.server_port={port}"])
+        return src.app.create_app(config, room.folder)
+
+    return make
+
+
+@pytest.fixture
+def http(app: Callable[..., FastAPI]) -> Iterator[TestClient]:
+    with TestClient(app(), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def listening(app: Callable[..., FastAPI]) -> Iterator[str]:
+    """The URL of the application on a port of this machine."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app(port=port), port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(60)
+
+
+# Bad requests ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "named"),
+    [
+        ("GET", "/conversations/none", None, "none"),
+        ("GET", "/wait_batch?request_id=none", None, "No request none runs here"),
+        ("POST", "/get_pedagogical_reward", {"conversations": ["none"]}, "no finished conversation none"),
+        ("POST", "/get_beauty_reward", {"conversations": ["none"]}, "There is no reward beauty. There are: "),
+    ],
+)
+def test_an_unknown_id_is_404_and_named(http: TestClient, method: str, path: str, body: dict, named: str) -> None:
+    answer = http.request(method, path, json=body)
+    assert answer.status_code == 404 and named in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"answers": ["1/2", "1/3"]}, "{'problems': 1, 'answers': 2}"),
+        ({"meta": []}, "{'problems': 1, 'answers': 1, 'meta': 0}"),
+        ({"problems": [], "answers": []}, "body.problems: List should have at least 1 item"),
+        ({"problems": [7]}, "body.problems.0: Input should be a valid string"),
+        ({"request_id": "../r"}, "body.request_id: String should match pattern"),
+        ({"surprise": 1}, "body.surprise: Extra inputs are not permitted"),
+        ({"policy_version": 1}, "run_id and policy_version come together"),
+    ],
+)
+def test_a_body_that_breaks_a_rule_is_422_with_field_and_rule(http: TestClient, room: Room, change, said: str) -> None:
+    answer = http.post("/sample_conversations", json=BODY | change)
+    assert answer.status_code == 422 and said in answer.json()["detail"]
+    assert not room.teacher.calls
+
+
+def test_a_body_that_is_no_json_is_422_and_not_sent_back(http: TestClient) -> None:
+    answer = http.post("/sample_conversations", content="{" + "x" * 5000, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422 and "JSON decode error" in answer.json()["detail"] and len(answer.text) < 500
+
+
+def test_more_conversations_than_a_server_holds_are_422(http: TestClient, room: Room) -> None:
+    many = LARGEST_BATCH + 1
+    answer = http.post("/sample_conversations", json=BODY | {"problems": ["p"] * many, "answers": [""] * many})
+    assert (
+        answer.status_code == 422
+        and f"asks for {many} conversations, but a server holds {LARGEST_BATCH}" in answer.text
+    )
+    assert not room.teacher.calls and len(answer.text) < 500
+
+
+def test_a_problem_longer_than_the_context_is_422_and_named(http: TestClient, room: Room) -> None:
+    problems = ["fractions", "Long division, " + "again and " * 900]
+    answer = http.post("/sample_conversations", json=BODY | {"problems": problems, "answers": ["", ""]})
+    assert answer.status_code == 422
+    for part in ("'Long division, again", "tokens, but a conversation may have 900", "max_tokens_in_conversation"):
+        assert part in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_an_oversized_body_is_413_and_not_read_into_memory(http: TestClient, monkeypatch, announced: bool) -> None:
+    monkeypatch.setattr(src.http_guards, "LARGEST_BODY", 1000)
+    content = b" " * 1001 if announced else (b" " * 100 for _ in range(11))
+    headers = {"Content-Type": "application/json"}
+    answer = http.post("/sample_conversations", content=content, headers=headers)
+    assert answer.status_code == 413 and f"larger than the {LARGEST_BODY} bytes" in answer.json()["detail"]
+    assert http.post("/sample_conversations", json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(("announced", "most_read"), [(b"2000", 0), (None, 1100)])
+def test_reading_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch, announced: bytes | None, most_read: int) -> None:
+    monkeypatch.setattr(src.http_guards, "LARGEST_BODY", 1000)
+    read, sent = 0, []
+
+    async def receive() -> dict:
+        nonlocal read
+        read += 100
+        return {"type": "http.request", "body": b" " * 100, "more_body": True}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    async def reads_all(scope: dict, receive: Callable, send: Callable) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    headers = [(b"content-length", announced)] if announced else []
+    try:
+        asyncio.run(BodyLimit(reads_all)({"type": "http", "headers": headers}, receive, send))
+        assert sent[0]["status"] == 413
+    except src.http_guards.HTTPException as error:
+        assert error.status_code == 413
+    assert read == most_read
+
+
+# Paths ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published(room: Room) -> Path:
+    folder = policy_path(room.folder, 1)
+    write_policy(folder, PolicyVersion("run", 1), save_model)
+    return folder
+
+
+def outside(room: Room, published: Path) -> str:
+    elsewhere = room.folder.parent / "elsewhere"
+    write_policy(elsewhere, PolicyVersion("run", 1), save_model)
+    return str(elsewhere)
+
+
+def linked_folder(room: Room, published: Path) -> str:
+    (room.folder / "policy" / "v000009").symlink_to(outside(room, published))
+    return str(room.folder / "policy" / "v000009")
+
+
+def linked_file(room: Room, published: Path) -> str:
+    (published / "model.safetensors").unlink()
+    (published / "model.safetensors").symlink_to(Path(outside(room, published)) / "model.safetensors")
+    return str(published)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (outside, "is not inside this server's run folder"),
+        (linked_folder, "is not inside this server's run folder"),
+        (linked_file, "is not inside this server's run folder"),
+        (lambda room, published: f"{published}/../../../elsewhere", "is not inside this server's run folder"),
+        (lambda *_: "/etc", "is not inside this server's run folder"),
+        (lambda *_: "policy\0/v000001", "is no path"),
+        (lambda *_: "x" * 5000, "is no"),
+        (lambda room, published: str(published.parent), "no file COMPLETE in it"),
+        (lambda room, published: str(published / "nowhere"), "no file COMPLETE in it"),
+    ],
+)
+def test_weights_come_from_inside_the_run_folder_only(
+    http: TestClient, room: Room, published: Path, path, said
+) -> None:
+    loaded = room.teacher.policy
+    body = {"run_id": "run", "version": 1, "path": path(room, published)}
+    answer = http.post("/load_weights", json=body)
+    assert answer.status_code == 422 and said in answer.json()["detail"]
+    assert room.teacher.policy == loaded
+
+
+# The token -----------------------------------------------------------------------------------------------------
+
+
+def routes(application: FastAPI) -> list[tuple[str, str]]:
+    return [(method, route.path) for route in application.routes for method in route.methods]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_no_route_answers_without_the_token(app: Callable[..., FastAPI], monkeypatch, host: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    application = app(host)
+    known = routes(application)
+    assert ("GET", "/health") in known and ("POST", "/load_weights") in known and ("GET", "/metrics") in known
+    given = [{}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "Bearer "}]
+    with TestClient(application, raise_server_exceptions=False) as client:
+        for method, path in (*known, ("GET", "/no/such/route"), ("POST", "/health")):
+            for headers in given:
+                answer = client.request(method, path, headers=headers)
+                assert answer.status_code == 401, (method, path, headers)
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+            right = client.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
+            assert right.status_code != 401, (method, path)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "my-machine"])
+def test_a_server_for_others_does_not_start_without_a_token(app: Callable[..., FastAPI], monkeypatch, host) -> None:
+    with pytest.raises(ConfigError, match=r"other machines can reach.*CLASSROOM_TOKEN.*openssl rand -hex 32"):
+        app(host)
+    with pytest.raises(ConfigError, match="CLASSROOM_TOKEN"):
+        connect(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]))
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert app(host) and token_for(host) == TOKEN
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_server_for_this_machine_needs_none(host: str) -> None:
+    assert token_for(host) is None
+
+
+@pytest.mark.parametrize("token", ["short", "with a space in the middle", "ünicode-ünicode-ünicode", "a" * 20 + "\n"])
+def test_what_is_no_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(ConfigError, match="CLASSROOM_TOKEN must be at least 16 ASCII characters") as caught:
+        token_for("127.0.0.1")
+    assert token not in str(caught.value)
+
+
+def test_the_token_is_written_nowhere(app, room: Room, monkeypatch, caplog, capfd) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    caplog.set_level(logging.DEBUG)
+    with TestClient(app("0.0.0.0"), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        assert client.post("/sample_conversations", json=BODY).status_code == 200
+        assert client.post("/load_weights", json={"run_id": "r", "version": 0, "path": "/"}).status_code == 422
+        said = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
+    src.app.record_run(load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server")
+    files = [path for path in room.folder.rglob("*") if path.is_file()]
+    assert len(files) >= 3
+    said += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)
+    assert TOKEN not in said
+
+
+# The client's end ----------------------------------------------------------------------------------------------
+
+
+def test_the_client_sends_the_token(listening: str) -> None:
+    assert ClassroomClient(listening).health().status == "ok"
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    return request.getfixturevalue("listening")
+
+
+def test_programs_talk_to_each_other_with_the_token_and_not_without(guarded: str, monkeypatch) -> None:
+    assert ClassroomClient(guarded).sample(SampleRequest(**BODY)).conversations[0].reward is not None
+    for wrong in (None, TOKEN + "x"):
+        monkeypatch.delenv(TOKEN_VARIABLE) if wrong is None else monkeypatch.setenv(TOKEN_VARIABLE, wrong)
+        with pytest.raises(AccessDenied, match="what the environment variable CLASSROOM_TOKEN holds"):
+            ClassroomClient(guarded).wait_until_up(60)
+
+
+def test_a_request_that_no_server_takes_is_not_sent(listening: str, room: Room) -> None:
+    body = SampleRequest(**BODY | {"problems": ["x" * LARGEST_BODY]})
+    with pytest.raises(RequestTooLarge, match=f"but a server takes {LARGEST_BODY}: make the batch or its problems"):
+        ClassroomClient(listening).sample(body)
+    assert not [event for event in read_journal(room.folder / "journal.jsonl") if event["event"] == "batch"]
+
+
+def test_the_client_says_which_conversation_is_unknown(listening: str) -> None:
+    with pytest.raises(UnknownConversation, match="no finished conversation none"):
+        ClassroomClient(listening).rewards("pedagogical", ["none"])
+
+
+def test_the_server_of_another_run_is_refused_with_both_folders(listening: str, room: Room, tmp_path: Path) -> None:
+    port = listening.rpartition(":")[2]
+
+    def config(folder: Path) -> TrainRLConfig:
+        return load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={folder}"])
+
+    assert connect(config(room.folder)).url == listening
+    with pytest.raises(ConfigError) as caught:
+        connect(config(tmp_path / "other"))
+    for part in (str(room.folder), str(tmp_path / "other"), "same logging.save_dir", "generation.server_port"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", ["hello", '{"status": "up"}'])
+def test_another_program_on_the_port_is_told_from_a_server(answer: str) -> None:
+    application = FastAPI()
+
+    @application.get("/health")
+    async def health() -> object:
+        from starlette.responses import Response
+
+        return Response(answer)
+
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(application, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        with pytest.raises(ClassroomError, match="is no server of this project.*generation.server_port"):
+            ClassroomClient(f"http://127.0.0.1:{port}").wait_until_up(60)
+    finally:
+        server.should_exit = True
+        thread.join(60)
