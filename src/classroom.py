@@ -17,10 +17,11 @@ from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleRespo
 from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.data import Problem
-from src.errors import DataError, EngineFailure, PolicyMismatch
+from src.errors import EngineFailure, PolicyMismatch
 from src.inference_providers.base import Completion, Sampling
 from src.journal import Journal, conversation_id
 from src.judging import Verdict, parse_judge_output, parse_verdict
+from src.prompt_check import refuse_long_prompt
 from src.prompts import render
 from src.replay import History, replay
 from src.rewards import REWARDS, weighted_sum
@@ -275,12 +276,7 @@ class Classroom:
             wrapped = render(wrapper, attempt=attempt) if wrapper else attempt
             messages.append({"role": "user", "content": wrapped})
         prompt_ids = encode_chat(self._seats.teacher.tokenizer, messages)
-        if len(prompt_ids) + 2 > self._rules.max_tokens_in_conversation:
-            raise DataError(
-                f"Problem {conversation.problem.id} ({conversation.problem.text[:60]!r}) makes a teacher prompt of "
-                f"{len(prompt_ids)} tokens, but a conversation may have {self._rules.max_tokens_in_conversation}: "
-                "shorten the problem, or raise generation.max_tokens_in_conversation and teacher_model.vllm.max_length."
-            )
+        refuse_long_prompt(conversation.problem, len(prompt_ids), self._rules.max_tokens_in_conversation)
         conversation.open_buffer(prompt_ids)
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:

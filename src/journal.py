@@ -44,18 +44,32 @@ class Journal:
             run_folder.mkdir(parents=True, exist_ok=True)
             self.path.touch()
             self._read_heads()
-            self._file = self.path.open("ab")
+            self._file = self.path.open("ab", buffering=0)
 
     def append(self, event: str, **fields: Any) -> int:
-        """Write one event, its first field naming what it is about, and return the position of its line in bytes."""
+        """Write one event, its first field naming what it is about, and return the position of its line in bytes.
+
+        Raises:
+            StorageError: if the disk is full; nothing is written then.
+        """
         position = self._file.tell()
         line = {"event": event, "time": round(time.time(), 3), **fields}
         data = json.dumps(to_jsonable_python(line), ensure_ascii=False).encode()
         with storage_errors(self.path):
-            self._file.write(data + b"\n")
-            self._file.flush()
+            self._write(data + b"\n", position)
         self._note(data[:_HEAD_LENGTH], position)
         return position
+
+    def _write(self, line: bytes, position: int) -> None:
+        """All of a line or, on a full disk, nothing of it: half of one would be finished by the next."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(position)
+            self._file.seek(position)
+            raise
 
     def read_at(self, position: int) -> dict[str, Any]:
         """The event whose line starts at this position."""

@@ -1,13 +1,19 @@
-"""Every configured prompt template is tried once before models are loaded: a mistake in one must not wait for the
-conversation that meets it."""
+"""Prompts are tried before they are needed: a mistake in one must not wait for the conversation that meets it, in the
+middle of the night."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from config.base import GenerationConfig
+from src.chat_template import encode_chat
+from src.data import Problem
 from src.errors import DataError
 from src.prompts import render, variables_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_LEAST_TURN = 2  # a token, and the one that ends it
 _TRANSCRIPT = [{"role": "teacher", "content": "How are you?"}, {"role": "student", "content": "Fine."}]
 
 
@@ -28,6 +34,35 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
             render(path, **variables)
         except DataError as error:
             raise DataError(f"generation.{key}: {error}") from error
+
+
+def check_lengths(
+    problems: Sequence[Problem], generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", limit: int
+) -> None:
+    """Raises:
+    DataError: naming the first problem whose teacher prompt leaves no room in `limit` tokens.
+    """
+    longest_name = max(generation.student_names or [None], key=lambda name: len(name or ""))
+    for problem in problems:
+        prompt = render(
+            generation.teacher_prompt_path,
+            student_name=longest_name,
+            problem=problem.text,
+            include_thinking=generation.use_thinking,
+        )
+        refuse_long_prompt(problem, len(encode_chat(tokenizer, [{"role": "system", "content": prompt}])), limit)
+
+
+def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
+    """Raises:
+    DataError: if a teacher prompt of `length` tokens leaves no room for a turn.
+    """
+    if length + _LEAST_TURN > limit:
+        raise DataError(
+            f"Problem {problem.id} ({problem.text[:60]!r}) makes a teacher prompt of {length} tokens, but a "
+            f"conversation may have {limit}: shorten the problem, or raise generation.max_tokens_in_conversation and "
+            "teacher_model.vllm.max_length."
+        )
 
 
 def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:

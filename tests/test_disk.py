@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -22,7 +23,7 @@ from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.disk import refuse_full_disk, storage_errors
 from src.errors import StorageError
-from src.journal import Journal
+from src.journal import Journal, read_journal
 from src.policy_folder import check_policy, policy_path, write_policy, write_whole
 from src.rollout_files import write_rollouts
 from src.turns import PolicyVersion
@@ -33,13 +34,21 @@ from tests.test_grpo import record
 REQUEST = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
 
 
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """The kernel writes what fits, and refuses the rest, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """The kernel lets no file grow over 100 kB."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_no_larger_than(100_000):
+        yield
 
 
 def save_large(folder: Path) -> None:
@@ -106,16 +115,27 @@ def test_a_journal_on_a_full_disk_is_507_and_the_batch_goes_on_when_there_is_roo
         return desk
 
     monkeypatch.setattr(src.app, "open_desk", open_desk)
-    good = desk._journal._file
     with TestClient(src.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder)) as client:
-        desk._journal._file = open("/dev/full", "ab")  # noqa: SIM115 -- it lives as long as the journal
-        answer = client.post("/sample_conversations", json=REQUEST)
+        journal = room.folder / "journal.jsonl"
+        with files_no_larger_than(journal.stat().st_size + 500):
+            answer = client.post("/sample_conversations", json=REQUEST)
         assert answer.status_code == 507
-        for part in (str(room.folder / "journal.jsonl"), "No space left on device", "free on its disk"):
+        for part in (str(journal), "File too large", "free on its disk"):
             assert part in answer.json()["detail"]
         assert client.get("/health").json()["status"] == "ok"
-        desk._journal._file = good
         assert client.post("/sample_conversations", json=REQUEST).json()["conversations"][0]["reward"] is not None
+    turns = [event["turn"]["text"] for event in read_journal(journal) if event["event"] == "turn"]
+    assert turns == ["Say hello.", "Hello.", "Say hello.", "Hello.", "Say hello."]
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing_of_itself(tmp_path: Path, small_files: None) -> None:
+    journal = Journal(tmp_path)
+    journal.append("turn", conversation="c", text="one")
+    with pytest.raises(StorageError, match=r"journal\.jsonl: File too large"):
+        journal.append("turn", conversation="c", text="x" * 200_000)
+    journal.append("turn", conversation="c", text="two")
+    for again in (journal, Journal(tmp_path)):
+        assert [event["text"] for event in again.events("c")] == ["one", "two"]
 
 
 def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -139,7 +159,7 @@ def test_a_missing_permission_is_said_with_the_path_and_the_fix(tmp_path: Path, 
     assert "Give this user the right to read and write there" in str(caught.value)
 
 
-@pytest.mark.parametrize("program", ["vllm_server.py", "train_rl.py", "train_sft.py", "eval.py"])
+@pytest.mark.parametrize("program", ["vllm_server.py", "eval.py"])
 def test_a_run_folder_that_cannot_be_made_ends_a_program_with_a_message(tmp_path: Path, program: str) -> None:
     (tmp_path / "file").write_text("x")
     overrides = [f"logging.save_dir={tmp_path / 'file' / 'run'}"]

@@ -2,6 +2,10 @@
 
 import asyncio
 import logging
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +19,7 @@ from starlette.testclient import TestClient
 import src.app
 import src.http_guards
 from config.base import GenerationConfig
-from config.load import load
+from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.access import TOKEN_VARIABLE, token_for
 from src.api import LARGEST_BATCH, LARGEST_BODY, SampleRequest
@@ -168,6 +172,25 @@ def test_reading_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch, announced: 
     except src.http_guards.HTTPException as error:
         assert error.status_code == 413
     assert read == most_read
+
+
+def test_a_taken_port_is_refused_before_models_are_loaded_with_who_holds_it(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        config = load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={tmp_path}"])
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*Process {os.getpid()} listens there"):
+            src.app.serve(config)
+
+
+def test_a_server_that_cannot_start_ends_with_the_message_alone(tmp_path: Path) -> None:
+    overrides = ["generation.teacher_prompt_path=nowhere.txt", f"logging.save_dir={tmp_path}"]
+    command = [sys.executable, "vllm_server.py", f"generation.server_port={free_port()}", *overrides]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 2
+    assert "error: generation.teacher_prompt_path: There is no prompt template nowhere.txt." in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
 
 
 # Paths ----------------------------------------------------------------------------------------------------------

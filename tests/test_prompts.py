@@ -8,10 +8,11 @@ import pytest
 from config.base import GenerationConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.data import Problem
 from src.errors import DataError
 from src.inference_providers.open_router_inference import render_rule
 from src.inference_providers.scripted_inference import ScriptedJudge
-from src.prompt_check import check_prompts
+from src.prompt_check import check_lengths, check_prompts
 from src.prompts import render, variables_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -170,6 +171,15 @@ def test_the_classroom_gives_templates_the_variables_that_the_check_allows(all_p
 def judged(generation: GenerationConfig, rule: str, conversation: list) -> str:
     assert render_rule(generation.judges_rules_prompts_paths[rule], conversation, "p")[0]["content"]
     return '{"reasoning": "", "decision": "OK"}'
+
+
+def test_a_problem_longer_than_the_context_is_found_before_training_and_named(all_prompts, tokenizer):
+    problems = [Problem.of("fractions"), Problem.of("Long division, " + "again and " * 300)]
+    check_lengths(problems, all_prompts(), tokenizer, limit=2000)
+    with pytest.raises(DataError) as caught:
+        check_lengths(problems, all_prompts(), tokenizer, limit=200)
+    for part in (problems[1].id, "'Long division, again", "but a conversation may have 200", "max_length"):
+        assert part in str(caught.value)
 
 
 def test_rules_of_the_embedded_rubric_are_no_templates(all_prompts):

@@ -20,6 +20,7 @@ from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.hub import push_to_hub, write_card
+from src.prompt_check import check_lengths
 from src.reporting import last_metrics
 from src.run_lock import claim
 from src.server_process import server_url
@@ -51,6 +52,8 @@ def train(config: TrainRLConfig) -> None:
     run_id = (run_folder / "run_id").read_text(encoding="utf-8")
     trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [GRPOProgress(run_folder)])
     trainer.remove_callback(PrinterCallback)
+    limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
+    check_lengths(problems, config.generation, trainer.processing_class, limit)
     trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
     trainer.publisher.sync_weights()
     trainer.save_whole(run_folder / "model")
