@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from config.train_rl_model import TrainRLConfig
 from src.api import ConversationRecord
 from src.data import Problem
 from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
-from src.grpo.collective import on_main_process
-from src.grpo.rollout import ClassroomRollout, construct_reward_func
+from src.grpo.collective import on_every_process, on_main_process
+from src.grpo.gather import is_split, save_together
+from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
 from src.grpo.weight_sync import WeightPublisher
 from src.policy_folder import complete
 from src.vllm.client import ClassroomClient
@@ -60,7 +62,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         super().__init__(
             model=model,
             args=arguments,
-            reward_funcs=[construct_reward_func(name, client) for name in reward_weights(config)],
+            reward_funcs=[self._on_all_or_none(construct_reward_func(name, client)) for name in reward_weights(config)],
             rollout_func=rollout,
             train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
             processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
@@ -119,6 +121,20 @@ class ClassroomGRPOTrainer(GRPOTrainer):
             sampler.mini_repeat_count * sampler.batch_size * self.args.steps_per_generation
         )
         return OrderOfEpoch(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as transformers does; one that is split between processes shard by shard."""
+        if is_split(self.model):
+            save_together(self, lambda save: save(Path(output_dir or self.args.output_dir)))
+        else:
+            super().save_model(output_dir, _internal_call)
+
+    def _on_all_or_none(self, reward: RewardFunc) -> RewardFunc:
+        @wraps(reward)
+        def reward_of_this_process(*arguments: Any, **named: Any) -> list[float | None]:
+            return on_every_process(self.accelerator, lambda: reward(*arguments, **named))
+
+        return reward_of_this_process
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
