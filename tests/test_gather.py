@@ -1,4 +1,4 @@
-"""Saving a split model shard by shard: what is written, and how much of it is ever held."""
+"""Saving a model shard by shard: what is written, and how much of it is ever held."""
 
 import json
 import weakref
@@ -43,7 +43,8 @@ def test_shards_hold_what_save_pretrained_writes(kind: str, tmp_path: Path) -> N
     assert set(index["weight_map"]) == set(source)
     assert all(name in load_file(tmp_path / "shards" / file) for name, file in index["weight_map"].items())
     files = sorted(path.name for path in (tmp_path / "shards").glob("*.safetensors"))
-    assert len(files) > 3 and files == sorted(set(index["weight_map"].values()))
+    assert files == sorted(set(index["weight_map"].values()))
+    assert len(files) > 3 and files[1] == f"model-00002-of-{len(files):05d}.safetensors"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "shards")
     assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in model.state_dict().items())
 
@@ -84,6 +85,9 @@ def test_no_more_than_a_shard_is_held(tmp_path: Path) -> None:
 
 def test_weights_of_an_earlier_save_go(tmp_path: Path) -> None:
     """transformers would read `model.safetensors` before any index."""
-    (tmp_path / "model.safetensors").write_bytes(b"old")
-    write_shards([{"w": torch.ones(2)}], tmp_path)
-    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["model-00001.safetensors"]
+    several = [{f"w{number}": torch.ones(2)} for number in range(3)]
+    for pieces, count in ((several[:1], 1), (several, 3), (several[1:2], 1)):
+        write_shards(pieces, tmp_path, shard_bytes=8)
+        files = {path.name for path in tmp_path.iterdir()}
+        expected = {f"model-0000{number + 1}-of-00003.safetensors" for number in range(3)}
+        assert files == ({"model.safetensors"} if count == 1 else expected | {"model.safetensors.index.json"})

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from src.api import Health
 from src.errors import DataError
@@ -17,6 +16,7 @@ from src.policy_folder import policy_path
 from src.turns import PolicyVersion
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides
 from tests.replay_server import Batches, Replay, recorded_batches, served
+from tests.test_gather import weights_in
 
 _STEPS = 3
 # Three groups of four on two processes: the second group is split between them. The reference model and the large steps
@@ -45,10 +45,6 @@ def launch(accelerate_config: str, overrides: list[str], **environment: str) -> 
 
 def metrics_of(run_folder: Path) -> list[dict]:
     return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: weight for path in folder.glob("*.safetensors") for name, weight in load_file(path).items()}
 
 
 def gathered_by_deepspeed(run_folder: Path) -> dict[str, torch.Tensor]:
@@ -126,8 +122,6 @@ def test_engine_loads_what_zero3_publishes(recorded: Recorded) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line["mismatch/mean_abs_logprob_diff"] < 0.002 for line in lines)
     assert_published_are_the_gathered(recorded.run_folder)
-    moved = weights_in(policy_path(recorded.run_folder, _STEPS - 1)), weights_in(recorded.run_folder / "model")
-    assert any(not torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
 
 
 def test_group_on_two_processes_has_one_schedule(recorded: Recorded) -> None:
@@ -161,6 +155,20 @@ def test_two_processes_train_as_one_does(
     published = weights_in(policy_path(tmp_path, _STEPS))
     assert set(published) == set(one_process.weights)
     for name, weight in published.items():
+        assert torch.allclose(weight, one_process.weights[name], rtol=0, atol=1e-4), name
+
+
+@pytest.mark.full
+def test_resumed_training_goes_on_as_if_uninterrupted(
+    recorded: Recorded, marked: Batches, one_process: OneProcess, world: Path, tmp_path: Path
+) -> None:
+    with served(Replay(recorded.health, marked)) as port:
+        overrides = [*quickstart_overrides(tmp_path, world / "blank", world, port), *_TRAINING]
+        for steps in (_STEPS - 1, _STEPS):
+            done = launch("zero3_2CPU", [*overrides, f"logging.save_steps={_STEPS - 1}", f"train.max_steps={steps}"])
+            assert done.returncode == 0, done.stderr[-4000:]
+    assert [line["loss"] for line in metrics_of(tmp_path)] == pytest.approx(one_process.losses, abs=1e-4)
+    for name, weight in weights_in(policy_path(tmp_path, _STEPS)).items():
         assert torch.allclose(weight, one_process.weights[name], rtol=0, atol=1e-4), name
 
 

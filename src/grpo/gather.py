@@ -1,9 +1,10 @@
-"""Saving a model whose weights are split between processes (ZeRO-3), without ever holding all of it in one place."""
+"""Saving a model that is being trained, its weights split between processes or not, without ever holding a second one:
+weights are gathered one by one and written shard by shard."""
 
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, Trainer
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from src.grpo.collective import on_main_process
 
@@ -22,13 +23,9 @@ Weights = dict[str, torch.Tensor]
 Save = Callable[[Path], None]
 
 
-def is_split(model: torch.nn.Module) -> bool:
-    """Whether DeepSpeed holds only a part of each weight in this process."""
-    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
-
-
 def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
-    """Have the main process save the trained model; all processes take part.
+    """Have the main process save the trained model; all processes take part. The folder is like any that transformers
+    saves, with smaller shards.
 
     Args:
         write: runs on the main process; it gets the function that saves model and tokenizer into a folder.
@@ -38,14 +35,11 @@ def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
     """
     accelerator, tokenizer = trainer.accelerator, trainer.processing_class
     model = accelerator.unwrap_model(trainer.model_wrapped)
-    pieces = gathered_weights(model, accelerator.is_main_process) if is_split(model) else iter(())
+    pieces = gathered_weights(model, accelerator.is_main_process)
 
     def save(folder: Path) -> None:
-        if is_split(model):
-            model.save_pretrained(folder, state_dict={})  # all but the weights
-            write_shards(pieces, folder)
-        else:
-            model.save_pretrained(folder, state_dict=accelerator.get_state_dict(trainer.model_wrapped))
+        model.save_pretrained(folder, state_dict={})  # all but the weights
+        write_shards(pieces, folder)
         tokenizer.save_pretrained(folder)
 
     def write_and_gather() -> None:
@@ -108,18 +102,16 @@ def _are_converted_together(model: PreTrainedModel) -> bool:
 
 
 def write_shards(pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write weights into safetensors files with an index, each file as soon as it holds `shard_bytes`. Those of an
-    earlier save go."""
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    index: dict[str, str] = {}
+    """Write weights into safetensors files, each as soon as it holds `shard_bytes`; those of an earlier save go."""
+    for path in (*folder.glob("*.safetensors"), folder / SAFE_WEIGHTS_INDEX_NAME):
+        path.unlink(missing_ok=True)
+    shards: list[list[str]] = []
     shard: Weights = {}
     total = held = 0
 
     def write_out() -> None:
-        name = f"model-{len(set(index.values())) + 1:05d}.safetensors"
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        index.update(dict.fromkeys(shard, name))
+        save_file(shard, _unfinished(folder, len(shards)), metadata={"format": "pt"})
+        shards.append(list(shard))
         shard.clear()
 
     for piece in pieces:
@@ -132,7 +124,24 @@ def write_shards(pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHA
                 held = 0
     if shard:
         write_out()
-    content = {"metadata": {"total_size": total}, "weight_map": index}
+    _give_names(folder, shards, total)
+
+
+def _unfinished(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.unfinished"
+
+
+def _give_names(folder: Path, shards: Sequence[Sequence[str]], total_bytes: int) -> None:
+    """transformers' names, which tell how many files there are; several have an index."""
+    if len(shards) == 1:
+        _unfinished(folder, 0).rename(folder / SAFE_WEIGHTS_NAME)
+        return
+    index = {}
+    for number, names in enumerate(shards):
+        file = SAFE_WEIGHTS_NAME.replace(".", f"-{number + 1:05d}-of-{len(shards):05d}.")
+        _unfinished(folder, number).rename(folder / file)
+        index.update(dict.fromkeys(names, file))
+    content = {"metadata": {"total_size": total_bytes}, "weight_map": index}
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 

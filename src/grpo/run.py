@@ -54,7 +54,8 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
     trainer.publisher.sync_weights()
     trainer.save_whole(run_folder / "model")
-    on_main_process(state, lambda: _release(config, run_folder))
+    if state.is_main_process:  # alone: an upload may take longer than the others would wait
+        _release(config, run_folder)
 
 
 def _release(config: TrainRLConfig, run_folder: Path) -> None:

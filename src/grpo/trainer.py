@@ -17,7 +17,7 @@ from src.api import ConversationRecord
 from src.data import Problem
 from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
-from src.grpo.gather import is_split, save_together
+from src.grpo.gather import save_together
 from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
 from src.grpo.weight_sync import WeightPublisher
 from src.policy_folder import complete
@@ -123,11 +123,8 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         return OrderOfEpoch(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model as transformers does; one that is split between processes shard by shard."""
-        if is_split(self.model):
-            save_together(self, lambda save: save(Path(output_dir or self.args.output_dir)))
-        else:
-            super().save_model(output_dir, _internal_call)
+        """Save model and tokenizer; all ranks take part."""
+        save_together(self, lambda save: save(Path(output_dir or self.args.output_dir)))
 
     def _on_all_or_none(self, reward: RewardFunc) -> RewardFunc:
         @wraps(reward)
