@@ -17,6 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from importlib import metadata
@@ -62,6 +63,7 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
     """
 
     def decorate(main: Callable[[Config], None]) -> Callable[[], None]:
+        @_messages_instead_of_tracebacks()  # here, too: Hydra has a line of its own about each error that passes it
         def run(raw: DictConfig) -> None:
             config = validate(raw, schema, check)
             if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -101,13 +103,18 @@ def _quieten_libraries() -> None:
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # CPUs have no Triton, and need none
+    for name in (
+        "vllm.triton_utils.importing",  # CPUs have no Triton, and need none
+        "accelerate.accelerator",  # TRL counts the micro-batches itself, which accelerate takes for a mismatch
+    ):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # The weights are this project's own server's; TRL's integration, which the warnings are about, is not used.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated")  # in DeepSpeed
 
 
-class _messages_instead_of_tracebacks:
+class _messages_instead_of_tracebacks(ContextDecorator):
     """Ends the program with the message of an error that its user can mend."""
 
     def __enter__(self) -> None:
@@ -117,13 +124,22 @@ class _messages_instead_of_tracebacks:
         if isinstance(error, UnicodeDecodeError):  # datasets and prompts name their file themselves
             error = ConfigError(_not_utf8(error))
         if isinstance(error, USER_ERRORS):
-            print(f"error: {error}", file=sys.stderr)
+            if _is_first_to_say(str(error)):
+                print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
     around = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
     return f"A configuration file is not UTF-8: {error.reason} after {around!r}. Save it as UTF-8."
+
+
+def _is_first_to_say(message: str) -> bool:
+    if "WORLD_SIZE" not in os.environ:  # not one of a launcher's processes; importing torch takes seconds
+        return True
+    from src.distributed import is_first_to_say
+
+    return is_first_to_say(message)
 
 
 def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Check | None = None) -> Config:

@@ -1,9 +1,13 @@
 """How the processes of one training talk to each other."""
 
+import hashlib
 import os
+from datetime import timedelta
 from typing import Optional
 
 import torch
+
+_ANSWERS_WITHIN = timedelta(seconds=10)
 
 
 def communication_backend() -> Optional[str]:
@@ -21,3 +25,21 @@ def keep_deepspeed_from_compiling() -> None:
         import deepspeed.ops
 
         deepspeed.ops.__compatible_ops__ = {}
+
+
+def is_first_to_say(message: str) -> bool:
+    """Whether no other process of this training on this machine asked the same about this message before.
+
+    An error that ends all of them is then shown once, and one that only one of them met is shown, too, whichever it
+    is. The processes may not have met yet, or no more: what they ask is the store of the launcher that started them.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+    said = f"{os.environ['GROUP_RANK']}/{hashlib.sha256(message.encode()).hexdigest()}"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(address, port, is_master=False, timeout=_ANSWERS_WITHIN).add(said, 1) == 1
+    except (DistNetworkError, DistStoreError):
+        return True  # rather twice than never

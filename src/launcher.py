@@ -118,7 +118,7 @@ def server_command(hydra_arguments: Sequence[str]) -> list[str]:
 
 def trainer_command(accelerate_flags: Sequence[str], hydra_arguments: Sequence[str]) -> list[str]:
     """The trainer under accelerate, as started from the project's folder."""
-    launch = [sys.executable, "-m", "accelerate.commands.launch"]
+    launch = [sys.executable, "-m", "src.trainer_launch"]
     return [*launch, *accelerate_flags, "train_rl.py", *hydra_arguments]
 
 

@@ -97,6 +97,14 @@ def test_options_reach_trl(tmp_path: Path) -> None:
     assert not arguments.bf16 and not arguments.use_vllm
 
 
+def test_processes_wait_for_each_other_longer_than_one_may_wait_for_the_server(tmp_path: Path) -> None:
+    overrides = ["generation.sample_timeout_s=9000", "generation.load_weights_timeout_s=700"]
+    arguments = grpo_config(load(TrainRLConfig, "train_rl", overrides), tmp_path)
+    assert arguments.ddp_timeout == 9000 + 1800
+    overrides = ["generation.server_start_timeout_s=20000", "generation.load_weights_timeout_s=700.5"]
+    assert grpo_config(load(TrainRLConfig, "train_rl", overrides), tmp_path).ddp_timeout == 20701 + 1800
+
+
 def test_batch_that_does_not_divide_over_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"64 conversations must be divisible .*16 × 3 = 48"):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from src.api import SampleRequest, SampleResponse
 from src.conversation import END_OF_CONVERSATION
 from src.errors import DataError, PolicyMismatch, UnknownConversation
+from src.grpo.gather import gathered_weights, write_shards
 from src.journal import read_journal
 from src.policy_folder import policy_path, write_policy
 from src.rewards import REWARDS
@@ -33,7 +34,7 @@ def request_for(lessons: list[str], request_id: str, groups: int = 2, size: int 
     return SampleRequest(problems=problems, answers=[""] * len(problems), request_id=request_id, seed=1, step=0, **more)
 
 
-def publish_random_weights(server: RunningServer, world: Path, policy: PolicyVersion, seed: int) -> Path:
+def publish_random_weights(server: RunningServer, world: Path, policy: PolicyVersion, seed: int, shards: bool) -> Path:
     folder = policy_path(server.run_folder, policy.version)
 
     def save(target: Path) -> None:
@@ -42,7 +43,10 @@ def publish_random_weights(server: RunningServer, world: Path, policy: PolicyVer
         torch.manual_seed(seed)
         for parameter in model.parameters():
             parameter.data.add_(0.05 * torch.randn_like(parameter))
-        model.save_pretrained(target)
+        if shards:
+            write_shards(gathered_weights(model, keep=True), target, shard_bytes=1_000_000)
+        else:
+            model.save_pretrained(target)
 
     write_policy(folder, policy, save)
     return folder
@@ -179,13 +183,17 @@ def test_metrics_for_prometheus(server: RunningServer) -> None:
     assert "classroom_finished_conversations" in text and "classroom_policy_version" in text
 
 
-def test_published_weights_are_loaded_in_place(server: RunningServer, world: Path, lessons: list[str]) -> None:
+@pytest.mark.parametrize(("shards", "seed"), [(False, 11), (True, 12)])
+def test_published_weights_are_loaded_in_place(
+    server: RunningServer, world: Path, lessons: list[str], shards: bool, seed: int
+) -> None:
     before = server.client.health()
-    policy = PolicyVersion("weights-test", 3)
-    folder = publish_random_weights(server, world, policy, seed=11)
+    policy = PolicyVersion(f"weights-test-{seed}", 3)
+    folder = publish_random_weights(server, world, policy, seed, shards)
+    assert len(list(folder.glob("*.safetensors"))) == (3 if shards else 1)
     assert server.client.load_weights(policy, folder).policy == policy
     response = server.client.sample(
-        request_for(lessons, "new-weights", run_id=policy.run_id, policy_version=policy.version)
+        request_for(lessons, f"new-weights-{seed}", run_id=policy.run_id, policy_version=policy.version)
     )
     assert response.policy == policy
     differences = logprob_differences(folder, response)
@@ -194,8 +202,8 @@ def test_published_weights_are_loaded_in_place(server: RunningServer, world: Pat
     after = server.client.health()
     assert {n: s.pids for n, s in after.seats.items()} == {n: s.pids for n, s in before.seats.items()}
     assert all(seat.pids for seat in after.seats.values())
-    for other in (PolicyVersion("weights-test", 4), PolicyVersion("another-run", 3)):
-        stale = request_for(lessons, f"stale-{other.version}", run_id=other.run_id, policy_version=other.version)
+    for other in (PolicyVersion(policy.run_id, 4), PolicyVersion("another-run", 3)):
+        stale = request_for(lessons, f"stale-{seed}-{other.version}", run_id=other.run_id, policy_version=other.version)
         with pytest.raises(PolicyMismatch, match="is loaded"):
             server.client.sample(stale)
 

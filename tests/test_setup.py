@@ -138,7 +138,8 @@ def test_accelerate_takes_the_shipped_configs(path):
     loaded = load_config_from_file(str(path))
     assert loaded.distributed_type == "DEEPSPEED"
     assert loaded.deepspeed_config["gradient_accumulation_steps"] == "auto"
-    assert loaded.num_processes == (4 if "4GPU" in path.name else 1)
+    assert loaded.num_processes == int(re.search(r"(\d)[CG]PU", path.name)[1])
+    assert "CPU" in path.name or loaded.deepspeed_config["deepspeed_multinode_launcher"] == "standard"
     assert loaded.deepspeed_config["zero_stage"] == (3 if "zero3" in path.name else 2)
     assert "use_cpu" not in yaml.safe_load(path.read_text(encoding="utf-8"))
 

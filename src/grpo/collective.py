@@ -1,26 +1,29 @@
 """Doing something on one rank, or on all, so that all ranks go on or stop together."""
 
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Union
 
 from accelerate.utils import broadcast_object_list, gather_object
 
 from src.errors import ClassroomError
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
 
+Processes = Union["Accelerator", "PartialState"]
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 
-def on_main_process(accelerator: "Accelerator", action: Callable[[], Result]) -> Result:
+def on_main_process(processes: Processes, action: Callable[[], Result]) -> Result:
     """Run `action` on the main process and give its result to all.
 
     Raises:
         ClassroomError: on every rank, if the action raised one.
     """
     outcome: list = [None, None]
-    if accelerator.is_main_process:
+    if processes.is_main_process:
         outcome = list(_attempt(action))
     result, error = broadcast_object_list(outcome)
     if error is not None:
@@ -28,17 +31,20 @@ def on_main_process(accelerator: "Accelerator", action: Callable[[], Result]) ->
     return result
 
 
-def on_every_process(accelerator: "Accelerator", action: Callable[[], Result]) -> Result:
+def on_every_process(processes: Processes, action: Callable[[], Result]) -> Result:
     """Run `action` on every process and return this one's result.
 
     Raises:
-        ClassroomError: on every rank, if it failed on any.
+        ClassroomError: on every rank, if it failed on any: the error of the first rank that failed. Errors of another
+            kind are logged where they happened.
     """
     result, error = _attempt(action)
     failures = [failure for failure in gather_object([error]) if failure is not None]
-    if failures:
-        raise error or failures[0]
-    return result
+    if not failures:
+        return result
+    if error is not None and type(error) is not type(failures[0]):
+        logger.error("process %d failed, too: %s", processes.process_index, error)
+    raise failures[0]
 
 
 def _attempt(action: Callable[[], Result]) -> tuple[Result | None, ClassroomError | None]:

@@ -13,6 +13,8 @@ from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError
 from src.reporting import report_to
 
+_COMPUTING_S = 1800
+
 
 def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
     """TRL's arguments for this run: one optimizer step for each of the `mu` passes over a batch, tokens and log-probs
@@ -51,6 +53,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         fp16=train.dtype == "float16",
         use_cpu=not torch.cuda.is_available(),
         ddp_backend=communication_backend(),
+        ddp_timeout=collective_timeout_s(config),
         # Master weights stay in float32: a learning rate of 5e-7 is lost in bfloat16's rounding. bf16=True casts the
         # arithmetic.
         model_init_kwargs={"dtype": "float32", "trust_remote_code": False, "use_safetensors": True},
@@ -67,6 +70,17 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         seed=config.seed,
         disable_tqdm=True,
     )
+
+
+def collective_timeout_s(config: TrainRLConfig) -> int:
+    """How long a process waits for the others in a collective operation, in seconds.
+
+    Longer than any of them may take from one collective to the next: a batch, or a server that comes back and loads
+    the weights; and torch's own default besides, for reading models, writing them and computing.
+    """
+    generation = config.generation
+    loaded_s = generation.server_start_timeout_s + generation.load_weights_timeout_s
+    return math.ceil(max(generation.sample_timeout_s, loaded_s)) + _COMPUTING_S
 
 
 def _micro_batches(batch: int, per_device: int) -> int:

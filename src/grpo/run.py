@@ -2,11 +2,13 @@
 
 import logging
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 
 from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
+from trl import GRPOConfig
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
@@ -15,7 +17,7 @@ from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError
 from src.grpo.checkpoints import last_checkpoint
-from src.grpo.collective import on_main_process
+from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
 from src.grpo.trainer import ClassroomGRPOTrainer
@@ -37,19 +39,19 @@ def train(config: TrainRLConfig) -> None:
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
-    _tell_about_truncation(config)
     disable_progress_bar()  # of loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
     arguments = grpo_config(config, run_folder)  # sets up the process group, too
     state = PartialState()
-    if state.is_main_process:
-        claimed = claim("train_rl", run_folder)
-        record_run(config, "train_rl")
-        _write_run_id(run_folder)
-    state.wait_for_everyone()
-    problems = load_training_problems(config)
-    client = connect(config)
-    run_id = (run_folder / "run_id").read_text(encoding="utf-8")
+    main = state.is_main_process
+    with on_every_process(state, lambda: claim("train_rl", run_folder) if main else nullcontext()):
+        _train(config, arguments, state, run_folder)
+
+
+def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, run_folder: Path) -> None:
+    run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
+    problems = on_every_process(state, lambda: load_training_problems(config))
+    client = on_every_process(state, lambda: connect(config))
     trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [GRPOProgress(run_folder)])
     trainer.remove_callback(PrinterCallback)
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
@@ -57,12 +59,8 @@ def train(config: TrainRLConfig) -> None:
     trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
     trainer.publisher.sync_weights()
     trainer.save_whole(run_folder / "model")
-    if state.is_main_process:
-        write_card(run_folder / "model", config, config.teacher_model.model_name_or_path, last_metrics(run_folder))
-        claimed.close()
-    on_main_process(trainer.accelerator, lambda: _release(config, run_folder))
-    if state.is_main_process:
-        claimed.close()
+    if state.is_main_process:  # alone: an upload may take longer than the others would wait
+        _release(config, run_folder)
 
 
 def _release(config: TrainRLConfig, run_folder: Path) -> None:
@@ -120,11 +118,14 @@ def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) ->
         )
 
 
-def _write_run_id(run_folder: Path) -> None:
-    """A run keeps its id over restarts."""
+def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
+    """Record the configuration, and return the run's id; it keeps it over restarts."""
+    _tell_about_truncation(config)
+    record_run(config, "train_rl")
     path = run_folder / "run_id"
     if not path.exists():
         path.write_text(f"{run_folder.name}-{uuid.uuid4().hex[:8]}", encoding="utf-8")
+    return path.read_text(encoding="utf-8")
 
 
 def _tell_about_truncation(config: TrainRLConfig) -> None:

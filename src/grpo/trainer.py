@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from config.train_rl_model import TrainRLConfig
 from src.api import ConversationRecord
 from src.data import Problem
 from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
-from src.grpo.collective import on_main_process
-from src.grpo.rollout import ClassroomRollout, construct_reward_func
+from src.grpo.collective import on_every_process, on_main_process
+from src.grpo.gather import save_together
+from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
 from src.grpo.weight_sync import WeightPublisher
 from src.policy_folder import complete
 from src.pretrained import check_model, load_tokenizer
@@ -61,7 +63,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         super().__init__(
             model=model,
             args=arguments,
-            reward_funcs=[construct_reward_func(name, client) for name in reward_weights(config)],
+            reward_funcs=[self._on_all_or_none(construct_reward_func(name, client)) for name in reward_weights(config)],
             rollout_func=rollout,
             train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
             processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),
@@ -120,6 +122,17 @@ class ClassroomGRPOTrainer(GRPOTrainer):
             sampler.mini_repeat_count * sampler.batch_size * self.args.steps_per_generation
         )
         return OrderOfEpoch(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model and tokenizer; all ranks take part."""
+        save_together(self, lambda save: save(Path(output_dir or self.args.output_dir)))
+
+    def _on_all_or_none(self, reward: RewardFunc) -> RewardFunc:
+        @wraps(reward)
+        def reward_of_this_process(*arguments: Any, **named: Any) -> list[float | None]:
+            return on_every_process(self.accelerator, lambda: reward(*arguments, **named))
+
+        return reward_of_this_process
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.grpo.collective import on_main_process
+from src.grpo.gather import save_together, weight_bytes
 from src.policy_folder import policy_path, remove_old_policies, write_policy
 from src.turns import PolicyVersion
 from src.vllm.client import ClassroomClient
@@ -39,18 +40,12 @@ class WeightPublisher:
         started = time.monotonic()
         accelerator = self._trainer.accelerator
         self.policy = PolicyVersion(self._run_id, self._trainer.state.global_step)
-        state = accelerator.get_state_dict(self._trainer.model_wrapped)
-        on_main_process(accelerator, lambda: self._publish(state))
+        folder = policy_path(self._run_folder, self.policy.version)
+        needed = weight_bytes(self._trainer.model)
+        save_together(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
+        on_main_process(accelerator, lambda: self._load(folder))
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)
 
-    def _publish(self, state: dict) -> None:
-        folder = policy_path(self._run_folder, self.policy.version)
-
-        def save(unfinished: Path) -> None:
-            model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
-            model.save_pretrained(unfinished, state_dict=state)
-            self._trainer.processing_class.save_pretrained(unfinished)
-
-        write_policy(folder, self.policy, save, needed=sum(weight.nbytes for weight in state.values()))
+    def _load(self, folder: Path) -> None:
         self._client.load_weights(self.policy, folder)
         remove_old_policies(self._run_folder, self._keep)

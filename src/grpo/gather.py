@@ -1,0 +1,154 @@
+"""Saving a model that is being trained, its weights split between processes or not, without ever holding a second one:
+weights are gathered one by one and written shard by shard."""
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, Trainer
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from src.grpo.collective import on_main_process
+
+logger = logging.getLogger(__name__)
+SHARD_BYTES = 1_000_000_000
+
+Weights = dict[str, torch.Tensor]
+Save = Callable[[Path], None]
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """How many bytes the weights have, those held by other processes included."""
+    return sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in model.parameters())
+
+
+def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
+    """Have the main process save the trained model; all processes take part. The folder is like any that transformers
+    saves, with smaller shards.
+
+    Args:
+        write: runs on the main process; it gets the function that saves model and tokenizer into a folder.
+
+    Raises:
+        ClassroomError: on every process, if `write` raised one.
+    """
+    accelerator, tokenizer = trainer.accelerator, trainer.processing_class
+    model = accelerator.unwrap_model(trainer.model_wrapped)
+    pieces = gathered_weights(model, accelerator.is_main_process)
+
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder, state_dict={})  # all but the weights
+        write_shards(pieces, folder)
+        tokenizer.save_pretrained(folder)
+
+    def write_and_gather() -> None:
+        try:
+            write(save)
+        finally:
+            _exhaust(pieces)  # the other processes go through all of it, whatever went wrong in this one
+
+    if not accelerator.is_main_process:
+        _exhaust(pieces)
+    on_main_process(accelerator, write_and_gather)
+
+
+def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
+    """The weights as they are published, a few at a time, on the CPU; all processes have to go through all of it.
+
+    Names and shapes are those of the Hub's format: what transformers changed on loading is changed back. Tied weights
+    come once. Usually a piece is one parameter. Where transformers makes several parameters from one tensor of the
+    Hub's format, changing back needs them together, and the only piece is the whole model.
+
+    Args:
+        keep: whether this process wants the weights; the others get nothing, and hold one parameter at a time only.
+    """
+    from deepspeed import zero
+
+    tensors = _saved_tensors(model)
+    together = _are_converted_together(model)
+    if keep and together:
+        logger.warning("%s has to be gathered whole to be saved in the Hub's format.", type(model).__name__)
+    piece: Weights = {}
+    for name, tensor in tensors.items():
+        with zero.GatheredParameters([tensor]):
+            if keep:
+                piece[name] = tensor.detach().to("cpu", copy=True)
+        if keep and not together:
+            yield revert_weight_conversion(model, piece)
+            piece = {}
+    if keep and together:
+        yield revert_weight_conversion(model, piece)
+
+
+def _saved_tensors(model: PreTrainedModel) -> Weights:
+    """Parameters and buffers by name, in the model's order; of tied ones only that from which the others follow."""
+    tensors = model.state_dict(keep_vars=True)
+    tied = set(model.all_tied_weights_keys)
+    sources = {id(tensor) for name, tensor in tensors.items() if name not in tied}
+    ignored = model._keys_to_ignore_on_save or ()
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name not in ignored and not (name in tied and id(tensor) in sources)
+    }
+
+
+def _are_converted_together(model: PreTrainedModel) -> bool:
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:  # on loading from a folder none was needed; transformers then takes the class's own
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+    return any(len(conversion.target_patterns) > 1 for conversion in conversions)
+
+
+def write_shards(pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write weights into safetensors files, each as soon as it holds `shard_bytes`; those of an earlier save go."""
+    for path in (*folder.glob("*.safetensors"), folder / SAFE_WEIGHTS_INDEX_NAME):
+        path.unlink(missing_ok=True)
+    shards: list[list[str]] = []
+    shard: Weights = {}
+    total = held = 0
+
+    def write_out() -> None:
+        save_file(shard, _unfinished(folder, len(shards)), metadata={"format": "pt"})
+        shards.append(list(shard))
+        shard.clear()
+
+    for piece in pieces:
+        for name, tensor in piece.items():
+            shard[name] = tensor.contiguous()
+            held += tensor.nbytes
+            total += tensor.nbytes
+            if held >= shard_bytes:
+                write_out()
+                held = 0
+    if shard:
+        write_out()
+    _give_names(folder, shards, total)
+
+
+def _unfinished(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.unfinished"
+
+
+def _give_names(folder: Path, shards: Sequence[Sequence[str]], total_bytes: int) -> None:
+    """transformers' names, which tell how many files there are; several have an index."""
+    if len(shards) == 1:
+        _unfinished(folder, 0).rename(folder / SAFE_WEIGHTS_NAME)
+        return
+    index = {}
+    for number, names in enumerate(shards):
+        file = SAFE_WEIGHTS_NAME.replace(".", f"-{number + 1:05d}-of-{len(shards):05d}.")
+        _unfinished(folder, number).rename(folder / file)
+        index.update(dict.fromkeys(names, file))
+    content = {"metadata": {"total_size": total_bytes}, "weight_map": index}
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _exhaust(pieces: Iterator[Weights]) -> None:
+    deque(pieces, maxlen=0)

@@ -1,0 +1,122 @@
+"""What a server recorded, served again over HTTP: the same batches for trainers of any number of processes."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from src.api import (
+    ConversationRecord,
+    Health,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    RewardRequest,
+    RewardResponse,
+    SampleRequest,
+    SampleResponse,
+)
+from src.errors import ClassroomError, DataError
+from src.policy_folder import check_policy
+from src.rollout_files import read_records
+from src.turns import PolicyVersion
+
+Batches = list[list[ConversationRecord]]
+
+
+def recorded_batches(run_folder: Path, steps: int, processes: int) -> Batches:
+    """The conversations that a run trained on, for each step in the order of the whole batch."""
+    files = [
+        [run_folder / "rollouts" / f"step_{step:06d}-{rank}.parquet" for rank in range(processes)]
+        for step in range(steps)
+    ]
+    return [[record for path in paths for record in read_records(path)] for paths in files]
+
+
+class Replay:
+    """Answers each process with its slice of the recorded batch.
+
+    Args:
+        health: of the server that recorded.
+        batches: what is served, by step.
+        refuse: called with the number of the process that asks for conversations; may raise an error for the answer.
+    """
+
+    def __init__(
+        self,
+        health: Health,
+        batches: Sequence[Sequence[ConversationRecord]],
+        refuse: Callable[[int], None] = lambda _: None,
+    ):
+        self._health, self._batches, self._refuse = health, batches, refuse
+        self._records = {record.id: record for batch in batches for record in batch}
+        self.loaded: list[PolicyVersion] = []
+
+    def answer(self, path: str, body: dict) -> BaseModel:
+        if path == "/health":
+            return self._health
+        if path == "/load_weights":
+            return self._load(LoadWeightsRequest.model_validate(body))
+        if path == "/sample_conversations":
+            return self._sample(SampleRequest.model_validate(body))
+        name = re.fullmatch(r"/get_(\w+)_reward", path)[1]
+        ids = RewardRequest.model_validate(body).conversations
+        return RewardResponse(rewards=[self._records[each].rewards[name] for each in ids])
+
+    def _load(self, request: LoadWeightsRequest) -> LoadWeightsResponse:
+        policy = PolicyVersion(request.run_id, request.version)
+        check_policy(Path(request.path), policy)
+        self.loaded.append(policy)
+        return LoadWeightsResponse(policy=policy, seconds=0.0)
+
+    def _sample(self, request: SampleRequest) -> SampleResponse:
+        rank, processes = (int(number) for number in re.search(r"rank(\d+)of(\d+)", request.request_id).groups())
+        self._refuse(rank)
+        batch = self._batches[request.step]
+        size = len(batch) // processes
+        records = batch[rank * size : (rank + 1) * size]
+        if [record.problem for record in records] != request.problems:
+            raise DataError(f"Process {rank} asks for other problems than those recorded in its place.")
+        return SampleResponse(request_id=request.request_id, policy=request.wanted_policy, conversations=records)
+
+
+@contextmanager
+def served(replay: Replay) -> Iterator[int]:
+    """Answer on a free port, which this gives, until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._reply({})
+
+        def do_POST(self) -> None:
+            self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _reply(self, body: dict) -> None:
+            try:
+                status, content = 200, replay.answer(self.path, body).model_dump_json().encode()
+            except ClassroomError as error:
+                status, content = error.status, json.dumps({"detail": str(error)}).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,93 @@
+"""Saving a model shard by shard: what is written, and how much of it is ever held."""
+
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedModel, Qwen3Config
+from transformers.core_model_loading import Chunk, WeightConverter
+
+from src.grpo.gather import gathered_weights, write_shards
+
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_CONFIGS = {
+    "untied": LlamaConfig(**_SMALL, num_key_value_heads=4, vocab_size=100),
+    "tied": Qwen3Config(**_SMALL, num_key_value_heads=2, vocab_size=100, head_dim=8, tie_word_embeddings=True),
+    "fused experts": MixtralConfig(**_SMALL, num_key_value_heads=2, vocab_size=100, num_local_experts=4),
+}
+
+
+def model_from_folder(kind: str, folder: Path) -> PreTrainedModel:
+    """A model as a trainer has it: read from a folder, in the Hub's format."""
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(_CONFIGS[kind]).save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: weight for path in folder.glob("*.safetensors") for name, weight in load_file(path).items()}
+
+
+@pytest.mark.parametrize("kind", _CONFIGS)
+def test_shards_hold_what_save_pretrained_writes(kind: str, tmp_path: Path) -> None:
+    model = model_from_folder(kind, tmp_path / "source")
+    model.save_pretrained(tmp_path / "shards", state_dict={})
+    write_shards(gathered_weights(model, keep=True), tmp_path / "shards", shard_bytes=10_000)
+    source, written = weights_in(tmp_path / "source"), weights_in(tmp_path / "shards")
+    assert set(written) == set(source) and all(torch.equal(written[name], source[name]) for name in source)
+    index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(source)
+    assert all(name in load_file(tmp_path / "shards" / file) for name, file in index["weight_map"].items())
+    files = sorted(path.name for path in (tmp_path / "shards").glob("*.safetensors"))
+    assert files == sorted(set(index["weight_map"].values()))
+    assert len(files) > 3 and files[1] == f"model-00002-of-{len(files):05d}.safetensors"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "shards")
+    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in model.state_dict().items())
+
+
+def test_weights_that_belong_together_are_changed_back_together(tmp_path: Path) -> None:
+    """As for models whose queries, keys and values are one tensor on the Hub and three in transformers."""
+    model = model_from_folder("untied", tmp_path / "source")
+    parts = [f"self_attn.{part}_proj.weight" for part in "qkv"]
+    fused = WeightConverter("self_attn.qkv_proj.weight", parts, operations=[Chunk(dim=0)])
+    model._weight_conversions = [fused]
+    (pieces,) = gathered_weights(model, keep=True)
+    expected = torch.cat([model.state_dict()[f"model.layers.1.{part}"] for part in parts])
+    assert torch.equal(pieces["model.layers.1.self_attn.qkv_proj.weight"], expected)
+    assert not any("q_proj" in name for name in pieces)
+
+
+def test_only_a_process_that_keeps_them_gets_weights(tmp_path: Path) -> None:
+    assert list(gathered_weights(model_from_folder("tied", tmp_path), keep=False)) == []
+
+
+def test_no_more_than_a_shard_is_held(tmp_path: Path) -> None:
+    held: set[int] = set()
+    most = 0
+
+    def pieces() -> Iterator[dict[str, torch.Tensor]]:
+        nonlocal most
+        for number in range(40):
+            tensor = torch.full((25,), number, dtype=torch.float32)
+            held.add(number)
+            weakref.finalize(tensor, held.discard, number)
+            most = max(most, len(held))
+            yield {f"w{number}": tensor}
+
+    write_shards(pieces(), tmp_path, shard_bytes=500)
+    assert most <= 6  # five of a hundred bytes make a shard, and one is on its way
+    assert len(list(tmp_path.glob("*.safetensors"))) == 8
+
+
+def test_weights_of_an_earlier_save_go(tmp_path: Path) -> None:
+    """transformers would read `model.safetensors` before any index."""
+    several = [{f"w{number}": torch.ones(2)} for number in range(3)]
+    for pieces, count in ((several[:1], 1), (several, 3), (several[1:2], 1)):
+        write_shards(pieces, tmp_path, shard_bytes=8)
+        files = {path.name for path in tmp_path.iterdir()}
+        expected = {f"model-0000{number + 1}-of-00003.safetensors" for number in range(3)}
+        assert files == ({"model.safetensors"} if count == 1 else expected | {"model.safetensors.index.json"})
