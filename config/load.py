@@ -80,7 +80,7 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
                 level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
             )
             _quieten_libraries()
-            load_dotenv(ROOT / ".env")  # keys; what is set already stays as it is
+            read_keys()
             sys.argv[1:] = _hydra_arguments(sys.argv[1:])
             with _messages_instead_of_tracebacks():
                 hydra.main(version_base=None, config_path=str(ROOT / "config" / folder), config_name=DEFAULT_CONFIG)(
@@ -90,6 +90,11 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
         return start
 
     return decorate
+
+
+def read_keys() -> None:
+    """Put the keys and tokens of `.env` into the environment; what is set already stays as it is."""
+    load_dotenv(ROOT / ".env")
 
 
 def _quieten_libraries() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import yaml
 
 from config.checks import check_train_rl
-from config.load import ROOT, USER_ERRORS, load, to_yaml
+from config.load import ROOT, USER_ERRORS, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.processes import Child, Interrupted, Signals
@@ -208,6 +208,7 @@ def main(arguments: Sequence[str]) -> int:
         from src.quickstart.run import main as quickstart
 
         return quickstart(arguments)
+    read_keys()
     try:
         with Signals() as signals:
             return _launch_from(arguments, signals)

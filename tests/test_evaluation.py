@@ -213,7 +213,7 @@ def test_files_that_eval_did_not_write_are_refused(tmp_path: Path):
         (["samplings=[]"], "samplings"),
         (["samplings=[greedy,greedy]"], "samplings"),
         (["num_samples_per_problem=0"], "num_samples_per_problem"),
-        (["dataset.eval_datasets=[]"], "eval_datasets"),
+        (["dataset.eval_datasets=[]", "~generation.judges_rules_prompts_paths"], "eval_datasets"),
         (["server_url=127.0.0.1:8005"], "server_url"),
         (["server_url=null", "generation.student_personas_prompts_paths=null"], "student_personas_prompts_paths"),
         (["server_url=null", "teacher_model.vllm.top_p=0"], "top_p"),

@@ -3,6 +3,7 @@
 Server and trainer are small stand-ins here; what starts, watches and ends them is real.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -109,6 +110,15 @@ def test_dry_run_shows_both_commands_with_the_overrides(capsys):
     for command, program in ((server, "vllm_server.py"), (trainer, "train_rl.py")):
         assert f"{program} --config-name quickstart train.learning_rate=1e-4 generation.max_turns=5" in command
     assert "learning_rate: 0.0001" in shown and "max_turns: 5" in shown
+
+
+@pytest.mark.parametrize("module", ["src.launcher", "src.quickstart.run"])
+def test_the_launchers_know_the_keys_of_dotenv_as_the_programs_do(module, monkeypatch):
+    """They ask the server for its health, with its token."""
+    read = []
+    monkeypatch.setattr(f"{module}.read_keys", lambda: read.append(module))
+    assert importlib.import_module(module).main(["--config-name" if "launcher" in module else "--x"]) == 2
+    assert read == [module]
 
 
 def test_a_misspelt_key_ends_it_with_a_message(capsys):

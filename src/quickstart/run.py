@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config.load import USER_ERRORS, to_yaml
+from config.load import USER_ERRORS, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ClassroomError, ConfigError
 from src.evaluation.report import write_report
@@ -248,6 +248,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
+    read_keys()
     try:
         flags = [each for each in arguments if each.startswith("-")]
         if flags not in ([], ["--models-only"]):
