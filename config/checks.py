@@ -190,8 +190,8 @@ def _check_api(judge: JudgeModelConfig) -> None:
         check_at_least(f"judge_model.{key}", getattr(judge, key), 0)
         if judge.max_cost_usd is not None and getattr(judge, key) == 0:
             raise ConfigError(
-                f"judge_model.max_cost_usd is {judge.max_cost_usd}; it needs judge_model.{key}, because each request is "
-                "held to its worst case before it is sent."
+                f"judge_model.max_cost_usd is {judge.max_cost_usd}; it needs judge_model.{key}, because each request "
+                "is held to its worst case before it is sent."
             )
     if judge.max_cost_usd is not None:
         check_at_least("judge_model.max_cost_usd", judge.max_cost_usd, 0)

@@ -59,7 +59,8 @@ class ClassroomRollout:
         started = time.monotonic()
         request = self._request(prompts, trainer)
         rank = trainer.accelerator.process_index
-        records = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
+        response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
+        records = response.conversations
         self._check_judging(records)
         metrics = batch_metrics(records) | judge_metrics(gather_object([response.judge]))
         for name, value in metrics.items():
@@ -87,10 +88,10 @@ class ClassroomRollout:
             judge_again=first,
         )
 
-    def _sample_and_write(self, request: SampleRequest, rank: int) -> list[ConversationRecord]:
-        records = self._sample(request).conversations
-        write_rollouts(self._run_folder, request.step, rank, records)
-        return records
+    def _sample_and_write(self, request: SampleRequest, rank: int) -> SampleResponse:
+        response = self._sample(request)
+        write_rollouts(self._run_folder, request.step, rank, response.conversations)
+        return response
 
     def _sample(self, request: SampleRequest) -> SampleResponse:
         response = self._client.sample(request)
