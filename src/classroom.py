@@ -17,7 +17,7 @@ from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleRespo
 from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.data import Problem
-from src.errors import EngineFailure, PolicyMismatch, ProviderFailure
+from src.errors import EngineFailure, PolicyMismatch, ProviderFailure, StorageError
 from src.inference_providers.base import Completion, Sampling
 from src.inference_providers.call_ledger import BATCH
 from src.journal import Journal, conversation_id
@@ -243,7 +243,7 @@ class Classroom:
         try:
             text = await self._seats.judge.judge(rule, conversation.transcript(), conversation.problem.text, attempt)
             verdict = parse_verdict(rule, attempt, text)
-        except (EngineFailure, ProviderFailure):  # nothing was judged: once engine or provider is back, it will be
+        except (EngineFailure, ProviderFailure, StorageError):  # nothing was judged; once that is mended, it will be
             raise
         except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
             verdict = Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=text)

@@ -49,7 +49,7 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
     Raises:
         DataError: if the folder has no journal.
         ConfigError: if its judge is an engine, which keeps no replies.
-        ProviderFailure: if a server uses the folder.
+        StorageError: if a server uses the folder.
     """
     journal = run_folder / JOURNAL_NAME
     if not journal.is_file():

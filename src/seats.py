@@ -69,7 +69,7 @@ async def open_seats(
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
         DataError: if a prompt template is missing or wrong.
         ConfigError: if a model folder is missing or damaged, or the judge's API key is missing.
-        ProviderFailure: if the record of the judge's requests in `run_folder` cannot be used.
+        StorageError: if the record of the judge's requests in `run_folder` cannot be used.
     """
     api = _judge_api(judge, generation, run_folder)
     remote_judge = _judge_without_engine(judge, generation, api)

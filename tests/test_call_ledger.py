@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src.errors import ProviderFailure
+from src.errors import StorageError
 from src.inference_providers.call_ledger import BATCH, LOST, UNUSABLE, USABLE, CallLedger, Figures, Usage
 from tests.conftest import ROOT
 
@@ -112,7 +112,7 @@ def test_two_programs_cannot_spend_from_one_ledger(path, monkeypatch):
     holder = CallLedger(path)
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **named: connect(*args, **named, timeout=0.1))
-    with pytest.raises(ProviderFailure, match="End the other program"):
+    with pytest.raises(StorageError, match="End the other program"):
         CallLedger(path)
     holder.close()
     CallLedger(path)
@@ -121,7 +121,7 @@ def test_two_programs_cannot_spend_from_one_ledger(path, monkeypatch):
 def test_a_damaged_file_is_named(path):
     path.parent.mkdir()
     path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(ProviderFailure, match="calls.sqlite, cannot be used: file is not a database"):
+    with pytest.raises(StorageError, match="calls.sqlite, cannot be used: file is not a database"):
         CallLedger(path)
 
 

@@ -20,7 +20,7 @@ from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.api import SampleRequest, SampleResponse
 from src.batches import BatchDesk
-from src.errors import ProviderFailure, SpendingCapReached
+from src.errors import ProviderFailure, SpendingCapReached, StorageError
 from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger, Usage
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
 from src.journal import read_journal
@@ -357,6 +357,18 @@ def test_a_stop_is_no_failed_judgement(tokenizer, tmp_path, judged, behaviour, w
         assert len(endpoint.calls) <= 64
     assert verdicts_of(room) == []
     assert not any(event["event"] == "rewards" for event in read_journal(room.folder / "journal.jsonl"))
+
+
+def test_a_ledger_that_cannot_be_written_is_no_failed_judgement(tokenizer, tmp_path, judged):
+    room = Room(tokenizer, tmp_path / "run")
+    with judge_endpoint(always(says(GOOD))) as endpoint:
+        server = Server(room, judged, endpoint.url)
+        server.ledger._db.execute("PRAGMA query_only = ON")
+        with pytest.raises(
+            StorageError, match="judge_calls.sqlite, cannot be used: attempt to write a readonly database"
+        ):
+            server.sample(["lesson"])
+        assert endpoint.calls == [] and verdicts_of(room) == []
 
 
 def test_a_stop_lets_paid_replies_land_and_a_resumed_batch_pays_for_none_of_them_again(tokenizer, tmp_path, judged):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from src.errors import ProviderFailure
+from src.errors import StorageError
 
 IN_FLIGHT, USABLE, UNUSABLE, LOST = "in flight", "usable", "unusable", "lost"
 
@@ -76,7 +76,7 @@ class CallLedger:
         outcomes: number of settled calls by (model, outcome), likewise.
 
     Raises:
-        ProviderFailure: if the file cannot be read or written; without it no request may be sent.
+        StorageError: if the file cannot be read or written; without it no request may be sent.
     """
 
     def __init__(self, path: Path, cap_usd: float | None = None):
@@ -160,8 +160,8 @@ class CallLedger:
         except sqlite3.Error as error:
             raise self._broken(error) from error
 
-    def _broken(self, error: sqlite3.Error) -> ProviderFailure:
-        return ProviderFailure(
+    def _broken(self, error: sqlite3.Error) -> StorageError:
+        return StorageError(
             f"The record of paid requests, {self.path}, cannot be used: {error}. End the other program if one uses the "
             "same run folder, or make room on the disk; a damaged file can be moved aside, and with it goes what was "
             "spent and answered so far."
