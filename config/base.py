@@ -37,21 +37,56 @@ class ModelConfig:
 
 
 @dataclass
-class JudgeModelConfig(ModelConfig):
-    """Who judges.
+class ApiModelConfig(ModelConfig):
+    """A model that may also be served elsewhere: behind any OpenAI-compatible API.
 
-    `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons. With `base_url`
-    the judge is a model behind any OpenAI-compatible API, its key read from the environment variable `api_key_env`;
-    `use_openrouter: true` stands for OpenRouter's URL. Otherwise it is a local vLLM engine.
+    `base_url` is the API's address; `use_openrouter` and `use_gemini` stand for the addresses of OpenRouter and of
+    Gemini's compatible endpoint, and for their key variables, OPENROUTER_API_KEY and GEMINI_API_KEY. `api_key_env`
+    names another variable; a bare `base_url` is asked without a key. With none of these the model is a vLLM engine.
 
-    `max_failed_share`: above this share of conversations without a verdict in a batch, the step stops.
+    `fallback_models` are models of the same API, in order: when one does not answer, or is unknown there, the next
+    one is asked. `response_format`: `json_schema` asks for answers by schema, `text` leaves their shape to the prompt,
+    `auto` tries the schema and goes over to text for a model that refuses it.
+
+    Limits: `max_concurrent_requests` at once; `requests_per_minute` and `tokens_per_minute` (prompt and answer) null
+    mean none. A request may take `request_timeout_s`; a model that does not answer is waited for `deadline_s`, then
+    the run stops.
+
+    Money, in US dollars: the provider's own figures count, else tokens × `usd_per_million_prompt_tokens` and
+    `usd_per_million_completion_tokens` (of the dearest model that may be asked). `max_cost_usd` caps what the run
+    spends, over restarts; it needs the prices, because each request is held to its worst case before it is sent.
     """
 
     use_openrouter: bool = False
+    use_gemini: bool = False
     base_url: str | None = None
-    api_key_env: str = "OPENROUTER_API_KEY"
+    api_key_env: str | None = None
+    fallback_models: list[str] = field(default_factory=list)
+    response_format: str = "auto"
     max_concurrent_requests: int = 64
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     request_timeout_s: float = 120.0
+    deadline_s: float = 1800.0
+    usd_per_million_prompt_tokens: float = 0.0
+    usd_per_million_completion_tokens: float = 0.0
+    max_cost_usd: float | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model is behind an API."""
+        return self.use_openrouter or self.use_gemini or self.base_url is not None
+
+
+@dataclass
+class JudgeModelConfig(ApiModelConfig):
+    """Who judges. `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons.
+
+    `replies_per_attempt`: how many replies one judge attempt may take until one holds a verdict. `max_failed_share`:
+    above this share of conversations without a verdict in a batch, the step stops.
+    """
+
+    replies_per_attempt: int = 3
     max_failed_share: float = 0.2
 
 

@@ -11,6 +11,7 @@ from config.values import (
     LARGEST_SEED,
     LOSS_TYPES,
     OPTIMIZERS,
+    RESPONSE_FORMATS,
     REWARD_SCALES,
     SCHEDULERS,
     TRACKERS,
@@ -53,7 +54,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_generation(config.generation)
     check_engine("teacher_model", config.teacher_model.vllm)
     check_engine("student_model", config.student_model.vllm)
-    check_judge(config.judge_model)
+    check_judge(config.judge_model, config.generation)
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     check_seed(config.seed)
@@ -160,14 +161,40 @@ def check_engine(name: str, options: VllmConfig) -> None:
         )
 
 
-def check_judge(judge: JudgeModelConfig) -> None:
-    """How the judge is reached, and how many of its failures are borne."""
+def check_judge(judge: JudgeModelConfig, generation: GenerationConfig) -> None:
+    """How the judge is reached, how fast and for how much money, and how many of its failures are borne."""
     check_engine("judge_model", judge.vllm)
-    check_at_least("judge_model.max_concurrent_requests", judge.max_concurrent_requests, 1)
-    check_above("judge_model.request_timeout_s", judge.request_timeout_s, 0)
     check_between("judge_model.max_failed_share", judge.max_failed_share, 0, 1)
+    check_at_least("judge_model.replies_per_attempt", judge.replies_per_attempt, 1)
+    _check_api(judge)
+    if judge.is_remote and judge.deadline_s >= generation.sample_timeout_s:
+        raise ConfigError(
+            f"judge_model.deadline_s is {judge.deadline_s:g}; it must be less than generation.sample_timeout_s "
+            f"({generation.sample_timeout_s:g}), or the trainer gives up before the judge is given up."
+        )
+
+
+def _check_api(judge: JudgeModelConfig) -> None:
     if judge.base_url is not None and not judge.base_url.startswith(("http://", "https://")):
         raise ConfigError(f"judge_model.base_url is {judge.base_url!r}; it must begin with http:// or https://.")
+    if judge.use_openrouter and judge.use_gemini:
+        raise ConfigError("judge_model.use_openrouter and judge_model.use_gemini are both set: choose one.")
+    check_choice("judge_model.response_format", judge.response_format, RESPONSE_FORMATS)
+    check_at_least("judge_model.max_concurrent_requests", judge.max_concurrent_requests, 1)
+    for key in ("requests_per_minute", "tokens_per_minute"):
+        if getattr(judge, key) is not None:
+            check_at_least(f"judge_model.{key}", getattr(judge, key), 1)
+    for key in ("request_timeout_s", "deadline_s"):
+        check_above(f"judge_model.{key}", getattr(judge, key), 0)
+    for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
+        check_at_least(f"judge_model.{key}", getattr(judge, key), 0)
+        if judge.max_cost_usd is not None and getattr(judge, key) == 0:
+            raise ConfigError(
+                f"judge_model.max_cost_usd is {judge.max_cost_usd}; it needs judge_model.{key}, because each request "
+                "is held to its worst case before it is sent."
+            )
+    if judge.max_cost_usd is not None:
+        check_at_least("judge_model.max_cost_usd", judge.max_cost_usd, 0)
 
 
 def check_logging(logging: LoggingConfig) -> None:

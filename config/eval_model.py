@@ -91,7 +91,7 @@ def _check_classroom(config: EvalConfig) -> None:
     check_generation(generation)
     check_engine("teacher_model", config.teacher_model.vllm)
     check_engine("student_model", config.student_model.vllm)
-    check_judge(config.judge_model)
+    check_judge(config.judge_model, generation)
     solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
     if "end_rm" in reward_weights(config) and not solves:
         raise ConfigError(

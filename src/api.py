@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from src.conversation import ClassroomRules, Conversation, Solution, State
 from src.data import Problem
+from src.inference_providers.call_ledger import Usage
 from src.judging import Verdict
 from src.schedule import ConversationType, Setup
 from src.turns import PolicyVersion, Turn
@@ -145,11 +146,15 @@ class ConversationRecord(BaseModel):
 
 
 class SampleResponse(BaseModel):
-    """Answer of `/sample_conversations` and `/wait_batch`: one record per entry of the request, in its order."""
+    """Answer of `/sample_conversations` and `/wait_batch`: one record per entry of the request, in its order.
+
+    `judge` is what judging it took, where the judge is behind an API.
+    """
 
     request_id: str
     policy: PolicyVersion
     conversations: list[ConversationRecord]
+    judge: Usage | None = None
 
 
 class RewardRequest(_Strict):

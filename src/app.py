@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -36,6 +37,9 @@ from src.rewards import REWARDS
 from src.run_lock import claim
 from src.turns import PolicyVersion
 
+if TYPE_CHECKING:
+    from src.inference_providers.call_ledger import CallLedger
+
 logger = logging.getLogger(__name__)
 
 _GRACEFUL_SHUTDOWN_S = 5
@@ -44,6 +48,9 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
 RUNNING = Gauge("classroom_running_conversations", "Conversations that are being played")
 FINISHED = Gauge("classroom_finished_conversations", "Conversations that finished since the server started")
+JUDGE_CALLS = Gauge("classroom_judge_calls", "Requests of this run to a judge behind an API", ["model", "outcome"])
+JUDGE_TOKENS = Gauge("classroom_judge_tokens", "Tokens of this run's judging, by the provider's count", ["kind"])
+JUDGE_USD = Gauge("classroom_judge_usd", "Dollars spent on judging, and held for requests of unknown fate", ["state"])
 
 
 def serve(config: TrainRLConfig) -> None:
@@ -222,4 +229,15 @@ def _add_status_routes(app: FastAPI) -> None:
         POLICY_VERSION.set(desk.classroom.seats.teacher.policy.version)
         RUNNING.set(desk.classroom.running)
         FINISHED.set(desk.classroom.finished)
+        if desk.classroom.seats.judge_api is not None:
+            _show_judge_calls(desk.classroom.seats.judge_api.ledger)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _show_judge_calls(ledger: "CallLedger") -> None:
+    for (model, outcome), count in ledger.outcomes.items():
+        JUDGE_CALLS.labels(model, outcome).set(count)
+    JUDGE_TOKENS.labels("prompt").set(ledger.prompt_tokens)
+    JUDGE_TOKENS.labels("completion").set(ledger.completion_tokens)
+    JUDGE_USD.labels("spent").set(ledger.spent_usd)
+    JUDGE_USD.labels("reserved").set(ledger.reserved_usd)

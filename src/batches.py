@@ -159,6 +159,7 @@ async def open_desk(
     """
     generation = models.generation
     rules = classroom_rules(generation, reward_weights, models.teacher_model.vllm.max_length, graded)
-    seats = await open_seats(models.teacher_model, models.student_model, models.judge_model, generation, models.seed)
+    models_of_seats = (models.teacher_model, models.student_model, models.judge_model)
+    seats = await open_seats(*models_of_seats, generation, models.seed, run_folder)
     journal = Journal(run_folder)
     return BatchDesk(Classroom(generation, seats, journal, reward_weights, rules), journal)

@@ -17,8 +17,9 @@ from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleRespo
 from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.data import Problem
-from src.errors import EngineFailure, PolicyMismatch
+from src.errors import EngineFailure, PolicyMismatch, ProviderFailure, StorageError
 from src.inference_providers.base import Completion, Sampling
+from src.inference_providers.call_ledger import BATCH
 from src.journal import Journal, conversation_id
 from src.judging import Verdict, parse_judge_output, parse_verdict
 from src.prompt_check import refuse_long_prompt
@@ -116,7 +117,10 @@ class Classroom:
             PolicyMismatch: if other weights are loaded than the request names, now or before it is done.
             DataError: if a problem does not fit into the teacher's context.
             EngineFailure: if an engine died.
+            ProviderFailure: if a model behind an API refuses every request, or does not answer until its deadline.
         """
+        api = self._seats.judge_api
+        BATCH.set(request.request_id)
         policy = self._seats.teacher.policy
         self._check_policy(request, policy)
         self._journal.append(
@@ -132,9 +136,14 @@ class Classroom:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._play(play)) for play in plays]
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            if api is not None:
+                await api.land()
+            raise _first(failures) from None
         return SampleResponse(
-            request_id=request.request_id, policy=policy, conversations=[task.result() for task in tasks]
+            request_id=request.request_id,
+            policy=policy,
+            conversations=[task.result() for task in tasks],
+            judge=api.ledger.usage(request.request_id) if api is not None else None,
         )
 
     def _open(self, request: SampleRequest) -> list[Play]:
@@ -219,12 +228,13 @@ class Classroom:
 
     async def _judge_turn(self, play: Play) -> None:
         conversation = play.conversation
-        attempts = [
-            self._judge_once(play, rule, attempt)
-            for rule in self._rules.judge_rules
-            for attempt in range(self._generation.number_judge_attempts)
-        ]
-        conversation.add_verdicts(await asyncio.gather(*attempts))
+        async with asyncio.TaskGroup() as panel:  # what stops one attempt stops the others
+            attempts = [
+                panel.create_task(self._judge_once(play, rule, attempt))
+                for rule in self._rules.judge_rules
+                for attempt in range(self._generation.number_judge_attempts)
+            ]
+        conversation.add_verdicts([attempt.result() for attempt in attempts])
 
     async def _judge_once(self, play: Play, rule: str, attempt: int) -> Verdict:
         if known := play.history.verdicts.get((rule, attempt)):
@@ -233,7 +243,7 @@ class Classroom:
         try:
             text = await self._seats.judge.judge(rule, conversation.transcript(), conversation.problem.text, attempt)
             verdict = parse_verdict(rule, attempt, text)
-        except EngineFailure:  # the server cannot go on without its engine, and judges again when it is back
+        except (EngineFailure, ProviderFailure, StorageError):  # nothing was judged; once that is mended, it will be
             raise
         except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
             verdict = Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=text)
@@ -331,6 +341,12 @@ class Classroom:
                 f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded: publish the weights "
                 "with POST /load_weights first."
             )
+
+
+def _first(failures: BaseExceptionGroup) -> BaseException:
+    """The first error in a group, however deep."""
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def classroom_rules(

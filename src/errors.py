@@ -80,3 +80,22 @@ class JudgeOutputError(ClassroomError):
 
 class TooManyFailedJudgements(ClassroomError):
     """More conversations of a batch than allowed ended without a verdict."""
+
+
+class RequestRefused(ClassroomError):
+    """A provider refused this one request and would refuse it again; others may fare better."""
+
+    status = 502
+
+
+class ProviderFailure(ClassroomError):
+    """A provider turns every request away, or has not answered until the deadline. The run stops; nothing that it
+    would have answered counts as failed."""
+
+    status = 424
+
+
+class SpendingCapReached(ProviderFailure):
+    """The next request could pass the configured spending cap."""
+
+    status = 402

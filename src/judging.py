@@ -18,6 +18,7 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
+_NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _SCORE_RANGES = {
     "task_final_score": (0.0, 1.0),
     "forward_progression_score": (0.0, 1.0),
@@ -59,6 +60,21 @@ class Verdict:
         return self.scores is not None or self.accepted is not None
 
 
+def answer_schema(rule: str) -> dict[str, Any]:
+    """The JSON schema of what a judge answers under a rule: reasons first, so that they come before what they are for.
+
+    Ranges stand in descriptions: not every provider takes bounds in a schema, and they are checked here anyway.
+    """
+    if rule in SCORING_RULES:
+        properties = {}
+        for name, (low, high) in _SCORE_RANGES.items():
+            properties[name.replace("_score", "_reasoning")] = {"type": "string"}
+            properties[name] = {"type": "number", "description": f"from {low:g} to {high:g}"}
+    else:
+        properties = {"reasoning": {"type": "string"}, "decision": {"type": "string", "enum": ["OK", "REJECT"]}}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
 def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     """The verdict in a judge's answer.
 
@@ -67,13 +83,13 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     """
     answer = _find_object(text)
     if rule in SCORING_RULES:
-        reasons = {name: str(answer.get(name.replace("_score", "_reasoning"), "")) for name in _SCORE_RANGES}
+        reasons = {name: str(answer.get(name.replace("_score", "_reasoning")) or "") for name in _SCORE_RANGES}
         return Verdict(rule, attempt, scores=_read_scores(answer, text), reasons=reasons, raw=text)
     return Verdict(
         rule,
         attempt,
         accepted=_read_decision(answer, text),
-        reasons={rule: str(answer.get("reasoning", ""))},
+        reasons={rule: str(answer.get("reasoning") or "")},
         raw=text,
     )
 
@@ -93,14 +109,23 @@ def _read_scores(answer: dict[str, Any], text: str) -> Scores:
         if name not in answer:
             raise JudgeOutputError(f"The judge's answer has no {name}: {_quote(text)}")
         value = answer[name]
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
+        number = _number(value)
         if not math.isfinite(number) or not low <= number <= high:
             raise JudgeOutputError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}: {_quote(text)}")
         values[name] = number
     return Scores(**values)
+
+
+def _number(value: Any) -> float:
+    """A JSON number, or one written as a string; NaN for anything else."""
+    if isinstance(value, bool) or not (
+        isinstance(value, (int, float)) or isinstance(value, str) and _NUMBER.fullmatch(value)
+    ):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _read_decision(answer: dict[str, Any], text: str) -> bool:
@@ -111,27 +136,47 @@ def _read_decision(answer: dict[str, Any], text: str) -> bool:
 
 
 def _find_object(text: str) -> dict[str, Any]:
-    """The one JSON object in the text; a repeated equal object counts once."""
+    """The one JSON object in the text; a repeated equal object counts once. What a reasoning model thought aloud before
+    it answered does not count."""
+    answer = text.rsplit("</think>", 1)[-1]
     found: list[dict[str, Any]] = []
     position = 0
-    while (brace := text.find("{", position)) >= 0:
+    while (brace := answer.find("{", position)) >= 0:
         try:
-            value, position = _decode(text, brace)
-        except (ValueError, RecursionError):  # ValueError: not JSON, or an integer of thousands of digits
+            value, position = _decode(answer, brace)
+        except ValueError:  # not JSON, or an integer of thousands of digits
             position = brace + 1
             continue
+        except RecursionError as error:
+            raise JudgeOutputError(f"The judge's answer nests too deep to be read: {_quote(text)}") from error
+        except _AmbiguousKey as error:
+            raise JudgeOutputError(f"The judge's answer says two things of {error}: {_quote(text)}") from error
         if value not in found:
             found.append(value)
     if len(found) != 1:
         what = "no JSON object" if not found else f"{len(found)} different JSON objects"
-        raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}")
+        cut = " (one begins and does not end: was it cut off?)" if not found and "{" in answer else ""
+        raise JudgeOutputError(f"The judge's answer holds {what}{cut}: {_quote(text)}")
     return found[0]
+
+
+class _AmbiguousKey(Exception):
+    """A key that stands twice in an object, with different values."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found and found[key] != value:
+            raise _AmbiguousKey(key)
+        found[key] = value
+    return found
 
 
 def _decode(text: str, start: int) -> tuple[dict[str, Any], int]:
     """The object that starts there, and the position after it. Line breaks in strings and commas before a closing
     bracket are let pass: judges write both."""
-    decoder = json.JSONDecoder(strict=False)
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
     while True:
         try:
             return decoder.raw_decode(text, start)

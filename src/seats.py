@@ -3,11 +3,14 @@
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.base import GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
 from src.chat_template import ReplyFrame
 from src.inference_providers.base import ChatEngine, Judge, Sampling
+from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import ChatEngineJudge, OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
 from src.pretrained import check_model, load_tokenizer
@@ -18,13 +21,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 RUBRIC = "rubric"
+JUDGE_CALLS_NAME = "judge_calls.sqlite"
 
 
 @dataclass
 class Seats:
     """Who speaks in which role, and how each is sampled. `judge` is None when nothing is judged.
 
-    `engines` are the vLLM engines by seat name, for health and shutdown.
+    `engines` are the vLLM engines by seat name, for health and shutdown. `judge_api` is what a judge behind an API is
+    asked through.
     """
 
     teacher: "VllmEngine"
@@ -33,6 +38,7 @@ class Seats:
     student_sampling: Sampling
     judge: Judge | None
     engines: dict[str, "VllmEngine"] = field(default_factory=dict)
+    judge_api: ChatApi | None = None
 
     def check_alive(self) -> None:
         """Raises:
@@ -42,13 +48,20 @@ class Seats:
             engine.check_alive()
 
     def shutdown(self) -> None:
-        """End the processes of all engines."""
+        """End the processes of all engines and close what is open."""
         for engine in self.engines.values():
             engine.shutdown()
+        if self.judge_api is not None:
+            self.judge_api.ledger.close()
 
 
 async def open_seats(
-    teacher: ModelConfig, student: ModelConfig, judge: JudgeModelConfig, generation: GenerationConfig, seed: int
+    teacher: ModelConfig,
+    student: ModelConfig,
+    judge: JudgeModelConfig,
+    generation: GenerationConfig,
+    seed: int,
+    run_folder: Path,
 ) -> Seats:
     """Load the models of all seats, one after the other: vLLM measures free memory as it loads.
 
@@ -56,8 +69,10 @@ async def open_seats(
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
         DataError: if a prompt template is missing or wrong.
         ConfigError: if a model folder is missing or damaged, or the judge's API key is missing.
+        StorageError: if the record of the judge's requests in `run_folder` cannot be used.
     """
-    remote_judge = _judge_without_engine(judge, generation)
+    api = _judge_api(judge, generation, run_folder)
+    remote_judge = _judge_without_engine(judge, generation, api)
     check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
     wanted = {"teacher": teacher, "student": student}
     if generation.judges_rules_prompts_paths and remote_judge is None:
@@ -74,17 +89,24 @@ async def open_seats(
         student_sampling=_sampling(student.vllm, generation.max_tokens_per_turn),
         judge=remote_judge,
         engines=engines,
+        judge_api=api,
     )
 
 
-def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig) -> Judge | None:
+def _judge_api(judge: JudgeModelConfig, generation: GenerationConfig, run_folder: Path) -> ChatApi | None:
+    if not (generation.judges_rules_prompts_paths and judge.is_remote) or judge.model_name_or_path == RUBRIC:
+        return None
+    return ChatApi(judge, CallLedger(run_folder / JUDGE_CALLS_NAME, judge.max_cost_usd), "judge")
+
+
+def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig, api: ChatApi | None) -> Judge | None:
     rules = generation.judges_rules_prompts_paths
     if not rules:
         return None
     if judge.model_name_or_path == RUBRIC:
         return RubricJudge()
-    if judge.base_url is not None or judge.use_openrouter:
-        return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt)
+    if api is not None:
+        return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt, api.ledger, api)
     return None
 
 

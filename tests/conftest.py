@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,9 +114,16 @@ def quickstart_overrides(run_folder: Path, model: Path, world: Path, port: int) 
 
 @pytest.fixture(scope="session")
 def server(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    run_folder = tmp_path_factory.mktemp("run")
+    with running_server(world, tmp_path_factory.mktemp("run")) as running:
+        yield running
+
+
+@contextmanager
+def running_server(world: Path, run_folder: Path, *more_overrides: str) -> Iterator[RunningServer]:
+    """A server of its own, on two engines with the untrained model."""
     port = free_port()
-    overrides = quickstart_overrides(run_folder, world / "blank", world, port)
+    overrides = [*quickstart_overrides(run_folder, world / "blank", world, port), *more_overrides]
+    run_folder.mkdir(parents=True, exist_ok=True)
     log = run_folder / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -208,6 +208,14 @@ OUT_OF_RANGE = [
     ("judge_model.max_concurrent_requests", ["0"], "must be at least 1"),
     ("judge_model.request_timeout_s", ["0", "-1"], "must be above 0"),
     ("judge_model.max_failed_share", ["-0.1", "1.1", "20"], "must be from 0 to 1"),
+    ("judge_model.response_format", ["xml", "json"], "must be one of auto, json_schema, text"),
+    ("judge_model.replies_per_attempt", ["0"], "must be at least 1"),
+    ("judge_model.requests_per_minute", ["0", "-1"], "must be at least 1"),
+    ("judge_model.tokens_per_minute", ["0"], "must be at least 1"),
+    ("judge_model.deadline_s", ["0", ".nan"], "must be above 0"),
+    ("judge_model.usd_per_million_prompt_tokens", ["-1", ".nan"], "must be at least 0"),
+    ("judge_model.usd_per_million_completion_tokens", ["-1"], "must be at least 0"),
+    ("judge_model.max_cost_usd", ["5"], "needs judge_model.usd_per_million_prompt_tokens"),
     ("judge_model.base_url", ["openrouter.ai", "'file:///etc'"], "must begin with http"),
     ("reward_model.model_name_or_path", ["some/model"], "must be one of Answer, None"),
     ("train.number_of_problems_per_batch", ["0", "-8"], "must be at least 1"),
@@ -318,6 +326,15 @@ def _leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(item.type, f"{prefix}{item.name}.")
         else:
             yield prefix + item.name, item.type
+
+
+def test_a_judge_has_one_address_and_is_given_up_before_the_batch_is():
+    with pytest.raises(ConfigError, match="use_openrouter and judge_model.use_gemini are both set"):
+        loaded("train_rl", "judge_model.use_openrouter=true", "judge_model.use_gemini=true")
+    patient = ("judge_model.use_openrouter=true", "judge_model.deadline_s=100", "generation.sample_timeout_s=100")
+    for folder, here in (("train_rl", ()), ("eval", ("server_url=null",))):
+        with pytest.raises(ConfigError, match=r"deadline_s is 100; it must be less than generation.sample_timeout_s"):
+            loaded(folder, *patient, *here)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_all_numbers():

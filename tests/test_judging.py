@@ -1,14 +1,16 @@
 """A judge's answer becomes a verdict, or an error that quotes it; a panel becomes one judgement, or none."""
 
+import contextlib
 import json
 import math
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from src.errors import JudgeOutputError
-from src.judging import Scores, Verdict, parse_judge_output, parse_verdict, sum_up
+from src.judging import SCORING_RULES, Scores, Verdict, answer_schema, parse_judge_output, parse_verdict, sum_up
 
 ANSWER = {
     "task_final_score": 0.75,
@@ -41,8 +43,13 @@ def without(name: str) -> str:
         answer(task_final_score="0.75", overall_momentum_score=" 6.0 "),
         answer(task_final_reasoning="a brace } and a comma ,} inside"),
         answer().replace("Mostly forwards.", "Mostly\n\tforwards."),
+        f"<think>Perhaps {answer(task_final_score=0)}? No.</think>\n{answer()}",
+        answer().replace('"task_final_score"', '"task_final_score": 0.75, "task_final_score"'),
     ],
-    ids=["plain", "fence", "prose", "trailing comma", "odd quotes", "twice", "strings", "braces", "line breaks"],
+    ids=[
+        *("plain", "fence", "prose", "trailing comma", "odd quotes", "twice", "strings", "braces", "line breaks"),
+        *("thought aloud", "same key, same value"),
+    ],
 )
 def test_reads_the_scores_from(text):
     assert parse_judge_output(text) == SCORES
@@ -58,7 +65,14 @@ def test_commas_inside_strings_stay():
     [
         ("", "no JSON object"),
         ("It was a fine lesson.", "no JSON object"),
-        (answer()[:-1], "no JSON object"),
+        (answer()[:-1], "no JSON object (one begins and does not end: was it cut off?)"),
+        (f"<think>{answer()}</think>", "no JSON object"),
+        (answer().replace("{", '{"task_final_score": 1, ', 1), "says two things of task_final_score"),
+        (answer(task_final_score="1_0"), "task_final_score is '1_0'"),
+        (answer(task_final_score="٠"), "task_final_score is '٠'"),
+        (answer(task_final_score="75%"), "task_final_score is '75%'"),
+        (answer(task_final_score="0,75"), "task_final_score is '0,75'"),
+        (answer(task_final_score={"value": 1}), "task_final_score is {'value': 1}"),
         ("[1, 2]", "no JSON object"),
         (f"{answer()} or rather {answer(task_final_score=1)}", "2 different JSON objects"),
         (without("task_final_score"), "no task_final_score"),
@@ -75,7 +89,7 @@ def test_commas_inside_strings_stay():
         (answer(overall_momentum_score=10.5), "a number from 0 to 10"),
         (answer(task_final_score=10**400), "a number from 0 to 1"),
         (answer().replace("0.75", "9" * 5000), "no JSON object"),
-        ('{"a":' * 5_000, "no JSON object"),
+        ('{"a":' * 5_000, "nests too deep"),
     ],
 )
 def test_refuses(text, reason):
@@ -109,6 +123,119 @@ def test_scores_survive_any_reasoning(task_final, progression, momentum, reasoni
         }
     )
     assert parse_judge_output(text) == Scores(task_final, progression, momentum)
+
+
+SHARE, OF_TEN = st.floats(0, 1), st.floats(0, 10)
+PROSE = st.text(alphabet=st.characters(exclude_characters="{}", exclude_categories=["Cs"]), max_size=60)
+
+
+@st.composite
+def honest_answers(draw) -> tuple[Scores, str]:
+    """Scores, and an answer that states them in one of the many ways that judges do."""
+    scores = Scores(draw(SHARE), draw(SHARE), draw(OF_TEN))
+    fields = []
+    for name, value in vars(scores).items():
+        fields.append((name, draw(st.sampled_from([value, str(value), f" {value} "]))))
+        if draw(st.booleans()):
+            fields.append((name.replace("_score", "_reasoning"), draw(st.text(max_size=20) | st.none())))
+    text = json.dumps(
+        dict(draw(st.permutations(fields))),
+        indent=draw(st.sampled_from([None, 2])),
+        ensure_ascii=draw(st.booleans()),
+    )
+    if draw(st.booleans()):
+        text = f"{text[:-1].rstrip()},{draw(st.sampled_from(['', ' ', chr(10)]))}}}"
+    if draw(st.booleans()):
+        text = f"```{draw(st.sampled_from(['', 'json', 'JSON']))}\n{text}\n```"
+    text = draw(st.sampled_from([text, f"{text}\n{text}"]))
+    return scores, f"{draw(PROSE)}{text}{draw(PROSE)}"
+
+
+@given(honest_answers())
+def test_scores_are_read_however_they_are_wrapped(answered):
+    scores, text = answered
+    if "</think>" not in text:
+        assert parse_judge_output(text) == scores
+
+
+@given(honest_answers(), st.sampled_from(list(vars(SCORES))), st.floats() | st.integers() | st.booleans() | st.none())
+def test_a_score_that_is_missing_or_out_of_range_is_refused(answered, name, value):
+    values = vars(answered[0]) | {name: value}
+    in_range = isinstance(value, (int, float)) and not isinstance(value, bool)
+    in_range = in_range and 0 <= value <= (10 if name == "overall_momentum_score" else 1)
+    if in_range:
+        assert getattr(parse_judge_output(json.dumps(values)), name) == value
+        return
+    del_values = {key: each for key, each in values.items() if key != name}
+    for text in (json.dumps(values), json.dumps(del_values)):
+        with pytest.raises(JudgeOutputError):
+            parse_judge_output(text)
+
+
+@given(honest_answers(), honest_answers())
+def test_two_opinions_are_none(first, second):
+    text = f"{first[1]}\n{second[1]}"
+    if "</think>" in text:
+        return
+    try:
+        assert parse_judge_output(text) == first[0] == second[0]
+    except JudgeOutputError as error:
+        assert "different JSON objects" in str(error)
+
+
+@given(honest_answers(), st.data())
+def test_no_part_of_an_answer_is_an_answer(answered, data):
+    text = json.dumps(vars(answered[0]) | {"task_final_reasoning": data.draw(st.text(max_size=20))})
+    cut = data.draw(st.integers(0, len(text) - 1))
+    for part in (text[:cut], text[cut + 1 :] if cut else ""):
+        with pytest.raises(JudgeOutputError):
+            parse_judge_output(part)
+
+
+@given(honest_answers(), st.data())
+def test_an_answer_with_a_character_astray_is_an_answer_in_range_or_none(answered, data):
+    text = answered[1]
+    at = data.draw(st.integers(0, len(text)))
+    text = text[:at] + data.draw(st.sampled_from(["", *'{}[],":\\0.-eE \n']) | st.characters()) + text[at + 1 :]
+    try:
+        scores = parse_judge_output(text)
+    except JudgeOutputError as error:
+        assert repr(text[:300])[1:-1] in str(error)
+        return
+    assert 0 <= scores.task_final_score <= 1 and 0 <= scores.forward_progression_score <= 1
+    assert 0 <= scores.overall_momentum_score <= 10
+
+
+@pytest.mark.parametrize(
+    "text", ["{" * 20_000, '{"a":' * 20_000, '{"a":[' * 10_000, '{"a":1,' * 10_000, answer() * 300]
+)
+def test_a_long_answer_takes_no_long_time(text):
+    """Longer than any max_tokens allows; a reader of quadratic cost would take minutes."""
+    started = time.monotonic()
+    with contextlib.suppress(JudgeOutputError):
+        parse_judge_output(text)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("rule", [*SCORING_RULES, "does_not_leak_answer"])
+def test_the_schema_asks_for_what_is_read(rule):
+    schema = answer_schema(rule)
+    assert schema["required"] == list(schema["properties"]) and schema["additionalProperties"] is False
+    examples = {"string": "so", "number": 0.5}
+    given = {name: each.get("enum", [examples[each["type"]]])[0] for name, each in schema["properties"].items()}
+    verdict = parse_verdict(rule, 0, json.dumps(given))
+    assert verdict.valid and set(verdict.reasons.values()) == {"so"}
+    assert all(
+        parse_fails(rule, {k: v for k, v in given.items() if k != name}) for name in given if given[name] != "so"
+    )
+
+
+def parse_fails(rule: str, fields: dict) -> bool:
+    try:
+        parse_verdict(rule, 0, json.dumps(fields))
+    except JudgeOutputError:
+        return True
+    return False
 
 
 def test_final_reward_is_the_weighted_sum_to_four_places():

@@ -13,6 +13,7 @@ from src.api import ConversationRecord, SampleRequest, SampleResponse
 from src.data import Problem
 from src.errors import PolicyMismatch, TooManyFailedJudgements
 from src.grpo.collective import on_every_process
+from src.inference_providers.call_ledger import Usage
 from src.rollout_files import write_rollouts
 from src.vllm.client import ClassroomClient
 
@@ -58,9 +59,11 @@ class ClassroomRollout:
         started = time.monotonic()
         request = self._request(prompts, trainer)
         rank = trainer.accelerator.process_index
-        records = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
+        response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
+        records = response.conversations
         self._check_judging(records)
-        for name, value in batch_metrics(records).items():
+        metrics = batch_metrics(records) | judge_metrics(gather_object([response.judge]))
+        for name, value in metrics.items():
             trainer.record_metric(name, value)
         trainer.record_metric("seconds/rollout", time.monotonic() - started)
         trainer.show_conversations(records)
@@ -85,10 +88,10 @@ class ClassroomRollout:
             judge_again=first,
         )
 
-    def _sample_and_write(self, request: SampleRequest, rank: int) -> list[ConversationRecord]:
-        records = self._sample(request).conversations
-        write_rollouts(self._run_folder, request.step, rank, records)
-        return records
+    def _sample_and_write(self, request: SampleRequest, rank: int) -> SampleResponse:
+        response = self._sample(request)
+        write_rollouts(self._run_folder, request.step, rank, response.conversations)
+        return response
 
     def _sample(self, request: SampleRequest) -> SampleResponse:
         response = self._client.sample(request)
@@ -154,6 +157,25 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     if scores:
         metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in _SCORES}
     return metrics
+
+
+def judge_metrics(usages: Sequence[Usage | None]) -> dict[str, float]:
+    """What judging a batch took, over all ranks; nothing for a judge that is not behind an API.
+
+    `judge/run_cost_usd` is the spending of the whole run so far, as the server that spent most counts it.
+    """
+    known = [usage for usage in usages if usage is not None]
+    if not known:
+        return {}
+    return {
+        "judge/calls": sum(usage.calls for usage in known),
+        "judge/failed_calls": sum(sum(usage.failures.values()) for usage in known),
+        "judge/unusable_replies": sum(usage.unusable for usage in known),
+        "judge/tokens": sum(usage.prompt_tokens + usage.completion_tokens for usage in known),
+        "judge/cost_usd": sum(usage.cost_usd for usage in known),
+        "judge/reserved_usd": sum(usage.reserved_usd for usage in known),
+        "judge/run_cost_usd": max(usage.run_cost_usd for usage in known),
+    }
 
 
 def _judge_error(record: ConversationRecord) -> str:

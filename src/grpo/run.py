@@ -15,7 +15,7 @@ from config.train_rl_model import TrainRLConfig
 from src.access import token_for
 from src.api import Health
 from src.data import Problem, load_problems
-from src.errors import ConfigError
+from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.grpo.checkpoints import last_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
@@ -56,7 +56,11 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     trainer.remove_callback(PrinterCallback)
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     check_lengths(problems, config.generation, trainer.processing_class, limit)
-    trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
+    try:
+        trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
+    except (ProviderFailure, TooManyFailedJudgements):  # on every rank, before this step has changed any weight
+        trainer.save_progress()
+        raise
     trainer.publisher.sync_weights()
     trainer.save_whole(run_folder / "model")
     if state.is_main_process:  # alone: an upload may take longer than the others would wait

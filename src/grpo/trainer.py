@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
 from config.checks import reward_weights
@@ -99,6 +100,12 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         self.save_model(str(unfinished))
         on_main_process(self.accelerator, lambda: complete(unfinished, folder))
+
+    def save_progress(self) -> None:
+        """Leave a checkpoint of the steps made so far, unless there is one already; all ranks take part."""
+        checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.state.global_step > 0 and not checkpoint.exists():
+            self._save_checkpoint(self.model_wrapped, None)
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)

@@ -1,17 +1,16 @@
 """Judges that are language models: behind any OpenAI-compatible URL, or on a local vLLM engine."""
 
-import os
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from config.base import JudgeModelConfig
-from src.errors import ConfigError, JudgeOutputError
+from src.errors import JudgeOutputError
 from src.inference_providers.base import ChatEngine, Sampling
+from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.chat_api import ChatApi, ChatRequest
+from src.judging import answer_schema, parse_verdict
 from src.prompts import render
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-OPENROUTER_URL = "https://openrouter.ai/api/v1"
 
 
 def render_rule(path: str, conversation: list[dict[str, str]], problem: str) -> list[dict[str, str]]:
@@ -20,54 +19,67 @@ def render_rule(path: str, conversation: list[dict[str, str]], problem: str) -> 
 
 
 class OpenAICompatibleJudge:
-    """Asks a model behind an OpenAI-compatible API.
+    """Asks a model behind an OpenAI-compatible API, and never twice for the same.
 
-    The `openai` client retries rate limits, server errors and broken connections with growing pauses; what still
-    fails is raised to the panel, which records it as an attempt without a verdict.
+    An attempt takes up to `replies_per_attempt` replies until one holds a verdict; each is paid for and kept. What was
+    asked before of a model that is still configured is answered from the ledger; an attempt that brought no verdict
+    then, and is made again, takes new replies.
 
-    Raises:
-        ConfigError: if the API key's environment variable is not set.
+    Args:
+        rules: prompt template of each rule.
+        api: who is asked for what the ledger does not hold; None asks nobody.
     """
 
-    def __init__(self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int):
+    def __init__(
+        self,
+        config: JudgeModelConfig,
+        rules: dict[str, str],
+        max_tokens: int,
+        ledger: CallLedger,
+        api: ChatApi | None,
+    ):
         self._config = config
         self._rules = rules
-        self._max_tokens = max_tokens
-        self._client = self._connect()
-
-    def _connect(self) -> "AsyncOpenAI":
-        import httpx
-        from openai import AsyncOpenAI
-
-        key = os.environ.get(self._config.api_key_env)
-        if not key:
-            raise ConfigError(
-                f"The judge {self._config.model_name_or_path} needs an API key: set {self._config.api_key_env} "
-                "(any text will do for a local server), or name another variable in judge_model.api_key_env."
-            )
-        limits = httpx.Limits(max_connections=self._config.max_concurrent_requests)
-        return AsyncOpenAI(
-            api_key=key,
-            base_url=self._config.base_url or OPENROUTER_URL,
-            timeout=self._config.request_timeout_s,
-            max_retries=5,
-            http_client=httpx.AsyncClient(
-                limits=limits, timeout=httpx.Timeout(self._config.request_timeout_s, pool=None)
-            ),
-        )
+        self._sampling = Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=max_tokens)
+        self._ledger = ledger
+        self._api = api
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
-        options = self._config.vllm
-        response = await self._client.chat.completions.create(
-            model=self._config.model_name_or_path,
-            messages=render_rule(self._rules[rule], conversation, problem),
-            temperature=options.temperature,
-            top_p=options.top_p,
-            max_tokens=self._max_tokens,
-        )
-        if not response.choices or not response.choices[0].message.content:
-            raise JudgeOutputError(f"The judge {self._config.model_name_or_path} answered with nothing: {response!r}")
-        return response.choices[0].message.content
+        """The first reply with a verdict, or the last one without.
+
+        Raises:
+            ProviderFailure, RequestRefused: as `ChatApi.ask`.
+        """
+        messages = render_rule(self._rules[rule], conversation, problem)
+        schema = None if self._config.response_format == "text" else answer_schema(rule)
+
+        def is_usable(text: str) -> bool:
+            try:
+                return parse_verdict(rule, attempt, text).valid
+            except JudgeOutputError:
+                return False
+
+        replies, asked = 0, False
+        while True:
+            request = ChatRequest(messages, self._sampling, schema, (attempt, replies))
+            key = request.key(self._config.model_name_or_path)
+            async with self._asking.setdefault(key, asyncio.Lock()):  # equal conversations may be judged side by side
+                text = self._known(request)
+                if text is None:
+                    text, asked = await self._ask(request, is_usable), True
+            replies += 1
+            if is_usable(text) or asked and replies % self._config.replies_per_attempt == 0:
+                return text
+
+    def _known(self, request: ChatRequest) -> str | None:
+        models = (self._config.model_name_or_path, *self._config.fallback_models)
+        return next((text for text in map(self._ledger.find, map(request.key, models)) if text is not None), None)
+
+    async def _ask(self, request: ChatRequest, is_usable: Callable[[str], bool]) -> str:
+        if self._api is None:
+            raise JudgeOutputError(f"{self._ledger.path} holds no verdict on this, and no judge is asked now.")
+        return (await self._api.ask(request, is_usable)).text
 
 
 class ChatEngineJudge:

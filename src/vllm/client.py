@@ -27,7 +27,9 @@ from src.errors import (
     DeadlineExceeded,
     EngineFailure,
     PolicyMismatch,
+    ProviderFailure,
     RequestTooLarge,
+    SpendingCapReached,
     UnknownConversation,
 )
 from src.turns import PolicyVersion
@@ -36,10 +38,12 @@ logger = logging.getLogger(__name__)
 
 _ERRORS: dict[int, type[ClassroomError]] = {
     401: AccessDenied,
+    402: SpendingCapReached,
     404: UnknownConversation,
     409: PolicyMismatch,
     413: RequestTooLarge,
     422: DataError,
+    424: ProviderFailure,
     503: EngineFailure,
     504: DeadlineExceeded,
 }

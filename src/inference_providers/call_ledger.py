@@ -1,0 +1,168 @@
+"""Every request to a model behind an API, in one SQLite table: what it cost and what came of it.
+
+A request is entered with its worst case before it is sent, and settled in the same transaction that keeps its reply.
+So spending never passes the cap unseen, and a reply that was paid for is never lost: asked the same again, also after
+a restart, it is found here. A request whose fate is unknown (hung, reset, killed) keeps its worst case for good.
+"""
+
+import sqlite3
+import time
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from src.errors import StorageError
+
+IN_FLIGHT, USABLE, UNUSABLE, LOST = "in flight", "usable", "unusable", "lost"
+
+BATCH: ContextVar[str] = ContextVar("batch", default="")
+"""The piece of work that requests belong to, for the figures of a step; set by whoever starts it."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS calls (
+    id INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    batch TEXT NOT NULL,
+    model TEXT NOT NULL,
+    key TEXT NOT NULL,       -- of the request's content
+    outcome TEXT NOT NULL,   -- in flight, usable, unusable, lost, or the kind of failure
+    prompt_tokens INTEGER NOT NULL DEFAULT 0,
+    completion_tokens INTEGER NOT NULL DEFAULT 0,
+    cost_usd REAL NOT NULL DEFAULT 0,
+    reserved_usd REAL NOT NULL,
+    text TEXT                -- the reply, or what the failure said
+);
+CREATE INDEX IF NOT EXISTS calls_by_key ON calls (key);
+CREATE INDEX IF NOT EXISTS calls_by_batch ON calls (batch);
+"""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a reply took, by the provider's count; `cost_usd` None where it states no price."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None = None
+
+
+@dataclass
+class Usage:
+    """What a batch's judging took: requests sent, how many of them were repeats after a failure, replies that were
+    paid for and held no verdict, failures by kind, the provider's tokens and dollars, and dollars held for requests
+    whose fate is unknown. `run_cost_usd` is the whole run's spending so far."""
+
+    calls: int = 0
+    retries: int = 0
+    unusable: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    reserved_usd: float = 0.0
+    run_cost_usd: float = 0.0
+
+
+class CallLedger:
+    """The table at `path`, and running totals of it.
+
+    Args:
+        cap_usd: what may be spent and reserved together; None for no cap.
+
+    Attributes:
+        spent_usd, reserved_usd, prompt_tokens, completion_tokens: over all calls, earlier processes' included.
+        outcomes: number of settled calls by (model, outcome), likewise.
+
+    Raises:
+        StorageError: if the file cannot be read or written; without it no request may be sent.
+    """
+
+    def __init__(self, path: Path, cap_usd: float | None = None):
+        self.path = path
+        self.cap_usd = cap_usd
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")  # two programs would not see each other's spending
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+        self._run("UPDATE calls SET outcome = ? WHERE outcome = ?", LOST, IN_FLIGHT)
+        sums = "SELECT TOTAL(cost_usd), TOTAL(reserved_usd), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
+        self.spent_usd, self.reserved_usd, prompt, completion = self._run(sums).fetchone()
+        self.prompt_tokens, self.completion_tokens = int(prompt), int(completion)
+        counts = self._run("SELECT model, outcome, COUNT(*) FROM calls GROUP BY model, outcome")
+        self.outcomes: Counter[tuple[str, str]] = Counter({(model, what): n for model, what, n in counts})
+
+    def enter(self, key: str, model: str, worst_usd: float) -> int | None:
+        """Enter a request that is about to be sent; None if its worst case does not fit under the cap."""
+        if self.cap_usd is not None and self.spent_usd + self.reserved_usd + worst_usd > self.cap_usd:
+            return None
+        insert = "INSERT INTO calls (time, batch, model, key, outcome, reserved_usd) VALUES (?, ?, ?, ?, ?, ?)"
+        call = self._run(insert, time.time(), BATCH.get(), model, key, IN_FLIGHT, worst_usd).lastrowid
+        self.reserved_usd += worst_usd
+        return call
+
+    def settle(self, call: int, outcome: str, text: str, figures: Figures | None, keep_reserved: bool = False) -> None:
+        """Enter what came of a request. Its worst case is let go unless it may have been billed unseen."""
+        model, held = self._run("SELECT model, reserved_usd FROM calls WHERE id = ?", call).fetchone()
+        figures = figures or Figures(0, 0, 0.0)
+        kept = held if keep_reserved else 0.0
+        self._run(
+            "UPDATE calls SET outcome = ?, text = ?, prompt_tokens = ?, completion_tokens = ?, cost_usd = ?, "
+            "reserved_usd = ? WHERE id = ?",
+            *(outcome, text, figures.prompt_tokens, figures.completion_tokens, figures.cost_usd or 0.0, kept, call),
+        )
+        self.reserved_usd += kept - held
+        self.spent_usd += figures.cost_usd or 0.0
+        self.prompt_tokens += figures.prompt_tokens
+        self.completion_tokens += figures.completion_tokens
+        self.outcomes[model, outcome] += 1
+
+    def find(self, key: str) -> str | None:
+        """The reply to a request of this content, usable or not, if one was ever received."""
+        row = self._run(
+            "SELECT text FROM calls WHERE key = ? AND outcome IN (?, ?) ORDER BY id LIMIT 1", key, USABLE, UNUSABLE
+        ).fetchone()
+        return row[0] if row else None
+
+    def usage(self, batch: str) -> Usage:
+        """What the requests of a batch took, earlier processes' included."""
+        rows = self._run(
+            "SELECT outcome, COUNT(*), SUM(prompt_tokens), SUM(completion_tokens), SUM(cost_usd), SUM(reserved_usd) "
+            "FROM calls WHERE batch = ? GROUP BY outcome",
+            batch,
+        ).fetchall()
+        counts = {outcome: count for outcome, count, *_ in rows}
+        keys = self._run("SELECT COUNT(DISTINCT key) FROM calls WHERE batch = ?", batch).fetchone()[0]
+        return Usage(
+            calls=sum(counts.values()),
+            retries=sum(counts.values()) - keys,
+            unusable=counts.get(UNUSABLE, 0),
+            failures={what: n for what, n in counts.items() if what not in (USABLE, UNUSABLE, IN_FLIGHT)},
+            prompt_tokens=sum(row[2] for row in rows),
+            completion_tokens=sum(row[3] for row in rows),
+            cost_usd=sum(row[4] for row in rows),
+            reserved_usd=sum(row[5] for row in rows),
+            run_cost_usd=self.spent_usd,
+        )
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _run(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: sqlite3.Error) -> StorageError:
+        return StorageError(
+            f"The record of paid requests, {self.path}, cannot be used: {error}. End the other program if one uses the "
+            "same run folder, or make room on the disk; a damaged file can be moved aside, and with it goes what was "
+            "spent and answered so far."
+        )

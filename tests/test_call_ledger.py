@@ -1,0 +1,148 @@
+"""The ledger of paid requests: what is spent and held, over restarts; replies found again."""
+
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from src.errors import StorageError
+from src.inference_providers.call_ledger import BATCH, LOST, UNUSABLE, USABLE, CallLedger, Figures, Usage
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "calls.sqlite"
+
+
+def test_a_request_is_held_at_its_worst_case_until_it_is_settled(path):
+    ledger = CallLedger(path)
+    call = ledger.enter("k", "m", 0.5)
+    assert (ledger.spent_usd, ledger.reserved_usd) == (0.0, 0.5)
+    ledger.settle(call, USABLE, "yes", Figures(10, 2, 0.125))
+    assert (ledger.spent_usd, ledger.reserved_usd) == (0.125, 0.0)
+    assert (ledger.prompt_tokens, ledger.completion_tokens) == (10, 2)
+
+
+def test_what_may_have_been_billed_unseen_stays_held(path):
+    ledger = CallLedger(path)
+    ledger.settle(ledger.enter("k", "m", 0.5), "timeout", "", None, keep_reserved=True)
+    ledger.settle(ledger.enter("k", "m", 0.5), "429", "", None)
+    assert (ledger.spent_usd, ledger.reserved_usd) == (0.0, 0.5)
+
+
+def test_nothing_is_entered_that_may_pass_the_cap(path):
+    ledger = CallLedger(path, cap_usd=1.0)
+    first = ledger.enter("a", "m", 0.75)
+    assert ledger.enter("b", "m", 0.5) is None
+    ledger.settle(first, USABLE, "", Figures(1, 1, 0.5))
+    assert ledger.enter("b", "m", 0.5) is not None
+    assert ledger.enter("c", "m", 0.0) is not None
+
+
+def test_only_replies_are_found_and_the_first_of_them(path):
+    ledger = CallLedger(path)
+    for outcome, text in (("500", "down"), (UNUSABLE, "prose"), (USABLE, "later")):
+        ledger.settle(ledger.enter("k", "m", 0.0), outcome, text, Figures(1, 1, 0.0))
+    ledger.settle(ledger.enter("other", "m", 0.0), "timeout", "no reply", None)
+    ledger.enter("third", "m", 0.0)
+    assert ledger.find("k") == "prose"
+    assert ledger.find("other") is ledger.find("third") is ledger.find("nothing") is None
+
+
+def test_all_of_it_survives_a_restart_and_what_was_in_flight_stays_held(path):
+    ledger = CallLedger(path)
+    ledger.settle(ledger.enter("a", "m", 0.5), USABLE, "yes", Figures(10, 2, 0.125))
+    ledger.settle(ledger.enter("b", "n", 0.5), "429", "slow down", None)
+    ledger.enter("c", "m", 0.25)
+    ledger.close()
+    again = CallLedger(path, cap_usd=0.5)
+    assert (again.spent_usd, again.reserved_usd, again.prompt_tokens) == (0.125, 0.25, 10)
+    assert again.outcomes == {("m", USABLE): 1, ("n", "429"): 1, ("m", LOST): 1}
+    assert again.find("a") == "yes"
+    assert again.enter("d", "m", 0.126) is None and again.enter("d", "m", 0.125) is not None
+
+
+def test_a_killed_process_loses_nothing(path):
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from src.inference_providers.call_ledger import *\n"
+        "ledger = CallLedger(Path(sys.argv[1]))\n"
+        "ledger.settle(ledger.enter('a', 'm', 0.5), USABLE, 'yes', Figures(10, 2, 0.125))\n"
+        "ledger.enter('b', 'm', 0.25)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=60)
+    assert killed.returncode == -9
+    ledger = CallLedger(path)
+    assert (ledger.find("a"), ledger.spent_usd, ledger.reserved_usd) == ("yes", 0.125, 0.25)
+
+
+def test_figures_of_a_batch_are_its_own_and_add_up_over_restarts(path):
+    ledger = CallLedger(path)
+    BATCH.set("step-1")
+    ledger.settle(ledger.enter("a", "m", 0.5), "500", "", None)
+    ledger.settle(ledger.enter("a", "m", 0.5), "timeout", "", None, keep_reserved=True)
+    ledger.settle(ledger.enter("a", "m", 0.5), UNUSABLE, "prose", Figures(10, 2, 0.25))
+    ledger.close()
+    ledger = CallLedger(path)
+    ledger.settle(ledger.enter("b", "m", 0.5), USABLE, "yes", Figures(20, 3, 0.125))
+    BATCH.set("step-2")
+    ledger.settle(ledger.enter("c", "m", 0.5), USABLE, "yes", Figures(1, 1, 1.0))
+    assert ledger.usage("step-1") == Usage(
+        calls=4,
+        retries=2,
+        unusable=1,
+        failures={"500": 1, "timeout": 1},
+        prompt_tokens=30,
+        completion_tokens=5,
+        cost_usd=0.375,
+        reserved_usd=0.5,
+        run_cost_usd=1.375,
+    )
+    assert ledger.usage("step-3") == Usage(run_cost_usd=1.375)
+
+
+def test_two_programs_cannot_spend_from_one_ledger(path, monkeypatch):
+    holder = CallLedger(path)
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **named: connect(*args, **named, timeout=0.1))
+    with pytest.raises(StorageError, match="End the other program"):
+        CallLedger(path)
+    holder.close()
+    CallLedger(path)
+
+
+def test_a_damaged_file_is_named(path):
+    path.parent.mkdir()
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StorageError, match="calls.sqlite, cannot be used: file is not a database"):
+        CallLedger(path)
+
+
+EVENTS = st.lists(
+    st.tuples(st.floats(0, 2), st.floats(0, 1), st.sampled_from(["answer", "unseen", "refused", "open"])), max_size=30
+)
+
+
+@settings(max_examples=40)
+@given(EVENTS, st.floats(0, 5))
+def test_spent_and_held_never_pass_the_cap_and_equal_what_the_table_says(events, cap):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "calls.sqlite"
+        ledger = CallLedger(path, cap)
+        for worst, share, event in events:
+            call = ledger.enter("k", "m", worst)
+            if call is not None and event != "open":
+                figures = Figures(1, 1, worst * share) if event == "answer" else None
+                ledger.settle(call, USABLE if event == "answer" else event, "", figures, event == "unseen")
+            assert ledger.spent_usd + ledger.reserved_usd <= cap + 1e-9
+        ledger.close()
+        again = CallLedger(path)
+        assert (again.spent_usd, again.reserved_usd) == pytest.approx((ledger.spent_usd, ledger.reserved_usd))
+        again.close()

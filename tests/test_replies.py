@@ -1,0 +1,178 @@
+"""What providers send back, and what each of it means."""
+
+import json
+
+import httpx2
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.inference_providers.call_ledger import Figures
+from src.inference_providers.replies import Answer, Failure, Remedy, of_exception, of_status, read_body, retry_after_s
+
+WAIT, TEXT, OTHER_MODEL, NONE, STOP = Remedy.WAIT, Remedy.TEXT, Remedy.OTHER_MODEL, Remedy.NONE, Remedy.STOP
+USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107, "cost": 0.00021}
+GEMINI_KEY = [{"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}}]
+BEHIND = {"message": "Provider returned error", "code": 400, "metadata": {"raw": '{"error": "response_schema is bad"}'}}
+
+
+def body(**changes) -> str:
+    message = {"role": "assistant", "content": "hello"}
+    whole = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": USAGE}
+    return json.dumps(whole | changes)
+
+
+def choice(content, finish_reason="stop") -> list:
+    return [{"message": {"content": content}, "finish_reason": finish_reason}]
+
+
+def test_an_answer_with_its_figures():
+    assert read_body(body(), True) == Answer("hello", False, Figures(100, 7, 0.00021))
+    without_cost = {name: value for name, value in USAGE.items() if name != "cost"}
+    assert read_body(body(usage=without_cost), True).figures == Figures(100, 7, None)
+
+
+@pytest.mark.parametrize("content", ["half a", "", None])
+def test_a_cut_answer_is_an_answer_because_asking_again_would_cost_the_same(content):
+    answer = read_body(body(choices=choice(content, "length")), True)
+    assert (answer.text, answer.cut) == (content or "", True)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [None, {}, "much", {"prompt_tokens": -1}, {"prompt_tokens": "9"}, {"prompt_tokens": 1, "cost": float("inf")}],
+)
+def test_figures_that_cannot_be_are_none(usage):
+    assert read_body(body(usage=usage), True).figures is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "unseen"),
+    [
+        ("<html>Bad gateway</html>", "garbled", True),
+        (body()[:-10], "garbled", True),
+        ("[]", "garbled", True),
+        ('{"a":' * 100_000, "garbled", True),
+        (body(choices=[]), "no choices", False),
+        (body(choices=None), "no choices", False),
+        (json.dumps({"id": "x"}), "no choices", True),
+        (body(choices=choice("")), "empty", False),
+        (body(choices=choice(" \n")), "empty", False),
+        (body(choices=choice(None), usage=None), "empty", True),
+        (body(choices=[{"message": "?"}]), "empty", False),
+        (body(error={"code": 502, "message": "upstream"}), "error in 200", False),
+        (body(error={"message": "upstream"}, usage=None), "error in 200", True),
+        (body(error={"code": 429, "message": "slow down"}, usage=None), "error in 200", False),
+        (body(choices=[{"error": {"code": 503, "message": "x"}, "finish_reason": "error"}]), "error in 200", False),
+    ],
+)
+def test_a_200_that_is_no_answer_is_waited_out(text, kind, unseen):
+    failure = read_body(text, True)
+    assert (failure.kind, failure.remedy, failure.billed_unseen) == (kind, WAIT, unseen)
+
+
+def test_an_error_inside_a_200_that_no_waiting_mends():
+    failure = read_body(json.dumps({"error": {"code": 402, "message": "Insufficient credits"}}), True)
+    assert (failure.remedy, failure.message) == (STOP, "402: Insufficient credits")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "remedy"),
+    [
+        *((status, "later", WAIT) for status in (408, 409, 425, 429, 500, 502, 503, 504, 524, 529)),
+        (429, {"code": "insufficient_quota", "message": "You exceeded your current quota"}, STOP),
+        (401, "No auth credentials found", STOP),
+        (402, "Insufficient credits", STOP),
+        (403, "Forbidden", STOP),
+        (403, {"message": "Input was flagged", "metadata": {"reasons": ["violence"]}}, NONE),
+        (400, GEMINI_KEY, STOP),
+        (404, "The model `x` does not exist.", OTHER_MODEL),
+        (404, 'model "x" not found, try pulling it first', OTHER_MODEL),
+        (404, "No endpoints found for x/y", OTHER_MODEL),
+        (400, "x/y is not a valid model ID", OTHER_MODEL),
+        (400, {"code": "model_not_found", "message": "?"}, OTHER_MODEL),
+        (400, "This response_format type is unavailable now", TEXT),
+        (400, BEHIND, TEXT),
+        (422, {"detail": [{"loc": ["body", "response_format"], "msg": "unexpected"}]}, TEXT),
+        (405, "json_object response format is not supported for model: m", TEXT),
+        (400, "This model's maximum context length is 8192 tokens. However, you requested 9000.", NONE),
+        (413, "too large", NONE),
+    ],
+)
+def test_what_a_status_means(status, error, remedy):
+    wrapped = error if isinstance(error, list) else {"error": error}
+    failure = of_status(status, wrapped, {}, schema_sent=True)
+    assert (failure.kind, failure.remedy) == (str(status), remedy)
+    assert failure.message.startswith(f"{status}: ") and failure.billed_unseen == (status in (408, 504, 524))
+
+
+def test_a_refused_format_that_was_not_sent_is_a_refusal():
+    assert of_status(400, {"error": "response_format?"}, {}, schema_sent=False).remedy is NONE
+
+
+def test_the_words_of_the_provider_behind_the_provider_are_told():
+    assert of_status(400, {"error": BEHIND}, {}, True).message == (
+        '400: Provider returned error – {"error": "response_schema is bad"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 0),
+        ("7", 7),
+        (" 120 ", 120),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 40),
+        ("Thu, 01 Jan 1970 00:00:30 GMT", 0),
+        ("soon", 0),
+        ("", 0),
+        ("-5", 0),
+        ("nan", 0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(header, seconds):
+    assert retry_after_s(header, now=60.0) == seconds
+
+
+def test_retry_after_counts_on_a_429_and_on_a_503():
+    assert of_status(429, "x", {"retry-after": "9"}, True).retry_after_s == 9
+    assert of_status(503, "x", {"retry-after": "9"}, True).retry_after_s == 9
+
+
+def raised(error: openai.APIError, cause: Exception | None = None) -> Failure:
+    error.__cause__ = cause
+    return of_exception(error, schema_sent=True)
+
+
+def test_a_connection_that_never_was_costs_nothing_and_one_that_broke_may():
+    request = httpx2.Request("POST", "http://x")
+    never = raised(openai.APIConnectionError(request=request), httpx2.ConnectError("refused"))
+    too_slow = raised(openai.APITimeoutError(request=request), httpx2.ConnectTimeout("no route"))
+    broke = raised(openai.APIConnectionError(request=request), httpx2.ReadError("reset"))
+    hung = of_exception(TimeoutError(), schema_sent=True)
+    assert [each.kind for each in (never, too_slow, broke, hung)] == [
+        *("no connection", "no connection", "connection broke", "timeout")
+    ]
+    assert [each.billed_unseen for each in (never, too_slow, broke, hung)] == [False, False, True, True]
+    assert {each.remedy for each in (never, too_slow, broke, hung)} == {WAIT}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+CHOICE = st.fixed_dictionaries({}, optional={"message": JSON, "finish_reason": JSON, "error": JSON})
+BODY = st.fixed_dictionaries({}, optional={"choices": st.lists(CHOICE | JSON) | JSON, "usage": JSON, "error": JSON})
+
+
+@given(st.text() | (JSON | BODY).map(json.dumps), st.booleans())
+def test_any_body_is_an_answer_or_a_failure(text, schema_sent):
+    outcome = read_body(text, schema_sent)
+    assert isinstance(outcome, (Answer, Failure))
+    assert outcome.figures is None or outcome.figures.prompt_tokens >= 0
+
+
+@given(st.integers(300, 599), st.text() | JSON, st.booleans())
+def test_any_status_and_body_is_a_failure_with_a_message(status, error, schema_sent):
+    assert of_status(status, error, {}, schema_sent).message.startswith(str(status))
