@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,15 +14,19 @@ import openai
 import pytest
 import requests
 import torch
+import yaml
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from src.chat_template import encode_chat
+from src.quickstart.corpus import DRILL_PROMPT
+from src.quickstart.language import find_slips
+from src.quickstart.scripted import hint
 from src.turns import PolicyVersion
 from src.vllm.gate import WeightsGate
 from src.vllm.openai_routes import OnePolicyPerAnswer, _Held
-from tests.conftest import RunningServer
+from tests.conftest import ROOT, RunningServer
 from tests.test_server import publish_random_weights, request_for
 
 SAY_HELLO = [{"role": "system", "content": "You teach."}, {"role": "user", "content": "Say hello."}]
@@ -200,6 +205,19 @@ def test_a_guest_that_goes_away_holds_up_nothing(server: RunningServer, client: 
         loaded = server.client.load_weights(policy, publish_random_weights(server, world, policy, seed=version))
         assert loaded.policy == policy
     assert scored_chat(client, seed=1)[0] == str(policy)
+
+
+def test_the_tasks_for_lm_eval_want_the_hints_that_the_rules_of_the_language_find() -> None:
+    rows = [json.loads(line) for line in (ROOT / "docs/lm_eval/slips.jsonl").read_text().splitlines()]
+    for row in rows:
+        slips = find_slips(row["sentence"])
+        assert row["hints"][row["right"]] == (hint(slips[0]) if slips else "Good!")
+        assert len(set(row["hints"])) == 6
+    assert Counter(row["right"] for row in rows) == dict.fromkeys(range(6), 12)
+    for name in ("quickstart_hints", "quickstart_hints_said"):
+        task = yaml.safe_load((ROOT / f"docs/lm_eval/{name}.yaml").read_text())
+        assert task["task"] == name and (ROOT / task["dataset_kwargs"]["data_files"]["test"]).is_file()
+        assert task["description"] == DRILL_PROMPT
 
 
 # An answer that is cut off ---------------------------------------------------------------------------------------
