@@ -53,7 +53,7 @@ def scored_chat(
         seed=seed,
         max_tokens=max_tokens,
         logprobs=True,
-        extra_body={"return_token_ids": True, "ignore_eos": True, "stop_token_ids": []},
+        extra_body={"return_token_ids": True},
     )
     body = json.loads(raw.text)
     choice = body["choices"][0]
@@ -86,7 +86,7 @@ def test_a_chat_is_a_turn_of_the_teacher(
     served_by, logprobs, prompt_ids, ids = scored_chat(client, seed=3)
     assert served_by == str(policy)
     assert prompt_ids == encode_chat(tokenizer, SAY_HELLO)
-    assert len(ids) == 24
+    assert len(ids) == len(logprobs) > 8
     assert difference(folder, logprobs, prompt_ids, ids) < 1e-3
     assert difference(world / "blank", logprobs, prompt_ids, ids) > 0.05
     assert scored_chat(client, seed=3)[3] == ids != scored_chat(client, seed=4)[3]
@@ -105,20 +105,24 @@ def test_both_names_and_streaming_give_the_same_answer(server: RunningServer, cl
     assert chunks[-1].usage == whole.usage
 
 
-def test_completions_continue_a_text_and_score_one(client: openai.OpenAI) -> None:
+def test_completions_continue_texts_and_score_them(client: openai.OpenAI) -> None:
+    """Scoring is what log-likelihood tasks ask for: a prompt sent back with its log-probs."""
+
     def complete(prompt, **more):
-        return client.completions.create(model="teacher", prompt=prompt, temperature=0, **more)
+        extra = {"return_token_ids": True}
+        return client.completions.create(model="teacher", prompt=prompt, temperature=0, extra_body=extra, **more)
 
     both = complete(["Say hello.", "Where is it?"], max_tokens=8, logprobs=1)
-    assert [each.index for each in both.choices] == [0, 1]
-    assert "".join(both.choices[0].logprobs.tokens) == both.choices[0].text
+    assert [each.index for each in both.choices] == [0, 1] and both.choices[0].text
     streamed = complete("Say hello.", max_tokens=8, stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == both.choices[0].text
-    scored = complete("Say hello." + both.choices[0].text, max_tokens=1, logprobs=1, echo=True, seed=1234)
-    given = scored.choices[0].logprobs
-    assert given.token_logprobs[0] is None and all(value < 0 for value in given.token_logprobs[1:])
-    best = [max(top.values()) for top in given.top_logprobs[-8:-1]]
-    assert given.token_logprobs[-8:-1] == pytest.approx(best)
+    said = both.choices[0].model_dump()
+    ids = said["prompt_token_ids"] + said["token_ids"]
+    given = complete(ids, max_tokens=1, logprobs=1, echo=True, seed=1234).choices[0].logprobs
+    assert len(given.token_logprobs) == len(ids) + 1 and given.token_logprobs[0] is None
+    scores = given.token_logprobs[len(said["prompt_token_ids"]) : -1]
+    assert scores == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-4)
+    assert scores == [max(top.values()) for top in given.top_logprobs[-len(scores) - 1 : -1]]
 
 
 def test_curl_chats_and_streams(server: RunningServer) -> None:
