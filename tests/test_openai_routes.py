@@ -5,7 +5,7 @@ import json
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,22 +253,32 @@ async def post(app: Callable, reads: Callable[[dict], Awaitable[None]] | None = 
     return sent
 
 
-async def endless() -> AsyncIterator[bytes]:
-    while True:
-        yield b"data: {}\n\n"
-        await asyncio.sleep(0.01)
+def within_a_minute(work: Coroutine):
+    async def limited():
+        return await asyncio.wait_for(work, 60)
+
+    return asyncio.run(limited())
+
+
+async def endless(ended: asyncio.Event) -> AsyncIterator[bytes]:
+    try:
+        while True:
+            yield b"data: {}\n\n"
+            await asyncio.sleep(0.01)
+    finally:
+        ended.set()
 
 
 def test_a_stream_without_end_is_cut_off_with_an_error_event() -> None:
     async def scenario() -> list[dict]:
-        gate = WeightsGate()
-        guest = asyncio.create_task(post(guarded(StreamingResponse(endless()), gate, longest_s=0.3)))
+        gate, ended = WeightsGate(), asyncio.Event()
+        guest = asyncio.create_task(post(guarded(StreamingResponse(endless(ended)), gate, longest_s=0.3)))
         await asyncio.sleep(0.1)
-        async with gate.closed(5):
-            pass
+        async with gate.closed(30):
+            assert ended.is_set()
         return await guest
 
-    start, *body = asyncio.run(scenario())
+    start, *body = within_a_minute(scenario())
     assert start["status"] == 200 and (b"x-policy-version", b"run v3") in start["headers"]
     assert body[-1]["more_body"] is False and len(body) > 5
     error = json.loads(body[-1]["body"].removeprefix(b"data: "))["error"]
@@ -295,7 +305,7 @@ def test_an_answer_that_takes_too_long_is_504_and_its_work_ends() -> None:
         async with gate.closed(1):
             return sent
 
-    start, body = asyncio.run(scenario())
+    start, body = within_a_minute(scenario())
     assert start["status"] == 504 and "half of the server's" in json.loads(body["body"])["error"]["message"]
     assert ended == [{}]
 
@@ -308,13 +318,14 @@ def test_a_reader_that_stops_reading_does_not_keep_the_gate() -> None:
             if message.get("body"):
                 await asyncio.Event().wait()
 
-        guest = asyncio.create_task(post(guarded(StreamingResponse(endless()), gate, longest_s=0.2), stops))
+        stream = StreamingResponse(endless(asyncio.Event()))
+        guest = asyncio.create_task(post(guarded(stream, gate, longest_s=0.2), stops))
         await asyncio.sleep(0.05)
-        async with gate.closed(5):
+        async with gate.closed(30):
             assert not guest.done()
         await asyncio.wait_for(guest, 30)
 
-    asyncio.run(scenario())
+    within_a_minute(scenario())
 
 
 def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
@@ -341,4 +352,4 @@ def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
             assert told.is_set()
         await closing
 
-    asyncio.run(scenario())
+    within_a_minute(scenario())
