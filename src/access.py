@@ -11,8 +11,8 @@ from src.errors import ConfigError
 TOKEN_VARIABLE = "CLASSROOM_TOKEN"
 _SHORTEST_TOKEN = 16
 _HOW_TO_MAKE_ONE = (
-    f"Make one with: export {TOKEN_VARIABLE}=$(openssl rand -hex 32), the same for server and trainer, or write it into "
-    ".env."
+    f"Make one with: export {TOKEN_VARIABLE}=$(openssl rand -hex 32), the same for server and trainer, or write it "
+    "into .env."
 )
 
 

@@ -36,6 +36,7 @@ from src.ports import refuse_taken_port
 from src.rewards import REWARDS
 from src.run_lock import claim
 from src.turns import PolicyVersion
+from src.vllm.openai_routes import add_openai_routes
 
 if TYPE_CHECKING:
     from src.inference_providers.call_ledger import CallLedger
@@ -106,6 +107,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
         try:
             with _failure_of_the_start(app):
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
+            await add_openai_routes(app, desk.classroom.seats.teacher, config.generation.load_weights_timeout_s)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, run_folder)
             yield

@@ -68,6 +68,26 @@ class VllmEngine:
                 raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
         return cls(engine, model, sorted(_child_pids() - before), turn_timeout_s)
 
+    @property
+    def client(self) -> "AsyncLLM":
+        """The engine itself, for vLLM's own routes; whoever samples from it passes `gate`."""
+        return self._engine
+
+    @property
+    def gate(self) -> WeightsGate:
+        """Inside it the weights are those of `policy`."""
+        return self._gate
+
+    @property
+    def model_name(self) -> str:
+        """As it is configured."""
+        return self._model.model_name_or_path
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end a turn."""
+        return self._stop_ids
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn after `prompt_ids`.
 

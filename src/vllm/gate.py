@@ -1,8 +1,8 @@
 """A gate between sampling and new weights: many turns pass at once, and none while weights are loaded."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from src.errors import DeadlineExceeded
 
@@ -25,6 +25,12 @@ class WeightsGate:
         """Pass: waits while the gate is closed."""
         while not self._open.is_set():
             await self._open.wait()
+        with self.inside():
+            yield
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Stay inside, for work of a turn that has passed and that may outlast it."""
         self._inside += 1
         self._idle.clear()
         try:
