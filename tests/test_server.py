@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from src.api import SampleRequest, SampleResponse
 from src.conversation import END_OF_CONVERSATION
 from src.errors import DataError, PolicyMismatch, UnknownConversation
+from src.grpo.checkpoints import last_checkpoint
 from src.grpo.gather import gathered_weights, write_shards
 from src.journal import read_journal
 from src.policy_folder import policy_path, write_policy
@@ -97,7 +98,7 @@ def test_same_request_is_not_run_twice(server: RunningServer, lessons: list[str]
     answers.append(SampleResponse.model_validate(waited))
     assert all(answer == answers[0] for answer in answers)
     batches = [e for e in read_journal(server.run_folder / "journal.jsonl") if e["event"] == "batch"]
-    assert sum(event["request_id"] == "twice" for event in batches) == 1
+    assert sum(event["request"] == "twice" for event in batches) == 1
 
 
 def test_request_taken_up_after_a_broken_connection(server: RunningServer, lessons: list[str]) -> None:
@@ -108,7 +109,7 @@ def test_request_taken_up_after_a_broken_connection(server: RunningServer, lesso
     connection.close()
     assert len(server.client.sample(request).conversations) == 32
     batches = [e for e in read_journal(server.run_folder / "journal.jsonl") if e["event"] == "batch"]
-    assert sum(event["request_id"] == "broken" for event in batches) == 1
+    assert sum(event["request"] == "broken" for event in batches) == 1
 
 
 def test_request_id_used_with_another_body_is_refused(server: RunningServer, lessons: list[str]) -> None:
@@ -138,7 +139,11 @@ def test_journal_holds_every_turn_verdict_and_reward(server: RunningServer, less
     for record in response.conversations:
         own = [event for event in events if event.get("conversation") == record.id]
         assert [event["turn"]["text"] for event in own if event["event"] == "turn"] == [t.text for t in record.turns]
-        assert [event["event"] for event in own if event["event"] != "turn"] == ["verdict", "rewards"]
+        assert [event["event"] for event in own if event["event"] != "turn"] == [
+            "verdict",
+            "rewards",
+            "conversation",
+        ]
         kept = requests.get(f"{server.client.url}/conversations/{record.id}", timeout=60).json()
         assert kept == record.model_dump(mode="json")
 
@@ -262,6 +267,7 @@ def test_grpo_steps_over_http(server: RunningServer) -> None:
         records = read_records(server.run_folder / "rollouts" / f"step_{step:06d}-0.parquet")
         assert len(records) == 16
         assert all(t.policy == PolicyVersion(run_id, step) for r in records for t in r.turns if t.role == "teacher")
+    assert last_checkpoint(server.run_folder / "checkpoints"), "what DeepSpeed wrote is taken up, not refused"
     trained = AutoModelForCausalLM.from_pretrained(server.run_folder / "model")
     published = AutoModelForCausalLM.from_pretrained(policy_path(server.run_folder, _STEPS))
     for name, weight in trained.state_dict().items():
