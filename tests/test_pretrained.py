@@ -142,7 +142,7 @@ def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path
     cut_weights(model)
     config = load(TrainRLConfig, "train_rl", [])
     models = {name: ModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
-    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1)
+    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, world)
     with pytest.raises(ConfigError, match="missing or damaged"):
         opening.send(None)
 

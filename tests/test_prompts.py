@@ -186,7 +186,7 @@ def test_rules_of_the_embedded_rubric_are_no_templates(all_prompts):
     check_prompts(all_prompts("judges_rules_prompts_paths.does_not_leak_answer", "rubric"), judge_reads_templates=False)
 
 
-def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts, monkeypatch):
+def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts, monkeypatch, tmp_path):
     import src.seats
 
     async def start(*_: object) -> None:
@@ -195,6 +195,7 @@ def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts,
     monkeypatch.setattr(src.seats, "_start_engines", start)
     config = load(TrainRLConfig, "train_rl", [])
     generation = all_prompts("teacher_prompt_path", "nowhere.txt")
-    opening = src.seats.open_seats(config.teacher_model, config.student_model, config.judge_model, generation, 1)
+    models = (config.teacher_model, config.student_model, config.judge_model)
+    opening = src.seats.open_seats(*models, generation, 1, tmp_path)
     with pytest.raises(DataError, match="There is no prompt template nowhere.txt"):
         opening.send(None)
