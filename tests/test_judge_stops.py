@@ -109,7 +109,7 @@ def test_a_judge_that_stays_down_stops_all_ranks_with_a_checkpoint_and_no_reply_
     judge.answers_left = 10**6
     resumed = train(judged, processes=2, steps=3)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert steps_logged(judged) == [1, 2, 3]
+    assert steps_logged(judged) == [1, 2, 3] and "judged for $" in resumed.stdout
     paid = Counter(call.prompt for call in endpoint.of("says"))
     assert set(paid.values()) == {2}, "two attempts for each conversation"
     lines = [json.loads(line) for line in (judged.run_folder / "metrics.jsonl").read_text().splitlines()]

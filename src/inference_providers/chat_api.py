@@ -117,6 +117,7 @@ class ChatApi:
         self._pace = Pace(config.requests_per_minute, config.tokens_per_minute, clock, sleep)
         self._flights: set[asyncio.Task] = set()
         self._jitter = random.Random()
+        self._waiting: dict[object, float] = {}  # since when, for each request that has met a failure
         self._last_answer = -1.0
         self._last_failure: Failure | None = None
         self._last_heartbeat = -_HEARTBEAT_S
@@ -130,22 +131,22 @@ class ChatApi:
             SpendingCapReached: if the cap leaves no room for another request.
             RequestRefused: if this request alone is refused or gets no answer.
         """
-        failures, waiting_since = 0, None
-        while True:
-            pause_s = _LOOK_AGAIN_S
-            if self._available() is not None and (tried := await self._try(request, is_usable)) is not None:
-                model, outcome = tried
-                if isinstance(outcome, Answer):
-                    return outcome
-                if self._may_repeat_at_once(model, outcome):
-                    continue
-                failures += 1
-                pause_s = self._backoff_s(failures)
-            if waiting_since is None:
-                waiting_since = self._clock()
-            self._check_deadline(waiting_since, pause_s)
-            self._tell(waiting_since)
-            await self._sleep(pause_s)
+        failures, ticket = 0, object()
+        try:
+            while True:
+                pause_s = _LOOK_AGAIN_S
+                if self._available() is not None and (tried := await self._try(request, is_usable)) is not None:
+                    model, outcome = tried
+                    if isinstance(outcome, Answer):
+                        return outcome
+                    if self._may_repeat_at_once(model, outcome):
+                        continue
+                    failures += 1
+                    pause_s = self._backoff_s(failures)
+                left_s = self._check_deadline(self._waiting.setdefault(ticket, self._clock()))
+                await self._sleep(min(pause_s, max(left_s, _LOOK_AGAIN_S)))
+        finally:
+            self._waiting.pop(ticket, None)
 
     async def land(self) -> None:
         """Give the replies that are on their way, and that nobody waits for any more, a moment to come."""
@@ -212,30 +213,37 @@ class ChatApi:
     def _backoff_s(self, failures: int) -> float:
         return self._jitter.uniform(0.5, 1.0) * _growing(_FIRST_PAUSE_S, failures - 1)
 
-    def _check_deadline(self, waiting_since: float, pause_s: float) -> None:
-        if self._clock() + pause_s <= waiting_since + self._config.deadline_s:
-            return
-        last = self._last_failure
+    def _check_deadline(self, waiting_since: float) -> float:
+        """Seconds that are left for a request that waits.
+
+        Raises:
+            ProviderFailure: if no request at all was answered for `deadline_s`.
+            RequestRefused: if others were answered, and this one alone, or long before the last of them, was not.
+        """
+        now, deadline_s = self._clock(), self._config.deadline_s
+        self._tell(now, waiting_since)
+        last = self._last_failure.message if self._last_failure is not None else "none"
         message = (
             f"The {self._role} {' and '.join(model.name for model in self._models)} ({self._client.base_url}) did not "
-            f"answer within {self._role}_model.deadline_s = {self._config.deadline_s:g} s; the last failure: "
-            f"{last.message if last is not None else 'none'}"
+            f"answer within {self._role}_model.deadline_s = {deadline_s:g} s; the last failure: {last}"
         )
-        if self._last_answer >= waiting_since:
-            raise RequestRefused(f"{message}. Other requests were answered in that time.")
-        raise ProviderFailure(f"{message}. When it is back, start again: what was answered so far is kept.")
+        late = now >= waiting_since + deadline_s
+        others_were_answered = self._last_answer >= waiting_since
+        if late and others_were_answered and (len(self._waiting) == 1 or now < self._last_answer + deadline_s / 2):
+            raise RequestRefused(f"{message}. Other requests were answered meanwhile.")
+        if now >= max(waiting_since, self._last_answer) + deadline_s:
+            raise ProviderFailure(f"{message}. When it is back, start again: what was answered so far is kept.")
+        return waiting_since + deadline_s - now
 
-    def _tell(self, waiting_since: float) -> None:
+    def _tell(self, now: float, waiting_since: float) -> None:
         """A heartbeat in the log while nothing is answered."""
-        now = self._clock()
         if self._last_answer >= waiting_since or now - max(waiting_since, self._last_heartbeat) < _HEARTBEAT_S:
             return
         self._last_heartbeat = now
-        last = self._last_failure
         logger.warning(
             "waiting for the %s %s: no answer for %.0f s, given up after %.0f s; the last failure: %s",
             *(self._role, self._models[0].name, now - waiting_since, self._config.deadline_s),
-            last.message if last is not None else "none",
+            self._last_failure.message if self._last_failure is not None else "none",
         )
 
     # One request -------------------------------------------------------------------------------------------------
