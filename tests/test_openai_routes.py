@@ -81,7 +81,7 @@ def test_a_chat_is_a_turn_of_the_teacher(
 ) -> None:
     """The prompt, the weights and the log-probs are those of a conversation."""
     policy = PolicyVersion("chat-test", 1)
-    folder = publish_random_weights(server, world, policy, seed=5)
+    folder = publish_random_weights(server, world, policy, seed=5, shards=False)
     server.client.load_weights(policy, folder)
     served_by, logprobs, prompt_ids, ids = scored_chat(client, seed=3)
     assert served_by == str(policy)
@@ -172,7 +172,7 @@ def test_weights_are_published_while_guests_chat(
 ) -> None:
     """Every answer is wholly of the policy that it names, while conversations are played, too."""
     policies = [PolicyVersion("guests-test", version) for version in (1, 2, 3)]
-    folders = {str(each): publish_random_weights(server, world, each, seed=each.version) for each in policies}
+    folders = {str(each): publish_random_weights(server, world, each, each.version, shards=False) for each in policies}
     server.client.load_weights(policies[0], folders[str(policies[0])])
     over = threading.Event()
 
@@ -206,7 +206,8 @@ def test_a_guest_that_goes_away_holds_up_nothing(server: RunningServer, client: 
         next(iter(stream))
         stream.close()
         policy = PolicyVersion("gone-test", version)
-        loaded = server.client.load_weights(policy, publish_random_weights(server, world, policy, seed=version))
+        folder = publish_random_weights(server, world, policy, seed=version, shards=False)
+        loaded = server.client.load_weights(policy, folder)
         assert loaded.policy == policy
     assert scored_chat(client, seed=1)[0] == str(policy)
 
