@@ -197,7 +197,7 @@ class Classroom:
         self._check_policy(play.request, answer.policy)
         span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
         end = self._seats.teacher.frame.turn_end_id
-        given = [] if answer.ids[-1] == end else [end]
+        given = [] if answer.ids[-1:] == (end,) else [end]
         conversation.buffer.append_given(given)
         turn = Turn("teacher", answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
         prompt = {} if conversation.teacher_turns else {"prompt_ids": conversation.buffer.prompt_ids}
