@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from fractions import Fraction
@@ -18,7 +21,10 @@ from src import answers
 from src.answer_forms import LONGEST, compare_as_text, extract_boxed
 from src.answers import AnswerChecker
 from src.errors import EngineFailure
+from src.inference_providers.base import Sampling
+from src.seats import Seats
 
+ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = yaml.safe_load((Path(__file__).parent / "answer_pairs.yaml").read_text(encoding="utf-8"))
 PAIRS = [
     pytest.param(given, wanted, verdict == "right", id=f"{given} | {wanted}")
@@ -281,6 +287,44 @@ def test_shutdown_leaves_no_process_even_if_a_worker_is_busy():
         return await asyncio.wait_for(busy, 30)
 
     assert asyncio.run(interrupted()) is False
+    assert pids and not any(psutil.pid_exists(pid) for pid in pids)
+
+
+KILLED = """
+import asyncio, json, os, signal, sys
+from src.answers import AnswerChecker
+
+if __name__ == "__main__":
+    checker = AnswerChecker(timeout_s=1.0, workers=1)
+    asyncio.run(checker.is_correct("\\\\boxed{x+1}", "1+x"))
+    print(checker.pids[0], flush=True)
+    checker._workers[0]._pipe.send_bytes(json.dumps([(sys.argv[1], "1")]).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("answer", ["2", HANGS["a long sum"]], ids=["idle", "busy"])
+def test_a_worker_whose_program_was_killed_ends_by_itself(tmp_path, answer):
+    """An idle one sees its pipe close; a busy one has used up its processor time soon."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script, answer], env=environment, stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    assert done.returncode == -signal.SIGKILL
+    worker = int(done.stdout)
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_the_workers_end_with_the_seats():
+    seats = Seats(None, Sampling(1.0), None, Sampling(1.0), None)
+    assert is_correct(seats.answers, "x+1", "1+x")
+    pids = seats.answers.pids
+    seats.shutdown()
     assert pids and not any(psutil.pid_exists(pid) for pid in pids)
 
 
