@@ -103,7 +103,8 @@ class GenerationConfig:
 
     Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
     `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for one message of an engine, its waiting for
-    others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded.
+    others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded;
+    `answer_timeout_s` for one comparison of a boxed answer with the reference, after which it counts as wrong.
     """
 
     teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
@@ -134,6 +135,7 @@ class GenerationConfig:
     sample_timeout_s: float = 3600.0
     load_weights_timeout_s: float = 600.0
     turn_timeout_s: float = 900.0
+    answer_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
         if self.forced_conversation_type is None and SCORING_RULES & set(self.judges_rules_prompts_paths):

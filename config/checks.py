@@ -83,6 +83,8 @@ def check_generation(generation: GenerationConfig) -> None:
     if generation.max_turns < 1:
         raise ConfigError(f"generation.max_turns is {generation.max_turns}; it counts messages and must be at least 1.")
     _check_error_rate(generation)
+    if generation.answer_timeout_s <= 0:
+        raise ConfigError(f"generation.answer_timeout_s is {generation.answer_timeout_s}; it is above 0, in seconds.")
     if not generation.student_personas_prompts_paths:
         raise ConfigError(
             "generation.student_personas_prompts_paths names no persona: give at least one, for example "

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from config.base import GenerationConfig
-from src.answers import is_correct
 from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
 from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
@@ -198,7 +197,7 @@ class Classroom:
         self._check_policy(play.request, answer.policy)
         span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
         end = self._seats.teacher.frame.turn_end_id
-        given = [] if answer.ids[-1] == end else [end]
+        given = [] if answer.ids[-1:] == (end,) else [end]
         conversation.buffer.append_given(given)
         turn = Turn("teacher", answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
         prompt = {} if conversation.teacher_turns else {"prompt_ids": conversation.buffer.prompt_ids}
@@ -264,8 +263,9 @@ class Classroom:
                 for sampling in self._solution_samplings(play)
             )
         )
-        answer = conversation.problem.answer
-        solutions = [Solution(said.text, float(is_correct(visible_text(said.text), answer))) for said in texts]
+        right = (self._seats.answers.is_correct(visible_text(said.text), conversation.problem.answer) for said in texts)
+        grades = await asyncio.gather(*right)
+        solutions = [Solution(said.text, float(grade)) for said, grade in zip(texts, grades, strict=True)]
         self._journal.append("solutions", conversation=conversation.id, solutions=solutions)
         conversation.add_solutions(solutions)
 

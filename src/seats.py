@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.base import GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
+from src.answers import AnswerChecker
 from src.chat_template import ReplyFrame
 from src.inference_providers.base import ChatEngine, Judge, Sampling
 from src.inference_providers.call_ledger import CallLedger
@@ -29,7 +30,7 @@ class Seats:
     """Who speaks in which role, and how each is sampled. `judge` is None when nothing is judged.
 
     `engines` are the vLLM engines by seat name, for health and shutdown. `judge_api` is what a judge behind an API is
-    asked through.
+    asked through. `answers` compares the student's boxed answers with the reference.
     """
 
     teacher: "VllmEngine"
@@ -39,6 +40,7 @@ class Seats:
     judge: Judge | None
     engines: dict[str, "VllmEngine"] = field(default_factory=dict)
     judge_api: ChatApi | None = None
+    answers: AnswerChecker = field(default_factory=AnswerChecker)
 
     def check_alive(self) -> None:
         """Raises:
@@ -48,9 +50,10 @@ class Seats:
             engine.check_alive()
 
     def shutdown(self) -> None:
-        """End the processes of all engines and close what is open."""
+        """End the processes of all engines and those that compare answers, and close what is open."""
         for engine in self.engines.values():
             engine.shutdown()
+        self.answers.shutdown()
         if self.judge_api is not None:
             self.judge_api.ledger.close()
 
@@ -90,6 +93,7 @@ async def open_seats(
         judge=remote_judge,
         engines=engines,
         judge_api=api,
+        answers=AnswerChecker(generation.answer_timeout_s),
     )
 
 
