@@ -50,7 +50,7 @@ class Replay:
         self,
         health: Health,
         batches: Sequence[Sequence[ConversationRecord]],
-        refuse: Callable[[int], None] = lambda _: None,
+        refuse: Callable[[int], None],
     ):
         self._health, self._batches, self._refuse = health, batches, refuse
         self._records = {record.id: record for batch in batches for record in batch}

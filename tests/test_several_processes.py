@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,14 +74,27 @@ class Recorded:
     health: Health
     batches: Batches
 
+    def replay(self, run_folder: Path, batches: Batches, refuse: Callable[[int], None] = lambda _: None) -> Replay:
+        """A server of the run in `run_folder`."""
+        return Replay(self.health.model_copy(update={"run_folder": str(run_folder)}), batches, refuse)
+
 
 @pytest.fixture(scope="module")
-def recorded(server: RunningServer) -> Recorded:
-    run_folder = server.run_folder / "zero3"
-    done = launch("zero3_2CPU", [*server.overrides, *_TRAINING, f"logging.save_dir={run_folder}"])
+def recorded(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The run begins with nothing of another one in the server's folder, and leaves nothing there."""
+    run_folder = tmp_path_factory.mktemp("zero3")
+    move_run(server.run_folder, tmp_path_factory.mktemp("other"))
+    done = launch("zero3_2CPU", [*server.overrides, *_TRAINING])
+    move_run(server.run_folder, run_folder)
     assert done.returncode == 0, done.stderr[-4000:]
     health = server.client.health()
     return Recorded(run_folder, health.policy, health, recorded_batches(run_folder, _STEPS, processes=2))
+
+
+def move_run(source: Path, target: Path) -> None:
+    for name in ("run_id", "metrics.jsonl", "rollouts", "policy", "checkpoints", "model"):
+        if (source / name).exists():
+            shutil.move(source / name, target / name)
 
 
 @dataclass
@@ -106,7 +121,7 @@ def one_process(
     recorded: Recorded, marked: Batches, world: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> OneProcess:
     run_folder = tmp_path_factory.mktemp("alone")
-    with served(Replay(recorded.health, marked)) as port:
+    with served(recorded.replay(run_folder, marked)) as port:
         overrides = [*quickstart_overrides(run_folder, world / "blank", world, port), *_TRAINING]
         command = [sys.executable, "train_rl.py", *overrides]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -142,7 +157,7 @@ def test_group_on_two_processes_has_one_schedule(recorded: Recorded) -> None:
 def test_two_processes_train_as_one_does(
     accelerate_config: str, recorded: Recorded, marked: Batches, one_process: OneProcess, world: Path, tmp_path: Path
 ) -> None:
-    replay = Replay(recorded.health, marked)
+    replay = recorded.replay(tmp_path, marked)
     with served(replay) as port:
         overrides = [*quickstart_overrides(tmp_path, world / "blank", world, port), *_TRAINING]
         done = launch(accelerate_config, overrides)
@@ -162,7 +177,7 @@ def test_two_processes_train_as_one_does(
 def test_resumed_training_goes_on_as_if_uninterrupted(
     recorded: Recorded, marked: Batches, one_process: OneProcess, world: Path, tmp_path: Path
 ) -> None:
-    with served(Replay(recorded.health, marked)) as port:
+    with served(recorded.replay(tmp_path, marked)) as port:
         overrides = [*quickstart_overrides(tmp_path, world / "blank", world, port), *_TRAINING]
         for steps in (_STEPS - 1, _STEPS):
             done = launch("zero3_2CPU", [*overrides, f"logging.save_steps={_STEPS - 1}", f"train.max_steps={steps}"])
@@ -200,7 +215,7 @@ def test_what_fails_on_one_process_stops_all_with_one_message(
         raise ConnectionResetError
 
     refuse = {"one refused": refuse_the_second, "no answer": close}.get(what, lambda _: None)
-    replay = Replay(recorded.health, without_verdicts(marked) if what == "no verdicts" else marked, refuse)
+    replay = recorded.replay(tmp_path, without_verdicts(marked) if what == "no verdicts" else marked, refuse)
     with served(replay) as port:
         overrides = [*quickstart_overrides(tmp_path, world / "blank", world, port), *_TRAINING]
         done = launch("zero3_2CPU", [*overrides, "generation.sample_timeout_s=3"])
@@ -213,7 +228,7 @@ def test_what_fails_on_one_process_stops_all_with_one_message(
 def test_publishing_that_fails_stops_all(recorded: Recorded, marked: Batches, world: Path, tmp_path: Path) -> None:
     """The main process cannot write while the others are handing it their parts of the weights."""
     (tmp_path / "policy").write_text("a file where a folder should be")
-    with served(Replay(recorded.health, marked)) as port:
+    with served(recorded.replay(tmp_path, marked)) as port:
         overrides = [*quickstart_overrides(tmp_path, world / "blank", world, port), *_TRAINING]
         done = launch("zero3_2CPU", overrides)
     assert done.returncode in (1, 2) and str(tmp_path / "policy") in done.stderr, done.stderr[-4000:]
