@@ -30,6 +30,7 @@ class AnswerChecker:
 
     def __init__(self, timeout_s: float = 5.0, workers: int = WORKERS):
         self.given_up = 0
+        self._ended = False
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="answers")
         self._places: SimpleQueue[_Worker] = SimpleQueue()
@@ -41,7 +42,7 @@ class AnswerChecker:
         """Whether the boxed answer of a solution equals the reference, which may be boxed or not.
 
         Raises:
-            EngineFailure: if a worker cannot be started.
+            EngineFailure: if a worker cannot be started, or was ended by `shutdown`.
         """
         boxed = extract_boxed(solution)
         if boxed is None:
@@ -57,7 +58,8 @@ class AnswerChecker:
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def shutdown(self) -> None:
-        """End all workers; what they were asked counts as wrong, what waits for them is cancelled."""
+        """End all workers; what they were asked gets no verdict, what waits for them is cancelled."""
+        self._ended = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.kill()
@@ -68,6 +70,8 @@ class AnswerChecker:
             equal = worker.ask(question)
         finally:
             self._places.put(worker)
+        if self._ended:
+            raise EngineFailure("The processes that compare answers were ended while this program shuts down.")
         if equal is None:
             self.given_up += 1
             logger.warning(

@@ -189,7 +189,7 @@ OUT_OF_RANGE = [
     ("generation.server_start_timeout_s", ["0", "-1", ".inf"], "must be above 0"),
     ("generation.sample_timeout_s", ["0", "-1", ".nan"], "must be above 0"),
     ("generation.turn_timeout_s", ["0"], "must be above 0"),
-    ("generation.answer_timeout_s", ["0", "-1"], "must be above 0"),
+    ("generation.answer_timeout_s", ["0", "-1", ".inf", ".nan"], "must be above 0"),
     ("generation.load_weights_timeout_s", ["0"], "must be above 0"),
     ("generation.server_port", ["0", "-1", "65536"], "must be from 1 to 65535"),
     ("generation.server_host", ["''"], "name an address of this machine"),

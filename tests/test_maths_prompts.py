@@ -131,9 +131,3 @@ def test_maths_configs_play_both_types_and_grade_solutions(name):
 def test_the_small_config_trains_on_the_shipped_problems():
     config = loaded("maths_small")
     assert len(load_problems(config.dataset.train_datasets)) == 200
-
-
-@pytest.mark.parametrize("wrong", ["0", "-1"])
-def test_a_deadline_for_answers_is_above_0(wrong):
-    with pytest.raises(Exception, match=f"answer_timeout_s is {wrong}"):
-        loaded("7b", f"generation.answer_timeout_s={wrong}")
