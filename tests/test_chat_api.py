@@ -239,6 +239,16 @@ def test_when_no_model_exists_the_run_stops(tmp_path):
     assert len(endpoint.calls) == 2
 
 
+def test_a_model_that_was_put_there_after_a_stop_is_found(tmp_path):
+    async def stop_and_go_on(api: ChatApi) -> str:
+        with pytest.raises(ProviderFailure, match="is not there"):
+            await api.ask(question())
+        return (await api.ask(question())).text
+
+    with judge_endpoint(in_turn(fails(404), says("pulled"))) as endpoint:
+        assert Client(endpoint, tmp_path).run(stop_and_go_on) == "pulled"
+
+
 def test_a_model_that_is_down_is_replaced_and_looked_after_now_and_then(tmp_path):
     with judge_endpoint(by_model(first=fails(503), second=says("second"))) as endpoint:
         client = Client(endpoint, tmp_path, fallback_models=["second"], max_concurrent_requests=4)
