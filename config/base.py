@@ -69,6 +69,9 @@ class GenerationConfig:
     Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
     `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for one message of an engine, its waiting for
     others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded.
+
+    `colocate`: the engines sleep while the trainer steps and give it their GPU's memory. Null: if server and trainer
+    are found to use the same GPU.
     """
 
     teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
@@ -99,6 +102,7 @@ class GenerationConfig:
     sample_timeout_s: float = 3600.0
     load_weights_timeout_s: float = 600.0
     turn_timeout_s: float = 900.0
+    colocate: bool | None = None
 
     def __post_init__(self) -> None:
         if self.forced_conversation_type is None and SCORING_RULES & set(self.judges_rules_prompts_paths):

@@ -63,7 +63,7 @@ async def open_seats(
     if generation.judges_rules_prompts_paths and remote_judge is None:
         wanted["judge"] = judge
     _check_models(wanted)
-    engines = await _start_engines(wanted, seed, generation.turn_timeout_s)
+    engines = await _start_engines(wanted, generation, seed)
     if "judge" in engines:
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
         remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
@@ -95,7 +95,9 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
         ReplyFrame(load_tokenizer(key, name))
 
 
-async def _start_engines(wanted: dict[str, ModelConfig], seed: int, turn_timeout_s: float) -> dict[str, "VllmEngine"]:
+async def _start_engines(
+    wanted: dict[str, ModelConfig], generation: GenerationConfig, seed: int
+) -> dict[str, "VllmEngine"]:
     from src.vllm.engine import VllmEngine
 
     engines: dict[str, VllmEngine] = {}
@@ -103,7 +105,7 @@ async def _start_engines(wanted: dict[str, ModelConfig], seed: int, turn_timeout
         for seat, model in wanted.items():
             started = time.monotonic()
             logger.info("loading the %s: %s", seat, model.model_name_or_path)
-            engines[seat] = await VllmEngine.start(model, seed, turn_timeout_s)
+            engines[seat] = await VllmEngine.start(model, seed, generation)
             logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
     except BaseException:
         for engine in engines.values():

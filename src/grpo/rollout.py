@@ -57,8 +57,10 @@ class ClassroomRollout:
         """
         started = time.monotonic()
         request = self._request(prompts, trainer)
+        trainer.gpus.leave()
         rank = trainer.accelerator.process_index
         records = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
+        trainer.gpus.take()
         self._check_judging(records)
         for name, value in batch_metrics(records).items():
             trainer.record_metric(name, value)
