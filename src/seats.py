@@ -59,9 +59,7 @@ async def open_seats(
     """
     remote_judge = _judge_without_engine(judge, generation)
     check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
-    wanted = {"teacher": teacher, "student": student}
-    if generation.judges_rules_prompts_paths and remote_judge is None:
-        wanted["judge"] = judge
+    wanted = engine_seats(teacher, student, judge, generation)
     _check_models(wanted)
     engines = await _start_engines(wanted, generation, seed)
     if "judge" in engines:
@@ -75,6 +73,17 @@ async def open_seats(
         judge=remote_judge,
         engines=engines,
     )
+
+
+def engine_seats(
+    teacher: ModelConfig, student: ModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
+) -> dict[str, ModelConfig]:
+    """The seats whose models are loaded into engines of this server."""
+    wanted = {"teacher": teacher, "student": student}
+    elsewhere = judge.model_name_or_path == RUBRIC or judge.base_url is not None or judge.use_openrouter
+    if generation.judges_rules_prompts_paths and not elsewhere:
+        wanted["judge"] = judge
+    return wanted
 
 
 def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig) -> Judge | None:

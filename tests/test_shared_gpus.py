@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import requests
 import torch
 import uvicorn
 
@@ -22,7 +23,7 @@ from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.api import EngineHealth, Health, ProcessId, SampleRequest, SampleResponse
-from src.errors import ConfigError, DeadlineExceeded, EngineFailure
+from src.errors import ConfigError, GpuFull
 from src.gpu_loan import is_alive, this_process
 from src.grpo.shared_gpus import SharedGpus, takes_turns
 from src.turns import PolicyVersion
@@ -286,8 +287,9 @@ def test_sleep_waits_for_turns_in_flight_and_gives_up_in_the_end(open_classroom)
     classroom = open_classroom("generation.load_weights_timeout_s=0.3", pause_s=2.0)
     talk = classroom.sample("talk")
     until(lambda: "turns" in classroom.events)
-    with pytest.raises(DeadlineExceeded, match="1 turns were still being sampled after 0.3 s"):
-        classroom.client.sleep([this_process()])
+    body = {"borrowers": [this_process().model_dump()]}
+    refused = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=30)
+    assert refused.status_code == 504 and "1 turns were still being sampled after 0.3 s" in refused.text
     assert not any(classroom.asleep())
     talk.result(60)
 
@@ -306,7 +308,7 @@ def test_an_engine_that_cannot_wake_says_what_to_do_and_may_be_woken_later(open_
     classroom = open_classroom()
     classroom.client.sleep([this_process()])
     classroom.engines[1].failure = Exception("Call to wake_up method failed: CUDA Error: out of memory")
-    with pytest.raises(EngineFailure, match=r"CUDA Error: out of memory.* lower its vllm.gpu_memory_utilization"):
+    with pytest.raises(GpuFull, match=r"CUDA Error: out of memory.* Lower vllm.gpu_memory_utilization"):
         classroom.client.wake_up()
     assert classroom.asleep() == [False, True]
     classroom.engines[1].failure = None

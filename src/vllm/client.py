@@ -44,9 +44,9 @@ _ERRORS: dict[int, type[ClassroomError]] = {
     409: PolicyMismatch,
     413: RequestTooLarge,
     422: DataError,
+    423: GpuFull,
     503: EngineFailure,
     504: DeadlineExceeded,
-    423: GpuFull,
 }
 _ONE_REQUEST_S = 60.0
 _PAUSE_S = 2.0
