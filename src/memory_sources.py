@@ -16,13 +16,28 @@ class NotReckoned(Exception):
     """Something that a part of the budget needs is not known. The message says what and why."""
 
 
-@cache
 def read_shape(name: str) -> ModelShape:
     """The shape of a model: a local folder or a Hub name. The model is built without memory, so the count is exact.
 
     Raises:
         NotReckoned: if its configuration cannot be had or read, or says too little.
     """
+    found = _shape_or_reason(name)
+    if isinstance(found, NotReckoned):
+        raise found
+    return found
+
+
+@cache
+def _shape_or_reason(name: str) -> ModelShape | NotReckoned:
+    """Looked for once, in vain too: without a network a Hub name takes half a minute."""
+    try:
+        return _read_shape(name)
+    except NotReckoned as reason:
+        return reason
+
+
+def _read_shape(name: str) -> ModelShape:
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
