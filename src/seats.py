@@ -57,9 +57,9 @@ async def open_seats(
         DataError: if a prompt template is missing or wrong.
         ConfigError: if a model folder is missing or damaged, or the judge's API key is missing.
     """
-    remote_judge = _judge_without_engine(judge, generation)
-    check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
     wanted = engine_seats(teacher, student, judge, generation)
+    remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation)
+    check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
     _check_models(wanted)
     engines = await _start_engines(wanted, generation, seed)
     if "judge" in engines:
@@ -92,9 +92,7 @@ def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig)
         return None
     if judge.model_name_or_path == RUBRIC:
         return RubricJudge()
-    if judge.base_url is not None or judge.use_openrouter:
-        return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt)
-    return None
+    return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt)
 
 
 def _check_models(wanted: dict[str, ModelConfig]) -> None:

@@ -213,12 +213,12 @@ def test_published_weights_are_loaded_in_place(
 
 ENGINE_ALONE = """
 import asyncio, json, sys, time
-from config.base import ModelConfig, VllmConfig
+from config.base import GenerationConfig, ModelConfig, VllmConfig
 from src.vllm.engine import VllmEngine
 
 async def main():
     options = VllmConfig(max_length=256, max_num_seqs=2, dtype="float32", enforce_eager=True)
-    engine = await VllmEngine.start(ModelConfig(sys.argv[1], options), seed=1)
+    engine = await VllmEngine.start(ModelConfig(sys.argv[1], options), 1, GenerationConfig())
     print(json.dumps(engine.health().pids), flush=True)
     await asyncio.sleep(600)
 
