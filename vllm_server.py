@@ -5,7 +5,13 @@ from config.load import program
 from config.train_rl_model import TrainRLConfig
 
 
-@program(TrainRLConfig, "train_rl", check=check_train_rl)
+def budget(config: TrainRLConfig) -> None:
+    from src.memory_report import show_server_budget
+
+    show_server_budget(config)
+
+
+@program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=budget)
 def main(config: TrainRLConfig) -> None:
     from src.app import serve
 

@@ -105,6 +105,9 @@ class GenerationConfig:
     `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for one message of an engine, its waiting for
     others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded;
     `answer_timeout_s` for one comparison of a boxed answer with the reference, after which it counts as wrong.
+
+    `colocate`: the engines sleep while the trainer steps and give it their GPU's memory. Null: if server and trainer
+    are found to use the same GPU.
     """
 
     teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
@@ -136,6 +139,7 @@ class GenerationConfig:
     load_weights_timeout_s: float = 600.0
     turn_timeout_s: float = 900.0
     answer_timeout_s: float = 5.0
+    colocate: bool | None = None
 
     def __post_init__(self) -> None:
         if self.forced_conversation_type is None and SCORING_RULES & set(self.judges_rules_prompts_paths):

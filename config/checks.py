@@ -241,6 +241,8 @@ def _check_training(train: TrainConfig) -> None:
         check_above(f"train.{key}", getattr(train, key), 0)
     if train.epsilon_high is not None:
         check_above("train.epsilon_high", train.epsilon_high, 0)
+    if train.gpu_memory_gib is not None:
+        check_above("train.gpu_memory_gib", train.gpu_memory_gib, 0)
     check_duration(train.epochs, train.max_steps)
 
 

@@ -55,11 +55,14 @@ Config = TypeVar("Config")
 Check = Callable[[Any], None]
 
 
-def program(schema: type[Config], folder: str, check: Check | None = None) -> Callable:
+def program(
+    schema: type[Config], folder: str, check: Check | None = None, more_of_dry_run: Check | None = None
+) -> Callable:
     """Make `main(config)` a command-line program whose YAMLs stand in `config/{folder}`.
 
     The program takes Hydra's flags (`--config-name`, `--config-dir`, `--multirun`) and overrides. With `dry_run=true`
-    it prints the resolved configuration and ends. Errors that a user can mend end it with status 2 and a message.
+    it prints the resolved configuration, and what `more_of_dry_run` prints, and ends. Errors that a user can mend end
+    it with status 2 and a message.
     """
 
     def decorate(main: Callable[[Config], None]) -> Callable[[], None]:
@@ -69,7 +72,10 @@ def program(schema: type[Config], folder: str, check: Check | None = None) -> Ca
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 config.logging.save_dir = os.path.join(config.logging.save_dir, str(HydraConfig.get().job.num))
             if config.dry_run:
-                print(to_yaml(config))
+                if os.environ.get("RANK", "0") == "0":  # of several processes one prints
+                    print(to_yaml(config))
+                    if more_of_dry_run is not None:
+                        more_of_dry_run(config)
                 return
             with storage_errors(Path(config.logging.save_dir)):
                 main(config)

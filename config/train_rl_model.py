@@ -25,6 +25,9 @@ class TrainConfig:
     reward alone, OK/REJECT rules mean the maths rewards. `importance_sampling_correction` corrects for the difference
     between the engine's log-probs and the trainer's, in TRL's `importance_sampling_mode`, truncated at
     `importance_sampling_clip_max`.
+
+    `gpu_memory_gib`: a GPU's memory for the budget that `dry_run=true` reckons, for planning elsewhere; null takes this
+    machine's.
     """
 
     number_of_problems_per_batch: int = 16
@@ -50,6 +53,7 @@ class TrainConfig:
     importance_sampling_mode: str = "token_truncate"
     importance_sampling_clip_max: float = 2.0
     keep_published_policies: int = 2
+    gpu_memory_gib: float | None = None
 
 
 @dataclass

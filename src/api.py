@@ -184,13 +184,38 @@ class LoadWeightsResponse(BaseModel):
     seconds: float
 
 
+class ProcessId(_Strict):
+    """A process on a machine; `started` (seconds since 1970) tells it from a later one with the same number."""
+
+    host: str
+    pid: int
+    started: float
+
+
+class SleepRequest(_Strict):
+    """Body of `POST /sleep`: the processes for whose sake the engines sleep. When all are gone, the engines wake."""
+
+    borrowers: list[ProcessId] = Field(min_length=1)
+
+
+class RestResponse(BaseModel):
+    """Answer of `/sleep` and `/wake_up`: whether each seat's engine sleeps now, and how long it took, in seconds."""
+
+    asleep: dict[str, bool]
+    seconds: float
+
+
 class EngineHealth(BaseModel):
-    """One seat: which model, whose engine, the process ids of its workers."""
+    """One seat: which model, whose engine, the process ids of its workers and the GPUs they have; whether the engine
+    can give its GPU's memory back, and whether it sleeps at present."""
 
     model: str
     engine: str
     engine_version: str
     pids: list[int]
+    gpus: list[str] = Field(default_factory=list)
+    can_sleep: bool = False
+    asleep: bool = False
 
 
 class Health(BaseModel):

@@ -23,13 +23,16 @@ from src.api import (
     Health,
     LoadWeightsRequest,
     LoadWeightsResponse,
+    RestResponse,
     RewardRequest,
     RewardResponse,
     SampleRequest,
     SampleResponse,
+    SleepRequest,
 )
 from src.batches import BatchDesk, open_desk
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
+from src.gpu_loan import GpuLoan
 from src.http_guards import BodyLimit, TokenRequired
 from src.policy_folder import inside_run_folder
 from src.ports import refuse_taken_port
@@ -104,6 +107,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
         app.state.desk = desk
         watch = asyncio.create_task(_end_with_an_engine(app))
+        app.state.loan = GpuLoan(desk.classroom.seats.engines, config.generation.load_weights_timeout_s)
         try:
             with _failure_of_the_start(app):
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
@@ -113,6 +117,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             yield
         finally:
             watch.cancel()
+            app.state.loan.close()
             desk.classroom.seats.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
@@ -125,6 +130,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
         app.add_middleware(TokenRequired, token=token)
     _add_sampling_routes(app)
     _add_weight_routes(app)
+    _add_rest_routes(app)
     _add_status_routes(app)
     return app
 
@@ -208,6 +214,28 @@ def _add_weight_routes(app: FastAPI) -> None:
         timeout_s = request.app.state.config.generation.load_weights_timeout_s
         await _desk(request).load_policy(folder, policy, timeout_s)
         return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
+
+
+def _add_rest_routes(app: FastAPI) -> None:
+    """For a trainer that uses the same GPUs. Both may be asked for again: what sleeps already, sleeps on."""
+
+    @app.post("/sleep")
+    async def sleep(body: SleepRequest, request: Request) -> RestResponse:
+        started = time.monotonic()
+        await request.app.state.loan.lend(body.borrowers)
+        return _rest_response(request, started)
+
+    @app.post("/wake_up")
+    async def wake_up(request: Request) -> RestResponse:
+        started = time.monotonic()
+        await request.app.state.loan.take_back()
+        return _rest_response(request, started)
+
+
+def _rest_response(request: Request, started: float) -> RestResponse:
+    engines = _desk(request).classroom.seats.engines
+    asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
+    return RestResponse(asleep=asleep, seconds=time.monotonic() - started)
 
 
 def _add_status_routes(app: FastAPI) -> None:

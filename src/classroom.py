@@ -38,6 +38,8 @@ _WITHOUT_INFLUENCE = (
     "sample_timeout_s",
     "load_weights_timeout_s",
     "turn_timeout_s",
+    "answer_timeout_s",
+    "colocate",
 )
 """Keys of GenerationConfig that no conversation depends on."""
 

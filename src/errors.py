@@ -74,6 +74,12 @@ class StorageError(ClassroomError):
     status = 507
 
 
+class GpuFull(ClassroomError):
+    """An engine that slept finds no room on its GPU."""
+
+    status = 423
+
+
 class JudgeOutputError(ClassroomError):
     """A judge's answer that holds no verdict. The message quotes it."""
 

@@ -228,7 +228,10 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     hydra_arguments = [each for each in split.hydra if not each.lstrip("+").startswith("dry_run=")]
     server, trainer = server_command(hydra_arguments), trainer_command(flags, hydra_arguments)
     if config.dry_run:
-        print(f"{to_yaml(config)}\n{shlex.join(server)}\n{shlex.join(trainer)}")
+        from src.memory_report import show_launch_budget
+
+        print(f"{to_yaml(config)}\n{shlex.join(server)}\n{shlex.join(trainer)}\n")
+        show_launch_budget(config, flags)
         return 0
     _tell_of_checkpoints(Path(config.logging.save_dir))
     from src.quickstart.run import ensure_models

@@ -74,14 +74,12 @@ async def open_seats(
         ConfigError: if a model folder is missing or damaged, or the judge's API key is missing.
         StorageError: if the record of the judge's requests in `run_folder` cannot be used.
     """
+    wanted = engine_seats(teacher, student, judge, generation)
     api = _judge_api(judge, generation, run_folder)
-    remote_judge = _judge_without_engine(judge, generation, api)
+    remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, api)
     check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
-    wanted = {"teacher": teacher, "student": student}
-    if generation.judges_rules_prompts_paths and remote_judge is None:
-        wanted["judge"] = judge
     _check_models(wanted)
-    engines = await _start_engines(wanted, seed, generation.turn_timeout_s)
+    engines = await _start_engines(wanted, generation, seed)
     if "judge" in engines:
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
         remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
@@ -95,6 +93,17 @@ async def open_seats(
         judge_api=api,
         answers=AnswerChecker(generation.answer_timeout_s),
     )
+
+
+def engine_seats(
+    teacher: ModelConfig, student: ModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
+) -> dict[str, ModelConfig]:
+    """The seats whose models are loaded into engines of this server."""
+    wanted = {"teacher": teacher, "student": student}
+    elsewhere = judge.model_name_or_path == RUBRIC or judge.is_remote
+    if generation.judges_rules_prompts_paths and not elsewhere:
+        wanted["judge"] = judge
+    return wanted
 
 
 def _judge_api(judge: JudgeModelConfig, generation: GenerationConfig, run_folder: Path) -> ChatApi | None:
@@ -121,7 +130,9 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
         ReplyFrame(load_tokenizer(key, name))
 
 
-async def _start_engines(wanted: dict[str, ModelConfig], seed: int, turn_timeout_s: float) -> dict[str, "VllmEngine"]:
+async def _start_engines(
+    wanted: dict[str, ModelConfig], generation: GenerationConfig, seed: int
+) -> dict[str, "VllmEngine"]:
     from src.vllm.engine import VllmEngine
 
     engines: dict[str, VllmEngine] = {}
@@ -129,7 +140,7 @@ async def _start_engines(wanted: dict[str, ModelConfig], seed: int, turn_timeout
         for seat, model in wanted.items():
             started = time.monotonic()
             logger.info("loading the %s: %s", seat, model.model_name_or_path)
-            engines[seat] = await VllmEngine.start(model, seed, turn_timeout_s)
+            engines[seat] = await VllmEngine.start(model, seed, generation)
             logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
     except BaseException:
         for engine in engines.values():

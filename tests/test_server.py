@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from src.api import SampleRequest, SampleResponse
 from src.conversation import END_OF_CONVERSATION
 from src.errors import DataError, PolicyMismatch, UnknownConversation
+from src.gpu_loan import this_process
 from src.grpo.checkpoints import last_checkpoint
 from src.grpo.gather import gathered_weights, write_shards
 from src.journal import read_journal
@@ -215,12 +218,12 @@ def test_published_weights_are_loaded_in_place(
 
 ENGINE_ALONE = """
 import asyncio, json, sys, time
-from config.base import ModelConfig, VllmConfig
+from config.base import GenerationConfig, ModelConfig, VllmConfig
 from src.vllm.engine import VllmEngine
 
 async def main():
     options = VllmConfig(max_length=256, max_num_seqs=2, dtype="float32", enforce_eager=True)
-    engine = await VllmEngine.start(ModelConfig(sys.argv[1], options), seed=1)
+    engine = await VllmEngine.start(ModelConfig(sys.argv[1], options), 1, GenerationConfig())
     print(json.dumps(engine.health().pids), flush=True)
     await asyncio.sleep(600)
 
@@ -272,3 +275,22 @@ def test_grpo_steps_over_http(server: RunningServer) -> None:
     published = AutoModelForCausalLM.from_pretrained(policy_path(server.run_folder, _STEPS))
     for name, weight in trained.state_dict().items():
         assert torch.equal(weight, published.state_dict()[name])
+
+
+def test_turns_wait_while_the_engines_sleep_and_new_weights_wake_the_teacher(
+    server: RunningServer, world: Path, lessons: list[str]
+) -> None:
+    """On a CPU the engines keep their memory; all else is as on a GPU."""
+    threads = ThreadPoolExecutor()
+    assert all(server.client.sleep([this_process()]).asleep.values())
+    try:
+        batch = threads.submit(server.client.sample, request_for(lessons, "while-asleep", groups=1, size=2))
+        time.sleep(1.5)
+        assert not batch.done()
+        policy = PolicyVersion("sleep-test", 1)
+        server.client.load_weights(policy, publish_random_weights(server, world, policy, seed=12))
+        seats = server.client.health().seats
+        assert (seats["teacher"].asleep, seats["student"].asleep) == (False, True)
+    finally:
+        assert not any(server.client.wake_up().asleep.values())
+    assert len(batch.result(120).conversations) == 2

@@ -73,7 +73,7 @@ async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> 
         str(model_folder), VllmConfig(temperature=1.0, max_length=1024, dtype="float32", enforce_eager=True)
     )
     config = load(TrainRLConfig, "train_rl", ["generation.max_turns=7", "generation.max_tokens_per_turn=16"])
-    engine = await VllmEngine.start(model, seed=5)
+    engine = await VllmEngine.start(model, 5, config.generation)
     try:
         teacher = _Listener(engine)
         sampling = Sampling(1.0, max_tokens=16)

@@ -58,9 +58,11 @@ class ClassroomRollout:
         """
         started = time.monotonic()
         request = self._request(prompts, trainer)
+        trainer.gpus.leave()
         rank = trainer.accelerator.process_index
         response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
         records = response.conversations
+        trainer.gpus.take()
         self._check_judging(records)
         metrics = batch_metrics(records) | judge_metrics(gather_object([response.judge]))
         for name, value in metrics.items():

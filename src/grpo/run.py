@@ -20,6 +20,7 @@ from src.grpo.checkpoints import last_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
+from src.grpo.shared_gpus import SharedGpus
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.hub import push_to_hub, write_card
 from src.prompt_check import check_lengths
@@ -52,7 +53,10 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))
     client = on_every_process(state, lambda: connect(config))
-    trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, [GRPOProgress(run_folder)])
+    gpus = SharedGpus.with_server(client, config.generation.colocate)
+    gpus.take()
+    progress = GRPOProgress(run_folder)
+    trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, gpus, [progress])
     trainer.remove_callback(PrinterCallback)
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     check_lengths(problems, config.generation, trainer.processing_class, limit)
@@ -62,6 +66,7 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
         trainer.save_progress()
         raise
     trainer.publisher.sync_weights()
+    gpus.leave()
     trainer.save_whole(run_folder / "model")
     if state.is_main_process:  # alone: an upload may take longer than the others would wait
         _release(config, run_folder)

@@ -43,6 +43,7 @@ class WeightPublisher:
         folder = policy_path(self._run_folder, self.policy.version)
         needed = weight_bytes(self._trainer.model)
         save_together(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
+        self._trainer.gpus.make_room()
         on_main_process(accelerator, lambda: self._load(folder))
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)
 

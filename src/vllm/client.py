@@ -16,9 +16,12 @@ from src.api import (
     Health,
     LoadWeightsRequest,
     LoadWeightsResponse,
+    ProcessId,
+    RestResponse,
     RewardResponse,
     SampleRequest,
     SampleResponse,
+    SleepRequest,
 )
 from src.errors import (
     AccessDenied,
@@ -26,6 +29,7 @@ from src.errors import (
     DataError,
     DeadlineExceeded,
     EngineFailure,
+    GpuFull,
     PolicyMismatch,
     ProviderFailure,
     RequestTooLarge,
@@ -43,6 +47,7 @@ _ERRORS: dict[int, type[ClassroomError]] = {
     409: PolicyMismatch,
     413: RequestTooLarge,
     422: DataError,
+    423: GpuFull,
     424: ProviderFailure,
     503: EngineFailure,
     504: DeadlineExceeded,
@@ -161,6 +166,23 @@ class ClassroomClient:
         if loaded.policy != policy:
             raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
         return loaded
+
+    def sleep(self, borrowers: Sequence[ProcessId]) -> RestResponse:
+        """Have all engines give their GPUs' memory back, until they are woken or none of the borrowers is left."""
+        body = SleepRequest(borrowers=list(borrowers)).model_dump()
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/sleep", body, limit_s, "engines asleep", self._load_timeout_s)
+        return RestResponse.model_validate(answer)
+
+    def wake_up(self) -> RestResponse:
+        """Have all engines take their GPUs' memory again.
+
+        Raises:
+            GpuFull: if there is no room for them.
+        """
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
+        return RestResponse.model_validate(answer)
 
     def _insist(
         self,

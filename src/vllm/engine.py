@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import psutil
 
-from config.base import ModelConfig
+from config.base import GenerationConfig, ModelConfig
 from src.api import EngineHealth
 from src.chat_template import Message, ReplyFrame, encode_chat
 from src.errors import DataError, EngineFailure
@@ -18,6 +18,7 @@ from src.inference_providers.base import Completion, Sampling
 from src.policy_folder import check_policy
 from src.turns import PolicyVersion
 from src.vllm.gate import WeightsGate
+from src.vllm.rest import Rest
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -37,12 +38,16 @@ class VllmEngine:
         weights: stands for their content: equal weights, equal string.
     """
 
-    def __init__(self, engine: "AsyncLLM", model: ModelConfig, pids: list[int], turn_timeout_s: float):
+    def __init__(
+        self, engine: "AsyncLLM", model: ModelConfig, pids: list[int], gpus: list[str], generation: GenerationConfig
+    ):
         self._engine = engine
         self._model = model
         self._pids = pids
-        self._turn_timeout_s = turn_timeout_s
-        self._gate = WeightsGate()
+        self._gpus = gpus
+        self._turn_timeout_s = generation.turn_timeout_s
+        self._gate = WeightsGate(generation.sample_timeout_s)
+        self._rest = Rest(engine, self._gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = engine.get_tokenizer()
         self.frame = ReplyFrame(self.tokenizer)
         self.policy = PolicyVersion()
@@ -50,11 +55,11 @@ class VllmEngine:
         self._stop_ids = self._find_stop_ids()
 
     @classmethod
-    async def start(cls, model: ModelConfig, seed: int, turn_timeout_s: float = 900.0) -> "VllmEngine":
+    async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> "VllmEngine":
         """Load a model. Takes about twenty seconds on a CPU, longer for large models.
 
         Args:
-            turn_timeout_s: an engine that takes longer over one turn has failed.
+            generation: its deadlines, and whether the engine may have to give its GPU's memory back.
 
         Raises:
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
@@ -62,11 +67,12 @@ class VllmEngine:
         before = _child_pids()
         with _cpu_environment(model):
             try:
-                engine = await asyncio.to_thread(_load, model, seed)
+                engine = await asyncio.to_thread(_load, model, seed, generation.colocate is not False)
                 await engine.collective_rpc("end_with", args=(os.getpid(),))
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
-        return cls(engine, model, sorted(_child_pids() - before), turn_timeout_s)
+        gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
+        return cls(engine, model, sorted(_child_pids() - before), gpus, generation)
 
     @property
     def client(self) -> "AsyncLLM":
@@ -122,7 +128,8 @@ class VllmEngine:
         return await self.generate(encode_chat(self.tokenizer, messages), sampling)
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Load published weights in place, once all turns in flight have ended. The engine is not restarted.
+        """Load published weights in place, once all turns in flight have ended. The engine is not restarted; one that
+        sleeps is awake afterwards.
 
         Raises:
             DataError: if the folder does not hold a complete published policy.
@@ -130,12 +137,33 @@ class VllmEngine:
             EngineFailure: if the engine died.
         """
         weights = check_policy(folder, policy)
-        async with self._gate.closed(timeout_s):
+        async with self._rest.loading(timeout_s):
             with _engine_errors(self._model):
                 await self._engine.collective_rpc("load_policy", args=(str(folder),))
                 if not await self._engine.reset_prefix_cache():
                     raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
             self.policy, self.weights = policy, weights
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Give the GPU's memory back, once all turns in flight have ended, and keep the weights in the host's memory.
+        Turns wait from now on. On CPUs that is all that happens.
+
+        Raises:
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; it is awake then.
+            EngineFailure: if the engine died.
+        """
+        with _engine_errors(self._model):
+            await self._rest.sleep(timeout_s)
+
+    async def wake_up(self) -> None:
+        """Take the GPU's memory again and go on with the weights that it had.
+
+        Raises:
+            GpuFull: if there is no room; it sleeps on.
+            EngineFailure: if the engine died.
+        """
+        with _engine_errors(self._model):
+            await self._rest.wake_up()
 
     def health(self) -> EngineHealth:
         """Model, vLLM version, and the ids of the engine's processes."""
@@ -143,7 +171,13 @@ class VllmEngine:
 
         self.check_alive()
         return EngineHealth(
-            model=self._model.model_name_or_path, engine="vllm", engine_version=vllm.__version__, pids=self._pids
+            model=self._model.model_name_or_path,
+            engine="vllm",
+            engine_version=vllm.__version__,
+            pids=self._pids,
+            gpus=self._gpus,
+            can_sleep=self._rest.can_sleep,
+            asleep=self._rest.asleep,
         )
 
     def check_alive(self) -> None:
@@ -155,6 +189,7 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         """End the engine's processes."""
+        del self._rest
         engine = self.__dict__.pop("_engine")  # vLLM would shut it down once more as the interpreter ends
         engine.shutdown()
 
@@ -213,7 +248,7 @@ class _engine_errors:
             raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
 
 
-def _load(model: ModelConfig, seed: int) -> "AsyncLLM":
+def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -234,9 +269,17 @@ def _load(model: ModelConfig, seed: int) -> "AsyncLLM":
         generation_config="vllm",
         worker_extension_cls="src.vllm.worker_extension.PolicyWorker",
         enable_log_requests=False,
+        enable_sleep_mode=sleep_mode and _gpu_memory_can_be_given_back(),
         **_whole_prefills(options.max_length),
     )
     return AsyncLLM.from_engine_args(arguments)
+
+
+def _gpu_memory_can_be_given_back() -> bool:
+    """Whether vLLM has its sleep mode here; it refuses to start with it where it has not."""
+    from vllm.platforms import current_platform
+
+    return current_platform.is_sleep_mode_available() and current_platform.is_cumem_allocator_available()
 
 
 def _whole_prefills(max_length: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A gate between sampling and new weights: many turns pass at once, and none while weights are loaded."""
+"""A gate between sampling and what must not meet it, loading weights and sleep: many turns pass at once, or none."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -8,13 +8,17 @@ from src.errors import DeadlineExceeded
 
 
 class WeightsGate:
-    """Turns pass through `turn()`; `closed(timeout)` keeps new ones out, waits for those inside, and holds the gate.
+    """Turns pass through `turn()`; `close(timeout)` keeps new ones out and waits for those inside, until `open()`.
 
     So every answer is wholly of one policy version, and the version read inside `turn()` is the one it was sampled
     by. For use within one event loop.
+
+    Args:
+        patience_s: how long a turn waits in front of the closed gate.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 3600.0) -> None:
+        self._patience_s = patience_s
         self._inside = 0
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
@@ -22,9 +26,12 @@ class WeightsGate:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Pass: waits while the gate is closed."""
-        while not self._open.is_set():
-            await self._open.wait()
+        """Pass: waits while the gate is closed.
+
+        Raises:
+            DeadlineExceeded: if it stays closed too long.
+        """
+        await self._wait_until_open()
         with self.inside():
             yield
 
@@ -40,24 +47,45 @@ class WeightsGate:
             if self._inside == 0:
                 self._idle.set()
 
-    @asynccontextmanager
-    async def closed(self, timeout_s: float) -> AsyncIterator[None]:
-        """Hold the gate closed, with nobody inside.
+    async def close(self, timeout_s: float) -> None:
+        """Close the gate, with nobody inside.
 
         Raises:
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the gate is open again then.
         """
-        while not self._open.is_set():
-            await self._open.wait()
+        await self._wait_until_open()
         self._open.clear()
         try:
-            try:
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
-            except TimeoutError:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except BaseException as error:
+            self._open.set()
+            if isinstance(error, TimeoutError):
                 raise DeadlineExceeded(
-                    f"{self._inside} turns were still being sampled after {timeout_s:g} s; the weights were not "
-                    "loaded. Raise generation.load_weights_timeout_s or lower generation.max_tokens_per_turn."
+                    f"{self._inside} turns were still being sampled after {timeout_s:g} s; nothing was changed. Raise "
+                    "generation.load_weights_timeout_s or lower generation.max_tokens_per_turn."
                 ) from None
+            raise
+
+    def open(self) -> None:
+        """Let turns pass again."""
+        self._open.set()
+
+    @asynccontextmanager
+    async def closed(self, timeout_s: float) -> AsyncIterator[None]:
+        """Hold the gate closed, with nobody inside; raises as `close` does."""
+        await self.close(timeout_s)
+        try:
             yield
         finally:
-            self._open.set()
+            self.open()
+
+    async def _wait_until_open(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while not self._open.is_set():
+                    await self._open.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The engine did not take up work again within {self._patience_s:g} s: it sleeps while a trainer uses "
+                "its GPU, or it is loading weights. POST /wake_up wakes it."
+            ) from None

@@ -6,8 +6,12 @@ import select
 import signal
 import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PolicyWorker:
@@ -20,6 +24,10 @@ class PolicyWorker:
         engine = engine[: engine.index(server)]
         watched = os.pidfd_open(server)
         threading.Thread(target=_end_after, args=(watched, [*engine, os.getpid()]), daemon=True).start()
+
+    def gpu(self) -> str | None:
+        """Which GPU this worker has, as `gpu_id` names it."""
+        return gpu_id(self.device)
 
     def load_policy(self, path: str) -> None:
         """Load the safetensors in `path` into the running model, in place.
@@ -50,3 +58,12 @@ def _end_after(watched: int, pids: list[int]) -> None:
 def _has_weights_of_its_own(record: logging.LogRecord) -> bool:
     """Leaves out vLLM's warning that a tied head, or a rotary embedding, has no weights in the checkpoint."""
     return not record.getMessage().startswith(("ParallelLMHead: Failed to load", "RotaryEmbedding: Failed to load"))
+
+
+def gpu_id(device: "torch.device") -> str | None:
+    """The GPU's own name, the same in every process on every machine; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)

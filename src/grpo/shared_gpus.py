@@ -1,0 +1,89 @@
+"""The trainer's side of GPUs that it shares with the server: they take turns.
+
+    engines asleep     the trainer steps, and writes the new weights to disk
+    make_room          what the trainer keeps for later use only goes back to the GPU, on every rank
+    /load_weights      the teacher wakes for its new weights
+    leave              the other engines wake, and every rank samples
+    take               once every rank is done, the engines fall asleep
+
+The trainer's weights and optimizer states stay where they are throughout.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from accelerate.utils.memory import clear_device_cache
+
+from src.api import Health
+from src.errors import ConfigError
+from src.gpu_loan import this_process
+from src.grpo.collective import on_main_process
+from src.vllm.client import ClassroomClient
+from src.vllm.worker_extension import gpu_id
+
+logger = logging.getLogger(__name__)
+
+
+class SharedGpus:
+    """Whose turn it is; without `shared`, nothing happens. Every method is for all ranks at once.
+
+    Raises:
+        ClassroomError: each method, on every rank, if the server did not do its part.
+    """
+
+    def __init__(self, client: ClassroomClient, shared: bool):
+        self._client = client
+        self._shared = shared
+        self._state = PartialState()
+
+    @classmethod
+    def with_server(cls, client: ClassroomClient, colocate: bool | None) -> "SharedGpus":
+        """Find out whether the server uses GPUs of this trainer's, unless `generation.colocate` says it.
+
+        Raises:
+            ConfigError: if it is to, and cannot.
+        """
+        state = PartialState()
+        own = gather_object([gpu_id(state.device)])
+        shared = on_main_process(state, lambda: takes_turns(colocate, client.health(), own))
+        if shared and state.is_main_process:
+            logger.info("server and trainer take turns on the GPUs (generation.colocate)")
+        return cls(client, shared)
+
+    def take(self) -> None:
+        """Every rank is done with the engines: have them sleep."""
+        if self._shared:
+            borrowers = gather_object([this_process()])
+            on_main_process(self._state, lambda: self._client.sleep(borrowers))
+
+    def make_room(self) -> None:
+        """Give cached memory back to the GPUs, before engines wake."""
+        if self._shared:
+            clear_device_cache(garbage_collection=True)
+            self._state.wait_for_everyone()
+
+    def leave(self) -> None:
+        """Leave the GPUs to the engines, which are all awake afterwards."""
+        if self._shared:
+            self.make_room()
+            on_main_process(self._state, self._client.wake_up)
+
+
+def takes_turns(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:
+    """Whether the server's engines have to sleep while a trainer on the GPUs `own` steps.
+
+    Raises:
+        ConfigError: if they are to, and were started without being able to.
+    """
+    engines = server.seats.values()
+    if colocate and any(engine.gpus and not engine.can_sleep for engine in engines):
+        raise ConfigError(
+            "generation.colocate is true, but the server's engines cannot give their GPU's memory back: it was started "
+            "with generation.colocate=false, or vLLM has no sleep mode on this kind of GPU. Start server and trainer "
+            "with the same generation.colocate."
+        )
+    if colocate is not None:
+        return colocate
+    return any(engine.can_sleep and set(engine.gpus) & set(own) for engine in engines)
