@@ -9,7 +9,7 @@
 --config-name and --config-dir are Hydra's: they choose the YAML that configures both programs (config/train_rl/…).
 All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml or 1CPU.yaml. Overrides
 key=value reach both programs. On several machines, run this on each: every machine has its own server.
-dry_run=true shows the configuration and the two commands, and starts nothing.
+dry_run=true shows the configuration, what it needs of a GPU's memory, and the two commands, and starts nothing.
 """
 
 import re
@@ -230,8 +230,9 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     if config.dry_run:
         from src.memory_report import show_launch_budget
 
-        print(f"{to_yaml(config)}\n{shlex.join(server)}\n{shlex.join(trainer)}\n")
+        print(to_yaml(config))
         show_launch_budget(config, flags)
+        print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0
     _tell_of_checkpoints(Path(config.logging.save_dir))
     from src.quickstart.run import ensure_models

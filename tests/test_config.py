@@ -229,6 +229,7 @@ OUT_OF_RANGE = [
     ("train.mu", ["0"], "must be at least 1"),
     ("train.epsilon", ["0", "-0.2"], "must be above 0"),
     ("train.epsilon_high", ["0"], "must be above 0"),
+    ("train.gpu_memory_gib", ["0", "-1"], "must be above 0"),
     ("train.loss_type", ["ppo", "GRPO"], "must be one of grpo"),
     ("train.scale_rewards", ["yes", "std"], "must be one of group"),
     ("train.max_grad_norm", ["-1"], "must be at least 0"),

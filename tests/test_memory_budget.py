@@ -373,12 +373,6 @@ def test_programs_and_launcher_print_it_below_the_configuration(qwen, capsys):
     assert launcher([*launch, "config/deepspeed/1GPU.yaml"]) == 2
 
 
-@pytest.mark.parametrize("value", ["0", "-1"])
-def test_a_gpu_without_memory_is_no_plan(value):
-    with pytest.raises(ConfigError, match=r"train\.gpu_memory_gib is -?\d"):
-        load(TrainRLConfig, "train_rl", [f"train.gpu_memory_gib={value}"], check_train_rl)
-
-
 # The libraries are as they are taken to be --------------------------------------------------------------------------
 
 

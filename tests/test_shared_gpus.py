@@ -85,6 +85,10 @@ class RecordingEngine:
         """Nothing runs."""
 
 
+async def no_openai_routes(*_: object) -> None:
+    """They are vLLM's own, and need a real engine of it."""
+
+
 class Classroom:
     """A server with recording engines, listening."""
 
@@ -131,6 +135,7 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
         engines = [RecordingEngine(name, tokenizer, events, pause_s) for name in ("teacher", "student")]
         waiting = list(engines)
         monkeypatch.setattr("src.vllm.engine._load", lambda model, seed, sleep_mode: waiting.pop(0))
+        monkeypatch.setattr("src.app.add_openai_routes", no_openai_routes)
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
         config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)
         opened.append(Classroom(config, engines, events))
