@@ -198,7 +198,7 @@ def test_published_weights_are_loaded_in_place(
     before = server.client.health()
     policy = PolicyVersion(f"weights-test-{seed}", 3)
     folder = publish_random_weights(server, world, policy, seed, shards)
-    assert len(list(folder.glob("*.safetensors"))) == (3 if shards else 1)
+    assert (len(list(folder.glob("*.safetensors"))) > 2) is shards
     assert server.client.load_weights(policy, folder).policy == policy
     response = server.client.sample(
         request_for(lessons, f"new-weights-{seed}", run_id=policy.run_id, policy_version=policy.version)
