@@ -47,7 +47,7 @@ def _read_shape(name: str) -> ModelShape:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise NotReckoned(f"the configuration of {name} cannot be had: {str(error).splitlines()[0]}") from error
     if getattr(config, "quantization_config", None) is not None:

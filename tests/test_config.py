@@ -237,6 +237,7 @@ OUT_OF_RANGE = [
     ("train.reward_weights", ["{pedagogical: .nan}"], "must be a finite number"),
     ("train.importance_sampling_mode", ["token"], "must be one of token_truncate"),
     ("train.importance_sampling_clip_max", ["0"], "must be above 0"),
+    ("train.gpu_memory_gib", ["0", "-80"], "must be above 0"),
     ("train.keep_published_policies", ["0"], "must be at least 1"),
     ("dataset.max_train_examples", ["0", "-2"], "at least 1, or -1 for all"),
     ("logging.report_to", ["[wandbb]"], "must be one of azure_ml"),
@@ -314,7 +315,9 @@ def test_there_is_no_number_that_may_be_anything():
     """A key that is new has to be given a range, and a line above."""
     of_two_keys = {"train.epochs", "train.max_steps"}
     tested = {_of_any_seat(key) for key, _, _ in OUT_OF_RANGE} | of_two_keys
-    numbers = {_of_any_seat(key) for key, kind in _leaves(TrainRLConfig) if kind in (int, float, float | None)}
+    numbers = {
+        _of_any_seat(key) for key, kind in _leaves(TrainRLConfig) if kind in (int, float, int | None, float | None)
+    }
     assert numbers == tested & numbers, "without a range"
 
 
