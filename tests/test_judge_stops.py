@@ -18,6 +18,8 @@ from src.vllm.client import _ERRORS
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says
 
+pytestmark = pytest.mark.full  # whole runs of server and trainer, minutes
+
 
 def test_what_stops_a_run_keeps_its_name_over_http():
     assert all(_ERRORS[error.status] is error for error in (ProviderFailure, SpendingCapReached))

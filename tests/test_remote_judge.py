@@ -51,6 +51,8 @@ PRICES = {
     "usd_per_million_completion_tokens": USD_PER_COMPLETION_TOKEN * 1e6,
 }
 
+pytestmark = pytest.mark.full  # deadlines against a real clock: needs a machine that is not busy
+
 
 def verdict(task_final: float, progression: float, momentum: float) -> str:
     return json.dumps(

@@ -288,7 +288,7 @@ def test_turns_wait_while_the_engines_sleep_and_new_weights_wake_the_teacher(
         time.sleep(1.5)
         assert not batch.done()
         policy = PolicyVersion("sleep-test", 1)
-        server.client.load_weights(policy, publish_random_weights(server, world, policy, seed=12))
+        server.client.load_weights(policy, publish_random_weights(server, world, policy, seed=12, shards=1))
         seats = server.client.health().seats
         assert (seats["teacher"].asleep, seats["student"].asleep) == (False, True)
     finally:

@@ -197,8 +197,8 @@ class ChatApi:
                     f"{who} takes no JSON schema: {why}. Set {self._role}_model.response_format=text."
                 )
             case Remedy.OTHER_MODEL if all(each.unknown for each in self._models):
-                for each in self._models:  # whoever asks after this stop may find that it is there now
-                    each.unknown = False
+                for each in self._models:  # whoever asks some time after this stop may find that it is there now
+                    each.unknown, each.rests_until = False, self._clock() + _FIRST_REST_S
                 hint = f"Correct {self._role}_model.model_name_or_path, or the API's address."
                 raise ProviderFailure(f"{who} is not there: {why}. {hint}")
         return True
