@@ -97,7 +97,9 @@ class GenerationConfig:
     `max_turns` counts messages and the teacher closes. `max_tokens_in_conversation` bounds the teacher's context; the
     teacher model's own `vllm.max_length` bounds it too. `student_error_rate` is the probability with which the
     program draws the persona `error_student` for a student turn, or a mapping from every persona to its weight; a
-    single persona is always the one. `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt`
+    single persona is always the one. `use_thinking` tells the teacher to think in `<think>` before each message (its
+    prompt template says how); `force_thinking` begins each of its messages with that tag, which is not trained on.
+    `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt`
     (the student's attempt opens), null (drawn per problem; `guided` if a judge rule scores). A null in
     `student_names` is a student without a name.
 
@@ -122,6 +124,7 @@ class GenerationConfig:
     )
     forced_conversation_type: str | None = None
     use_thinking: bool = False
+    force_thinking: bool = False
     max_turns: int = 15
     max_tokens_in_conversation: int = 8192
     max_tokens_per_turn: int = 1024

@@ -53,6 +53,10 @@ class ReplyFrame:
     assistant's content, so templates that rewrite earlier messages (dropping their `<think>` blocks, say) have no
     say in the tokens of what was already sampled.
 
+    Attributes:
+        turn_end_id: the token that ends an assistant's message.
+        opens_thought: whether the template begins each of its messages with `<think>`.
+
     Raises:
         ConfigError: if the template does not take such a dialogue.
     """
@@ -75,6 +79,7 @@ class ReplyFrame:
         self.turn_end_id: int = head_ids[0]
         self._head_ids = head_ids[1:]
         self._tail_ids = tokenizer.encode(self._tail, add_special_tokens=False)
+        self.opens_thought: bool = self._tail.rstrip().endswith("<think>")
 
     def reply(self, text: str) -> list[int]:
         """Ids that follow the teacher's end-of-turn token: the framed reply and the opening of the next turn."""

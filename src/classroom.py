@@ -27,6 +27,7 @@ from src.replay import History, replay
 from src.rewards import REWARDS, weighted_sum
 from src.schedule import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.seats import Seats
+from src.teacher_prompt import first_messages, forced_ids, opened_thought, opening_turns
 from src.turns import PolicyVersion, Turn
 
 __all__ = ["Classroom", "Conversation", "parse_judge_output"]
@@ -91,6 +92,8 @@ class Classroom:
         self._reward_weights = reward_weights
         self._rules = rules
         self._options = setup_options(generation)
+        self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
+        self._opened_thought = opened_thought(generation, seats.teacher.frame)
         self._steps = {
             State.TEACHER_TURN: self._teacher_turn,
             State.STUDENT_TURN: self._student_turn,
@@ -158,7 +161,7 @@ class Classroom:
                 setup=draw_setup(problem, request.seed, request.step, self._options),
                 rules=self._rules,
             )
-            conversation.start()
+            conversation.start(opening_turns(self._generation, text, conversation.setup.student_name))
             history = replay(conversation, self._journal.events(conversation.id), request.judge_again)
             plays.append(Play(conversation, request, index, seen[problem.id], history))
             seen[problem.id] += 1
@@ -201,7 +204,8 @@ class Classroom:
         end = self._seats.teacher.frame.turn_end_id
         given = [] if answer.ids[-1:] == (end,) else [end]
         conversation.buffer.append_given(given)
-        turn = Turn("teacher", answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
+        text = self._opened_thought + answer.text
+        turn = Turn("teacher", text, None, len(answer.ids), answer.ended, span, answer.policy)
         prompt = {} if conversation.teacher_turns else {"prompt_ids": conversation.buffer.prompt_ids}
         self._write_turn(conversation, turn, [*answer.ids, *given], answer.logprobs, **prompt)
         conversation.add_teacher_turn(turn)
@@ -215,7 +219,9 @@ class Classroom:
         messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
         answer = await self._seats.student.chat(messages, play.sampled_with(self._seats.student_sampling))
         turn = self._student_said(answer, persona)
-        framed_ids = self._seats.teacher.frame.reply(turn.text)
+        framed_ids = []  # before the teacher has spoken itself, what is said is part of its prompt
+        if conversation.buffer is not None:
+            framed_ids = self._seats.teacher.frame.reply(turn.text) + self._forced_ids
         self._write_turn(conversation, turn, framed_ids)
         conversation.add_student_turn(turn, framed_ids)
 
@@ -281,13 +287,9 @@ class Classroom:
     # What each model is shown ------------------------------------------------------------------------------------
 
     def _open_context(self, conversation: Conversation) -> None:
-        messages = [{"role": "system", "content": self._render(conversation, self._generation.teacher_prompt_path)}]
-        if conversation.turns:
-            attempt = visible_text(conversation.turns[0].text)
-            wrapper = self._generation.initial_attempt_wrapper_prompt_path
-            wrapped = render(wrapper, attempt=attempt) if wrapper else attempt
-            messages.append({"role": "user", "content": wrapped})
-        prompt_ids = encode_chat(self._seats.teacher.tokenizer, messages)
+        setup, text = conversation.setup, conversation.problem.text
+        messages = first_messages(self._generation, text, setup.student_name, setup.type, conversation.turns)
+        prompt_ids = encode_chat(self._seats.teacher.tokenizer, messages) + self._forced_ids
         refuse_long_prompt(conversation.problem, len(prompt_ids), self._rules.max_tokens_in_conversation)
         conversation.open_buffer(prompt_ids)
 

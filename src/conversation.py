@@ -83,9 +83,11 @@ class Conversation:
     buffer: TokenBuffer | None = None
     state: State = State.START
 
-    def start(self) -> None:
-        """Leave START for the first state of this conversation's type."""
+    def start(self, opening: Sequence[Turn] = ()) -> None:
+        """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`
+        that the teacher's prompt template brings along."""
         self._expect(State.START)
+        self.turns = list(opening)
         self._advance()
 
     def open_buffer(self, prompt_ids: Sequence[int]) -> None:
@@ -138,7 +140,8 @@ class Conversation:
 
     @property
     def teacher_turns(self) -> list[Turn]:
-        return [turn for turn in self.turns if turn.role == "teacher"]
+        """What the teacher said itself."""
+        return [turn for turn in self.turns if turn.role == "teacher" and not turn.given]
 
     @property
     def next_is_opening_attempt(self) -> bool:
@@ -154,8 +157,7 @@ class Conversation:
         """
         if self.next_is_opening_attempt:
             raise InvalidTransition(f"{self.id}: the opening attempt has no persona")
-        spoken = sum(turn.role == "student" for turn in self.turns)
-        return self.setup.personas[spoken - (self.setup.type is ConversationType.ATTEMPTED)]
+        return self.setup.personas[sum(turn.persona is not None for turn in self.turns)]
 
     @property
     def tokens_left(self) -> int:
@@ -206,7 +208,7 @@ def _always(_: Conversation) -> bool:
 
 
 def _student_opens(conversation: Conversation) -> bool:
-    return conversation.setup.type is ConversationType.ATTEMPTED
+    return conversation.setup.type is ConversationType.ATTEMPTED or bool(conversation.turns)
 
 
 def _dialogue_goes_on(conversation: Conversation) -> bool:

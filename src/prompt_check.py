@@ -9,6 +9,8 @@ from src.chat_template import encode_chat
 from src.data import Problem
 from src.errors import DataError
 from src.prompts import render, variables_of
+from src.schedule import ConversationType
+from src.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +28,7 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
     Raises:
         DataError: naming the config key, the template, and what is wrong with it.
     """
+    _check_teacher_prompt(generation)
     for key, path, variables in _uses(generation, judge_reads_templates):
         try:
             unknown = sorted(variables_of(path) - set(variables))
@@ -36,6 +39,19 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
             raise DataError(f"generation.{key}: {error}") from error
 
 
+def _check_teacher_prompt(generation: GenerationConfig) -> None:
+    key, path = "generation.teacher_prompt_path", generation.teacher_prompt_path
+    try:
+        opened = opens_dialogue(path)
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
+    if opened and (generation.forced_conversation_type or "").lower() != "guided":
+        raise DataError(
+            f"{key}: {path} opens the dialogue itself (it uses {' and '.join(OPENING_VARIABLES)}), which leaves no "
+            "place for a student's attempt: set generation.forced_conversation_type=guided."
+        )
+
+
 def check_lengths(
     problems: Sequence[Problem], generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", limit: int
 ) -> None:
@@ -44,13 +60,9 @@ def check_lengths(
     """
     longest_name = max(generation.student_names or [None], key=lambda name: len(name or ""))
     for problem in problems:
-        prompt = render(
-            generation.teacher_prompt_path,
-            student_name=longest_name,
-            problem=problem.text,
-            include_thinking=generation.use_thinking,
-        )
-        refuse_long_prompt(problem, len(encode_chat(tokenizer, [{"role": "system", "content": prompt}])), limit)
+        opening = opening_turns(generation, problem.text, longest_name)
+        messages = first_messages(generation, problem.text, longest_name, ConversationType.GUIDED, opening)
+        refuse_long_prompt(problem, len(encode_chat(tokenizer, messages)), limit)
 
 
 def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
@@ -69,13 +81,16 @@ def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator
     """(config key, template, variables) of everything that is rendered in a conversation."""
     personas = generation.student_personas_prompts_paths
     roles = {
-        "teacher_prompt_path": generation.teacher_prompt_path,
         **{f"student_personas_prompts_paths.{name}": path for name, path in personas.items()},
         "student_final_prompt_path": generation.student_final_prompt_path,
     }
+    parts: list[dict[str, Any]] = [{}]
+    if opens_dialogue(generation.teacher_prompt_path):
+        parts = [{name: name == filled for name in OPENING_VARIABLES} for filled in ("", *OPENING_VARIABLES)]
     for name in dict.fromkeys(generation.student_names or [None]):
         role = {"student_name": name, "problem": "…", "include_thinking": generation.use_thinking}
         yield from ((key, path, role) for key, path in roles.items() if path is not None)
+        yield from (("teacher_prompt_path", generation.teacher_prompt_path, role | part) for part in parts)
     if generation.student_initial_attempt_prompt_path is not None:
         yield (
             "student_initial_attempt_prompt_path",

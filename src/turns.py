@@ -36,6 +36,7 @@ class Turn:
         span: [first, last) position of the sampled tokens among the completion tokens of the teacher's context;
             None for student turns.
         policy: the teacher weights that sampled it; None for student turns.
+        given: True for a message that stands in the teacher's prompt template: nobody sampled it.
     """
 
     role: str
@@ -45,6 +46,7 @@ class Turn:
     ended: bool = True
     span: tuple[int, int] | None = None
     policy: PolicyVersion | None = None
+    given: bool = False
 
 
 class TokenBuffer:
