@@ -84,14 +84,17 @@ def test_a_template_may_open_the_dialogue(room: Room, socratic: GenerationConfig
     room.judge = ScriptedJudge(lambda rule, conversation, _: judged.append(conversation) or json.dumps(SCORES))
     record = room.play(socratic)[0]
     said = [(turn.role, turn.text, turn.given) for turn in record.turns]
-    assert said == [
-        ("student", "Help me with fractions.", True),
-        ("teacher", "What is asked?", True),
-        ("student", "Hello.", False),
-        ("teacher", "Say hello.", False),
-        ("student", "Hello.", False),
-        ("teacher", "Say hello.", False),
-    ][: len(said)]
+    assert (
+        said
+        == [
+            ("student", "Help me with fractions.", True),
+            ("teacher", "What is asked?", True),
+            ("student", "Hello.", False),
+            ("teacher", "Say hello.", False),
+            ("student", "Hello.", False),
+            ("teacher", "Say hello.", False),
+        ][: len(said)]
+    )
     assert len(said) == 6  # max_turns 5 counts messages, and the teacher closes
     assert room.tokenizer.decode(record.prompt_ids) == (
         "<|im_start|>system\nYou teach by asking.<|im_end|>\n<|im_start|>user\nHelp me with fractions.<|im_end|>\n"
