@@ -3,7 +3,7 @@
 import math
 import re
 
-from config.base import GenerationConfig, JudgeModelConfig, LoggingConfig, VllmConfig
+from config.base import GenerationConfig, HuggingFaceConfig, JudgeModelConfig, LoggingConfig, VllmConfig
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from config.values import (
     ENGINE_DTYPES,
@@ -52,6 +52,16 @@ def solutions_are_graded(config: TrainRLConfig) -> bool:
     return config.reward_model.model_name_or_path == "Answer"
 
 
+def check_hub(target: HuggingFaceConfig) -> None:
+    """Raises:
+    ConfigError: if there is to be a push and no repository is named.
+    """
+    if target.push_to_hub and not target.name:
+        raise ConfigError(
+            "huggingface.push_to_hub is true, but huggingface.name is null: name the repository, user/name."
+        )
+
+
 def check_train_rl(config: TrainRLConfig) -> None:
     """The rules for server and trainer.
 
@@ -66,10 +76,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     check_seed(config.seed)
     _check_batch(config)
-    if config.huggingface.push_to_hub and not config.huggingface.name:
-        raise ConfigError(
-            "huggingface.push_to_hub is true, but huggingface.name is null: name the repository, user/name."
-        )
+    check_hub(config.huggingface)
     _check_training(config.train)
     _check_rewards(config)
     check_limit("dataset.max_train_examples", config.dataset.max_train_examples)

@@ -33,7 +33,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from config.upstream_keys import leave_out
+from config.upstream_keys import leave_out, rename_values
 from src.disk import storage_errors
 from src.errors import ClassroomError, ConfigError
 
@@ -215,6 +215,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
         ConfigError: naming the key, the rule and the fix.
     """
     leave_out(raw)
+    rename_values(raw)
     try:
         _refuse_values_for_groups(raw, schema)
         merged = OmegaConf.merge(OmegaConf.structured(schema), raw)

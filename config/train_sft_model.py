@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from config import values
-from config.base import DataSource, LoggingConfig
-from config.checks import check_duration, check_logging, check_seed
+from config.base import DataSource, HuggingFaceConfig, LoggingConfig
+from config.checks import check_duration, check_hub, check_logging, check_seed
 from config.values import SCHEDULERS, check_at_least, check_choice, check_limit
 from src.errors import ConfigError
 
@@ -75,6 +75,7 @@ class TrainSFTConfig:
     train: TrainSFTTrainConfig = field(default_factory=TrainSFTTrainConfig)
     model: TrainSFTModelConfig = field(default_factory=TrainSFTModelConfig)
     dataset: TrainSFTDatasetConfig = field(default_factory=TrainSFTDatasetConfig)
+    huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_dir="output", wandb_project="train_sft"))
     seed: int = 42
     dry_run: bool = False
@@ -98,6 +99,7 @@ def check_train_sft(config: TrainSFTConfig) -> None:
     check_limit("dataset.max_train_examples", config.dataset.max_train_examples)
     check_limit("dataset.max_val_examples", config.dataset.max_val_examples)
     check_logging(config.logging)
+    check_hub(config.huggingface)
     check_at_least("logging.save_steps", config.logging.save_steps, 0)
     check_seed(config.seed)
     check_duration(train.epochs, train.max_steps)

@@ -25,6 +25,9 @@ REPLACED = {
 }
 """From a key, `*` standing for any model, to what replaces it."""
 
+RENAMED_VALUES = {"train.optimizer": {"adamw_hf": "adamw_torch"}}
+"""From a key to values of it that went out of use, and what they are called today."""
+
 _MODELS = ("teacher_model", "student_model", "judge_model", "reward_model", "model")
 
 
@@ -38,3 +41,12 @@ def leave_out(raw: DictConfig) -> None:
                 OmegaConf.set_struct(holder, False)
                 del holder[name]
                 logger.warning("Config key %s has no effect here: %s.", key, replacement)
+
+
+def rename_values(raw: DictConfig) -> None:
+    """Put today's names in place of values that went out of use, with a warning for each."""
+    for key, names in RENAMED_VALUES.items():
+        value = OmegaConf.select(raw, key)
+        if value in names:
+            OmegaConf.update(raw, key, names[value])
+            logger.warning("%s=%s is called %s today, which is taken.", key, value, names[value])

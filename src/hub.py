@@ -13,6 +13,9 @@ from config.load import to_yaml
 from src.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+METHODS = {"grpo": "the scores of its conversations with a student model", "sft": "conversations of tutors"}
+"""From a method of training to what it learns from."""
+_RESULTS = ("reward", "eval_loss", "loss")
 
 
 def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
@@ -33,21 +36,36 @@ def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
     logger.info("the model is on the Hub as %s", repository)
 
 
-def write_card(folder: Path, config: Any, base_model: str, metrics: dict[str, float]) -> None:
-    """Put a README.md into a model folder: what it was made from, how, and what came out last."""
+def release(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
+    """Put a card into the folder of a trained model, and the folder on the Hub where `huggingface` says so; raises as
+    `push_to_hub` does."""
+    write_card(folder, config, base_model, method, metrics)
+    logger.info("the trained model is in %s", folder)
+    if config.huggingface.push_to_hub:
+        push_to_hub(folder, config.huggingface)
+
+
+def write_card(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
+    """Put a README.md into a model folder: what it was made from, how, and what came out last.
+
+    Args:
+        method: a key of `METHODS`.
+        metrics: of the last step that was logged.
+    """
     name = config.huggingface.name or folder.name
-    results = []
-    if "reward" in metrics:
-        reward = metrics["reward"]
-        results.append(EvalResult("text-generation", "dialogue", "training", "reward", reward, metric_name="reward"))
+    results = [
+        EvalResult("text-generation", "dialogue", "training", key, metrics[key], metric_name=key)
+        for key in _RESULTS
+        if key in metrics
+    ]
     data = ModelCardData(
         base_model=base_model,
-        tags=["tutor", "grpo", "trl"],
+        tags=["tutor", method, "trl"],
         model_name=name if results else None,
         eval_results=results or None,
     )
     body = (
-        f"# {name}\n\nA tutor trained from `{base_model}` on the scores of its conversations with a student model.\n\n"
+        f"# {name}\n\nA tutor trained from `{base_model}` on {METHODS[method]}.\n\n"
         f"## Last step\n\n```json\n{json.dumps(metrics, indent=2)}\n```\n\n"
         f"## Configuration\n\n```yaml\n{to_yaml(config)}```\n"
     )

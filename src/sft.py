@@ -24,11 +24,12 @@ from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.data import gather, load_rows
 from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError, DataError
+from src.hub import release
 from src.muon import MuonWithAdamW
 from src.policy_folder import write_whole
 from src.pretrained import check_model
 from src.pretrained import load_tokenizer as load_any_tokenizer
-from src.reporting import Progress, report_to
+from src.reporting import Progress, last_metrics, report_to
 
 logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"
@@ -65,7 +66,10 @@ def train(config: TrainSFTConfig) -> Path:
         refuse_unsafe_checkpoint(Path(last))
         logger.info("going on from %s; delete it to start over", last)
     trainer.train(resume_from_checkpoint=last)
-    return _save(trainer, config, run_folder)
+    folder = _save(trainer, config, run_folder)
+    if state.is_main_process:
+        release(folder, config, config.model.model_name_or_path, "sft", last_metrics(run_folder))
+    return folder
 
 
 def _refuse_hidden_data_parallelism(state: PartialState) -> None:
@@ -297,6 +301,5 @@ def _save(trainer: SFTTrainer, config: TrainSFTConfig, run_folder: Path) -> Path
 
         write_whole(folder, save, needed=sum(weight.nbytes for weight in weights.values()))
         shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
-        logger.info("the model is in %s", folder)
     accelerator.wait_for_everyone()
     return folder

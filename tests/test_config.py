@@ -158,7 +158,7 @@ def test_every_schema_can_be_run_dry_and_has_a_run_folder(folder):
         ("train_rl", "dataset.train_datasets=[{name: x}]", r"key name\. There are: name_or_path, split, ratio, "),
         ("train_rl", "logging.save_dir=${nowhere.else}", r"nowhere\.else"),
         ("train_rl", "generation.max_turns=0", r"generation\.max_turns is 0; it counts messages"),
-        ("train_sft", "train.optimizer=adamw_hf", r"train\.optimizer is adamw_hf; it must be one of muon, adamw_torch"),
+        ("train_sft", "train.optimizer=adamw_tf", r"train\.optimizer is adamw_tf; it must be one of muon, adamw_torch"),
         ("train_sft", "train.lr_scheduler_type=cos", r"train\.lr_scheduler_type is cos; it must be one of"),
         ("train_sft", "train.dtype=float16", r"train\.dtype is float16; it must be one of float32, bfloat16"),
         ("train_sft", "train.per_device_train_batch_size=0", r"train\.per_device_train_batch_size is 0; .* at least 1"),

@@ -9,6 +9,7 @@ from config.checks import check_train_rl, reward_weights
 from config.eval_model import EvalConfig
 from config.load import load, program
 from config.train_rl_model import TrainRLConfig
+from config.train_sft_model import TrainSFTConfig, check_train_sft
 from config.upstream_keys import REPLACED
 from src.classroom import classroom_rules, setup_options
 from src.data import load_problems
@@ -89,6 +90,12 @@ def test_every_key_without_a_meaning_loads_with_one_warning(tmp_path: Path, capl
     with caplog.at_level(logging.WARNING):
         load_block(tmp_path, BLOCK.replace("  use_experimental_shared_memory: false\n", ""), f"++{key}=1")
     assert [(record.args[0], record.args[1]) for record in caplog.records] == [(key, REPLACED[pattern])]
+
+
+def test_a_value_that_went_out_of_use_loads_under_its_new_name(caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = load(TrainSFTConfig, "train_sft", ["train.optimizer=adamw_hf"], check_train_sft)
+    assert config.train.optimizer == "adamw_torch" and "is called adamw_torch today" in caplog.text
 
 
 def test_a_key_that_nobody_knows_is_still_refused(tmp_path: Path) -> None:

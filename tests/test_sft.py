@@ -298,7 +298,7 @@ def test_plain_python_runs_the_program_and_it_says_what_it_does(tmp_path, blank,
     )
     assert result.returncode == 0, result.stderr
     assert "tokenising 24 conversations" in result.stderr
-    assert f"the model is in {tmp_path / 'run' / 'model'}" in result.stderr
+    assert f"the trained model is in {tmp_path / 'run' / 'model'}" in result.stderr
     assert result.stdout.splitlines()[-1].startswith("step 2/2  loss ")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").config.vocab_size
 

@@ -22,7 +22,7 @@ from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
 from src.grpo.shared_gpus import SharedGpus
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.hub import push_to_hub, write_card
+from src.hub import release
 from src.prompt_check import check_lengths
 from src.reporting import last_metrics
 from src.run_lock import claim
@@ -69,15 +69,8 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     gpus.leave()
     trainer.save_whole(run_folder / "model")
     if state.is_main_process:  # alone: an upload may take longer than the others would wait
-        _release(config, run_folder)
-
-
-def _release(config: TrainRLConfig, run_folder: Path) -> None:
-    model = run_folder / "model"
-    write_card(model, config, config.teacher_model.model_name_or_path, last_metrics(run_folder))
-    logger.info("the trained teacher is in %s", model)
-    if config.huggingface.push_to_hub:
-        push_to_hub(model, config.huggingface)
+        base = config.teacher_model.model_name_or_path
+        release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
 
 
 def load_training_problems(config: TrainRLConfig) -> list[Problem]:
