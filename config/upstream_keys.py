@@ -11,6 +11,7 @@ _PUBLISHED = "weights are published through the run folder, once for each batch"
 REPLACED = {
     "*.vllm.use_v0": "vLLM has one engine today, and it is used",
     "*.vllm.from_0": "CUDA_VISIBLE_DEVICES says which GPUs a program may use",
+    "*.vllm.bits_and_bytes": "name a quantised model (AWQ, GPTQ, FP8): its own config.json says how it is to be read",
     "*.vllm.load_and_unload": _SLEEP,
     "*.vllm.enable_sleep_mode": _SLEEP,
     "*.vllm.max_number_of_instances": "each seat has one engine, spread over vllm.number_of_gpus_per_instance GPUs",

@@ -1,10 +1,11 @@
 """What is configured of a model reaches its engine, and every answer is sampled within its own limit."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from config.base import GenerationConfig, ModelConfig, VllmConfig
+from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
 from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
 from src.seats import _sampling
 from tests.scripted_room import Room
@@ -38,6 +39,40 @@ def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch):
 def test_temperature_and_truncation_are_each_models_own():
     sampling = _sampling(VllmConfig(temperature=0.3, top_p=0.8, top_k=40), max_tokens=7)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.3, 0.8, 40, 7)
+
+
+def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
+    room: Room, generation: GenerationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import src.seats
+
+    (tmp_path / "rule.txt").write_text("{{ problem }}: {{ conversation[0].content }}")
+    generation.judges_rules_prompts_paths = {"does_not_leak_answer": str(tmp_path / "rule.txt")}
+    generation.max_tokens_per_judge_attempt = 11
+    engines = {
+        name: ScriptedEngine(room.tokenizer, lambda _: "words " * 40) for name in ("teacher", "student", "judge")
+    }
+
+    async def start(wanted, *_):
+        assert wanted["judge"].model_name_or_path == "some/judge"
+        return engines
+
+    monkeypatch.setattr(src.seats, "_start_engines", start)
+    monkeypatch.setattr(src.seats, "_check_models", lambda wanted: None)
+
+    async def judge() -> str:
+        models = ModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
+        seats = await src.seats.open_seats(*models, generation, 1, tmp_path)
+        try:
+            said = [{"role": "teacher", "content": "Hello."}]
+            return await seats.judge.judge("does_not_leak_answer", said, "fractions", 0)
+        finally:
+            seats.answers.shutdown()
+
+    text = asyncio.run(judge())
+    ((prompt, sampling, _),) = engines["judge"].calls
+    assert room.tokenizer.decode(prompt) == "<user>fractions: Hello." and sampling.max_tokens == 11
+    assert text.startswith("words words") and len(room.tokenizer.encode(text)) <= 11
 
 
 @pytest.fixture
