@@ -187,6 +187,27 @@ def test_conversations_that_are_too_long_are_told_about(tmp_path, blank, caplog)
         trainer_of(config)
 
 
+def test_options_reach_trl(tmp_path, blank, corpus):
+    overrides = (
+        "train.gradient_accumulation_steps=3",
+        "train.gradient_checkpointing=false",
+        "train.per_device_train_batch_size=5",
+        "train.learning_rate=3e-4",
+        "train.lr_scheduler_type=cosine",
+        "train.warmup=7",
+        "train.optimizer=adafactor",
+        "train.epochs=4",
+        "train.max_steps=11",
+        "logging.save_steps=6",
+        "seed=13",
+    )
+    arguments = sft.sft_arguments(make_config(tmp_path, blank, corpus, *overrides), tmp_path)
+    assert (arguments.gradient_accumulation_steps, arguments.per_device_train_batch_size) == (3, 5)
+    assert (arguments.learning_rate, arguments.lr_scheduler_type, arguments.warmup_steps) == (3e-4, "cosine", 7)
+    assert (arguments.num_train_epochs, arguments.max_steps, arguments.save_steps, arguments.seed) == (4, 11, 6, 13)
+    assert arguments.optim == "adafactor" and not arguments.gradient_checkpointing and arguments.max_length == 128
+
+
 # What is left behind ------------------------------------------------------------------------------------------------
 
 
