@@ -3,7 +3,14 @@
 import math
 import re
 
-from config.base import GenerationConfig, HuggingFaceConfig, JudgeModelConfig, LoggingConfig, VllmConfig
+from config.base import (
+    ApiModelConfig,
+    GenerationConfig,
+    HuggingFaceConfig,
+    JudgeModelConfig,
+    LoggingConfig,
+    VllmConfig,
+)
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from config.values import (
     ENGINE_DTYPES,
@@ -69,9 +76,15 @@ def check_train_rl(config: TrainRLConfig) -> None:
         ConfigError: with the values, the rule and the fix.
     """
     check_generation(config.generation)
-    check_engine("teacher_model", config.teacher_model.vllm)
-    check_engine("student_model", config.student_model.vllm)
+    check_model("teacher_model", config.teacher_model, config.generation)
+    check_model("student_model", config.student_model, config.generation)
     check_judge(config.judge_model, config.generation)
+    if config.teacher_model.is_remote:
+        raise ConfigError(
+            "teacher_model is behind an API, which gives neither token ids nor log-probs and takes no weights: GRPO "
+            "trains a model on an engine of its server. Leave out its base_url, use_openrouter and use_gemini. eval.py "
+            "can measure a teacher behind an API."
+        )
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     check_seed(config.seed)
@@ -177,38 +190,43 @@ def check_engine(name: str, options: VllmConfig) -> None:
 
 def check_judge(judge: JudgeModelConfig, generation: GenerationConfig) -> None:
     """How the judge is reached, how fast and for how much money, and how many of its failures are borne."""
-    check_engine("judge_model", judge.vllm)
+    check_model("judge_model", judge, generation)
     check_between("judge_model.max_failed_share", judge.max_failed_share, 0, 1)
     check_at_least("judge_model.replies_per_attempt", judge.replies_per_attempt, 1)
-    _check_api(judge)
-    if judge.is_remote and judge.deadline_s >= generation.sample_timeout_s:
+
+
+def check_model(name: str, model: ApiModelConfig, generation: GenerationConfig) -> None:
+    """How a seat's model is loaded, or how it is reached, how fast and for how much money."""
+    check_engine(name, model.vllm)
+    _check_api(name, model)
+    if model.is_remote and model.deadline_s >= generation.sample_timeout_s:
         raise ConfigError(
-            f"judge_model.deadline_s is {judge.deadline_s:g}; it must be less than generation.sample_timeout_s "
-            f"({generation.sample_timeout_s:g}), or the trainer gives up before the judge is given up."
+            f"{name}.deadline_s is {model.deadline_s:g}; it must be less than generation.sample_timeout_s "
+            f"({generation.sample_timeout_s:g}), or the batch is given up before the model is."
         )
 
 
-def _check_api(judge: JudgeModelConfig) -> None:
-    if judge.base_url is not None and not judge.base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"judge_model.base_url is {judge.base_url!r}; it must begin with http:// or https://.")
-    if judge.use_openrouter and judge.use_gemini:
-        raise ConfigError("judge_model.use_openrouter and judge_model.use_gemini are both set: choose one.")
-    check_choice("judge_model.response_format", judge.response_format, RESPONSE_FORMATS)
-    check_at_least("judge_model.max_concurrent_requests", judge.max_concurrent_requests, 1)
+def _check_api(name: str, model: ApiModelConfig) -> None:
+    if model.base_url is not None and not model.base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"{name}.base_url is {model.base_url!r}; it must begin with http:// or https://.")
+    if model.use_openrouter and model.use_gemini:
+        raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
+    check_choice(f"{name}.response_format", model.response_format, RESPONSE_FORMATS)
+    check_at_least(f"{name}.max_concurrent_requests", model.max_concurrent_requests, 1)
     for key in ("requests_per_minute", "tokens_per_minute"):
-        if getattr(judge, key) is not None:
-            check_at_least(f"judge_model.{key}", getattr(judge, key), 1)
+        if getattr(model, key) is not None:
+            check_at_least(f"{name}.{key}", getattr(model, key), 1)
     for key in ("request_timeout_s", "deadline_s"):
-        check_above(f"judge_model.{key}", getattr(judge, key), 0)
+        check_above(f"{name}.{key}", getattr(model, key), 0)
     for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
-        check_at_least(f"judge_model.{key}", getattr(judge, key), 0)
-        if judge.max_cost_usd is not None and getattr(judge, key) == 0:
+        check_at_least(f"{name}.{key}", getattr(model, key), 0)
+        if model.max_cost_usd is not None and getattr(model, key) == 0:
             raise ConfigError(
-                f"judge_model.max_cost_usd is {judge.max_cost_usd}; it needs judge_model.{key}, because each request "
+                f"{name}.max_cost_usd is {model.max_cost_usd}; it needs {name}.{key}, because each request "
                 "is held to its worst case before it is sent."
             )
-    if judge.max_cost_usd is not None:
-        check_at_least("judge_model.max_cost_usd", judge.max_cost_usd, 0)
+    if model.max_cost_usd is not None:
+        check_at_least(f"{name}.max_cost_usd", model.max_cost_usd, 0)
 
 
 def check_logging(logging: LoggingConfig) -> None:

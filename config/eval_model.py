@@ -2,8 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from config.base import DatasetSource, GenerationConfig, JudgeModelConfig, LoggingConfig, ModelConfig, lesson_plans
-from config.checks import check_engine, check_generation, check_judge, check_logging, check_seed
+from config.base import (
+    ApiModelConfig,
+    DatasetSource,
+    GenerationConfig,
+    JudgeModelConfig,
+    LoggingConfig,
+    lesson_plans,
+)
+from config.checks import check_generation, check_judge, check_logging, check_model, check_seed
 from config.values import check_above, check_limit
 from src.api import LARGEST_BATCH
 from src.errors import ConfigError
@@ -36,8 +43,8 @@ class EvalConfig:
     server_url: str | None = None
     samplings: list[str] = field(default_factory=lambda: list(SAMPLINGS))
     num_samples_per_problem: int = 1
-    teacher_model: ModelConfig = field(default_factory=ModelConfig)
-    student_model: ModelConfig = field(default_factory=ModelConfig)
+    teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
+    student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
@@ -89,9 +96,14 @@ def _check_classroom(config: EvalConfig) -> None:
     """What counts only if the conversations are held in this process."""
     generation = config.generation
     check_generation(generation)
-    check_engine("teacher_model", config.teacher_model.vllm)
-    check_engine("student_model", config.student_model.vllm)
+    check_model("teacher_model", config.teacher_model, generation)
+    check_model("student_model", config.student_model, generation)
     check_judge(config.judge_model, generation)
+    if config.teacher_model.is_remote and generation.force_thinking:
+        raise ConfigError(
+            "generation.force_thinking is true, but teacher_model is behind an API, whose messages cannot be begun for "
+            "it: set generation.force_thinking=false."
+        )
     solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
     if "end_rm" in reward_weights(config) and not solves:
         raise ConfigError(

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from config.base import (
+    ApiModelConfig,
     DatasetSource,
     GenerationConfig,
     HuggingFaceConfig,
     JudgeModelConfig,
     LoggingConfig,
-    ModelConfig,
     lesson_plans,
 )
 from src.judging import SCORING_RULES
@@ -75,11 +75,12 @@ class TrainDatasetConfig:
 @dataclass
 class TrainRLConfig:
     """Everything that the server and the trainer read. `skip_first_samples` leaves out as many problems at the
-    beginning of the shuffled data."""
+    beginning of the shuffled data. The teacher is trained, so it has to be an engine of the server: not behind an API.
+    """
 
     train: TrainConfig = field(default_factory=TrainConfig)
-    teacher_model: ModelConfig = field(default_factory=ModelConfig)
-    student_model: ModelConfig = field(default_factory=ModelConfig)
+    teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
+    student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)

@@ -75,8 +75,9 @@ class ConversationRecord(BaseModel):
     """A finished conversation, whole: what the trainer learns from, the journal keeps and the reports show.
 
     `prompt_ids` is the teacher's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1
-    marking what the policy sampled. `rewards` holds each reward's value, `reward` their weighted sum; both are null
-    for a conversation without a verdict.
+    marking what the policy sampled; all four are empty for a teacher behind an API. `rewards` holds each reward's
+    value, `reward` their weighted sum; both are null for a conversation without a verdict, and for one with a
+    `failure`: it could not go on because a model refused to answer.
     """
 
     id: str
@@ -95,6 +96,7 @@ class ConversationRecord(BaseModel):
     rewards: dict[str, float | None]
     reward: float | None
     rejected: bool
+    failure: str | None = None
     prompt_ids: list[int]
     completion_ids: list[int]
     mask: list[int]
@@ -123,6 +125,7 @@ class ConversationRecord(BaseModel):
             rewards=conversation.rewards,
             reward=reward,
             rejected=conversation.rejected,
+            failure=conversation.failure,
             prompt_ids=buffer.prompt_ids if buffer else [],
             completion_ids=buffer.completion_ids if buffer else [],
             mask=buffer.mask if buffer else [],
@@ -141,6 +144,7 @@ class ConversationRecord(BaseModel):
             verdicts=self.verdicts,
             solutions=self.solutions,
             rewards=self.rewards,
+            failure=self.failure,
             state=State(self.state),
         )
 
@@ -148,13 +152,15 @@ class ConversationRecord(BaseModel):
 class SampleResponse(BaseModel):
     """Answer of `/sample_conversations` and `/wait_batch`: one record per entry of the request, in its order.
 
-    `judge` is what judging it took, where the judge is behind an API.
+    `judge`, `student` and `teacher` are what it took of those seats that are behind an API.
     """
 
     request_id: str
     policy: PolicyVersion
     conversations: list[ConversationRecord]
     judge: Usage | None = None
+    student: Usage | None = None
+    teacher: Usage | None = None
 
 
 class RewardRequest(_Strict):

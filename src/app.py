@@ -52,9 +52,18 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
 RUNNING = Gauge("classroom_running_conversations", "Conversations that are being played")
 FINISHED = Gauge("classroom_finished_conversations", "Conversations that finished since the server started")
-JUDGE_CALLS = Gauge("classroom_judge_calls", "Requests of this run to a judge behind an API", ["model", "outcome"])
-JUDGE_TOKENS = Gauge("classroom_judge_tokens", "Tokens of this run's judging, by the provider's count", ["kind"])
-JUDGE_USD = Gauge("classroom_judge_usd", "Dollars spent on judging, and held for requests of unknown fate", ["state"])
+
+
+def _gauges(what: str, description: str, *labels: str) -> dict[str, Gauge]:
+    return {
+        seat: Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
+        for seat in ("judge", "student", "teacher")
+    }
+
+
+CALLS = _gauges("calls", "Requests of this run to", "model", "outcome")
+TOKENS = _gauges("tokens", "Tokens of this run, by the provider's count, of", "kind")
+USD = _gauges("usd", "Dollars spent, and held for requests of unknown fate, on", "state")
 
 
 def serve(config: TrainRLConfig) -> None:
@@ -245,7 +254,7 @@ def _add_status_routes(app: FastAPI) -> None:
         seats = desk.classroom.seats
         return Health(
             status="ok",
-            seats={name: engine.health() for name, engine in seats.engines.items()},
+            seats=seats.health(),
             policy=seats.teacher.policy,
             run_folder=str(request.app.state.run_folder),
             running_requests=desk.running,
@@ -259,15 +268,15 @@ def _add_status_routes(app: FastAPI) -> None:
         POLICY_VERSION.set(desk.classroom.seats.teacher.policy.version)
         RUNNING.set(desk.classroom.running)
         FINISHED.set(desk.classroom.finished)
-        if desk.classroom.seats.judge_api is not None:
-            _show_judge_calls(desk.classroom.seats.judge_api.ledger)
+        for seat, api in desk.classroom.seats.apis.items():
+            _show_calls(seat, api.ledger)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _show_judge_calls(ledger: "CallLedger") -> None:
+def _show_calls(seat: str, ledger: "CallLedger") -> None:
     for (model, outcome), count in ledger.outcomes.items():
-        JUDGE_CALLS.labels(model, outcome).set(count)
-    JUDGE_TOKENS.labels("prompt").set(ledger.prompt_tokens)
-    JUDGE_TOKENS.labels("completion").set(ledger.completion_tokens)
-    JUDGE_USD.labels("spent").set(ledger.spent_usd)
-    JUDGE_USD.labels("reserved").set(ledger.reserved_usd)
+        CALLS[seat].labels(model, outcome).set(count)
+    TOKENS[seat].labels("prompt").set(ledger.prompt_tokens)
+    TOKENS[seat].labels("completion").set(ledger.completion_tokens)
+    USD[seat].labels("spent").set(ledger.spent_usd)
+    USD[seat].labels("reserved").set(ledger.reserved_usd)

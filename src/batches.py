@@ -158,7 +158,9 @@ async def open_desk(
         EngineFailure: if a model cannot be loaded.
     """
     generation = models.generation
-    rules = classroom_rules(generation, reward_weights, models.teacher_model.vllm.max_length, graded)
+    teacher = models.teacher_model  # the context of one behind an API is not known here
+    context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
+    rules = classroom_rules(generation, reward_weights, context, graded)
     models_of_seats = (models.teacher_model, models.student_model, models.judge_model)
     seats = await open_seats(*models_of_seats, generation, models.seed, run_folder)
     journal = Journal(run_folder)

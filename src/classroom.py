@@ -16,7 +16,7 @@ from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleRespo
 from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.data import Problem
-from src.errors import EngineFailure, PolicyMismatch, ProviderFailure, StorageError
+from src.errors import EngineFailure, PolicyMismatch, ProviderFailure, RequestRefused, StorageError
 from src.inference_providers.base import Completion, Sampling
 from src.inference_providers.call_ledger import BATCH
 from src.journal import Journal, conversation_id
@@ -27,8 +27,8 @@ from src.replay import History, replay
 from src.rewards import REWARDS, weighted_sum
 from src.schedule import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.seats import Seats
-from src.teacher_prompt import first_messages, forced_ids, opened_thought, opening_turns
-from src.turns import PolicyVersion, Turn
+from src.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
+from src.turns import PolicyVersion, Turn, approximate_tokens
 
 __all__ = ["Classroom", "Conversation", "parse_judge_output"]
 
@@ -57,11 +57,13 @@ class Play:
     history: History = field(default_factory=History)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
-        """The sampling of the next answer, with a seed of its own where the request fixes seeds."""
-        if not self.request.fixed_seeds:
-            return sampling
+        """The sampling of the next answer, with a name of its own, and with a seed of its own where the request fixes
+        seeds."""
         conversation = self.conversation
         spoken = len(conversation.turns) + len(conversation.solutions)
+        sampling = replace(sampling, draw=(conversation.id, spoken))
+        if not self.request.fixed_seeds:
+            return sampling
         parts = (self.request.seed, conversation.problem.id, self.request.step, self.occurrence, spoken)
         digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
         return replace(sampling, seed=int.from_bytes(digest[:4]))
@@ -92,10 +94,12 @@ class Classroom:
         self._reward_weights = reward_weights
         self._rules = rules
         self._options = setup_options(generation)
-        self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
-        self._opened_thought = opened_thought(generation, seats.teacher.frame)
+        self._forced_ids, self._opened_thought = [], ""
+        if seats.teacher_has_tokens:
+            self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
+            self._opened_thought = opened_thought(generation, seats.teacher.frame)
         self._steps = {
-            State.TEACHER_TURN: self._teacher_turn,
+            State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
             State.STUDENT_TURN: self._student_turn,
             State.JUDGE_TURN: self._judge_turn,
             State.GENERATE_SOLUTION: self._generate_solutions,
@@ -123,7 +127,7 @@ class Classroom:
             EngineFailure: if an engine died.
             ProviderFailure: if a model behind an API refuses every request, or does not answer until its deadline.
         """
-        api = self._seats.judge_api
+        apis = self._seats.apis
         BATCH.set(request.request_id)
         policy = self._seats.teacher.policy
         self._check_policy(request, policy)
@@ -140,14 +144,14 @@ class Classroom:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._play(play)) for play in plays]
         except BaseExceptionGroup as failures:
-            if api is not None:
+            for api in apis.values():
                 await api.land()
             raise _first(failures) from None
         return SampleResponse(
             request_id=request.request_id,
             policy=policy,
             conversations=[task.result() for task in tasks],
-            judge=api.ledger.usage(request.request_id) if api is not None else None,
+            **{seat: api.ledger.usage(request.request_id) for seat, api in apis.items()},
         )
 
     def _open(self, request: SampleRequest) -> list[Play]:
@@ -172,7 +176,7 @@ class Classroom:
         self.running += 1
         try:
             while conversation.state is not State.END:
-                await self._steps[conversation.state](play)
+                await self._step(play)
         finally:
             self.running -= 1
         reward = weighted_sum(conversation.rewards, self._reward_weights)
@@ -181,6 +185,18 @@ class Classroom:
             self._journal.append("conversation", conversation=record.id, record=record.model_dump(exclude=TOKEN_FIELDS))
         self.finished += 1
         return record
+
+    async def _step(self, play: Play) -> None:
+        conversation = play.conversation
+        try:
+            await self._steps[conversation.state](play)
+        except RequestRefused as refusal:  # by the student's or the teacher's API; a judge's is a failed attempt
+            prompt_ids, end_ids = [], []
+            if conversation.buffer is None and self._seats.teacher_has_tokens:
+                prompt_ids, end_ids = self._prompt_ids(conversation), [self._seats.teacher.frame.turn_end_id]
+            event = {"reason": str(refusal), "prompt_ids": prompt_ids, "end_ids": end_ids}
+            self._journal.append("failure", conversation=conversation.id, **event)
+            conversation.give_up(*event.values())
 
     def _body(self, request: SampleRequest) -> str:
         """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
@@ -194,11 +210,7 @@ class Classroom:
         conversation = play.conversation
         if conversation.buffer is None:
             self._open_context(conversation)
-        sampling = play.sampled_with(self._seats.teacher_sampling)
-        if play.request.greedy:
-            sampling = replace(sampling, temperature=0.0)
-        sampling = replace(sampling, max_tokens=conversation.teacher_turn_limit)
-        answer = await self._seats.teacher.generate(conversation.buffer.ids, sampling)
+        answer = await self._seats.teacher.generate(conversation.buffer.ids, self._teacher_sampling(play))
         self._check_policy(play.request, answer.policy)
         span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
         end = self._seats.teacher.frame.turn_end_id
@@ -209,6 +221,27 @@ class Classroom:
         prompt = {} if conversation.teacher_turns else {"prompt_ids": conversation.buffer.prompt_ids}
         self._write_turn(conversation, turn, [*answer.ids, *given], answer.logprobs, **prompt)
         conversation.add_teacher_turn(turn)
+
+    async def _teacher_message(self, play: Play) -> None:
+        """The turn of a teacher behind an API: text in, text out."""
+        conversation, opened = play.conversation, {}
+        messages = chat_so_far(self._generation, conversation)
+        if conversation.prompt_estimate is None:
+            estimate = sum(approximate_tokens(message["content"]) for message in messages)
+            refuse_long_prompt(conversation.problem, estimate, self._rules.max_tokens_in_conversation)
+            conversation.open_estimated(estimate)
+        if not conversation.teacher_turns:
+            opened = {"prompt_estimate": conversation.prompt_estimate}
+        answer = await self._seats.teacher.chat(messages, self._teacher_sampling(play))
+        turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
+        self._write_turn(conversation, turn, ids=(), **opened)
+        conversation.add_teacher_turn(turn)
+
+    def _teacher_sampling(self, play: Play) -> Sampling:
+        sampling = replace(
+            play.sampled_with(self._seats.teacher_sampling), max_tokens=play.conversation.teacher_turn_limit
+        )
+        return replace(sampling, temperature=0.0) if play.request.greedy else sampling
 
     async def _student_turn(self, play: Play) -> None:
         conversation = play.conversation
@@ -269,8 +302,11 @@ class Classroom:
             *(
                 self._seats.student.chat(messages, replace(sampling, max_tokens=limit))
                 for sampling in self._solution_samplings(play)
-            )
+            ),
+            return_exceptions=True,  # no request goes on behind the back of a conversation that has ended
         )
+        for failure in (said for said in texts if isinstance(said, BaseException)):
+            raise failure
         right = (self._seats.answers.is_correct(visible_text(said.text), conversation.problem.answer) for said in texts)
         grades = await asyncio.gather(*right)
         solutions = [Solution(said.text, float(grade)) for said, grade in zip(texts, grades, strict=True)]
@@ -287,11 +323,14 @@ class Classroom:
     # What each model is shown ------------------------------------------------------------------------------------
 
     def _open_context(self, conversation: Conversation) -> None:
-        setup, text = conversation.setup, conversation.problem.text
-        messages = first_messages(self._generation, text, setup.student_name, setup.type, conversation.turns)
-        prompt_ids = encode_chat(self._seats.teacher.tokenizer, messages) + self._forced_ids
+        prompt_ids = self._prompt_ids(conversation)
         refuse_long_prompt(conversation.problem, len(prompt_ids), self._rules.max_tokens_in_conversation)
         conversation.open_buffer(prompt_ids)
+
+    def _prompt_ids(self, conversation: Conversation) -> list[int]:
+        setup, text = conversation.setup, conversation.problem.text
+        messages = first_messages(self._generation, text, setup.student_name, setup.type, conversation.turns)
+        return encode_chat(self._seats.teacher.tokenizer, messages) + self._forced_ids
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
         """The dialogue from the student's chair: its persona, the teacher as user, itself as assistant."""
@@ -323,14 +362,13 @@ class Classroom:
 
     def _solution_samplings(self, play: Play) -> Sequence[Sampling]:
         base = play.sampled_with(self._seats.student_sampling)
-        if base.seed is None:
-            return [base] * self._rules.solutions
-        return [replace(base, seed=base.seed + i) for i in range(self._rules.solutions)]
+        seeds = [None if base.seed is None else base.seed + i for i in range(self._rules.solutions)]
+        return [replace(base, seed=seed, draw=(*base.draw, i)) for i, seed in enumerate(seeds)]
 
     # Small parts ---------------------------------------------------------------------------------------------------
 
     def _student_said(self, answer: Completion, persona: str | None) -> Turn:
-        return Turn("student", visible_text(answer.text), persona, len(answer.ids), answer.ended)
+        return Turn("student", visible_text(answer.text), persona, answer.tokens, answer.ended)
 
     def _write_turn(
         self, conversation: Conversation, turn: Turn, ids: Sequence[int], logprobs: Sequence[float] = (), **more: Any

@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import dropwhile
 
 from src.data import Problem
 from src.judging import Judgement, Verdict, sum_up
 from src.schedule import ConversationType, Setup
-from src.turns import TokenBuffer, Turn
+from src.turns import TokenBuffer, Turn, approximate_tokens
 
 END_OF_CONVERSATION = "<end_of_conversation>"
 _CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -70,7 +71,11 @@ class InvalidTransition(ValueError):
 
 @dataclass
 class Conversation:
-    """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged."""
+    """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged.
+
+    A teacher that gives no token ids has no `buffer`, but a `prompt_estimate`: about how many tokens its first prompt
+    has. `failure` is why the conversation could not go on.
+    """
 
     id: str
     problem: Problem
@@ -81,6 +86,8 @@ class Conversation:
     solutions: list[Solution] = field(default_factory=list)
     rewards: dict[str, float | None] = field(default_factory=dict)
     buffer: TokenBuffer | None = None
+    prompt_estimate: int | None = None
+    failure: str | None = None
     state: State = State.START
 
     def start(self, opening: Sequence[Turn] = ()) -> None:
@@ -96,6 +103,24 @@ class Conversation:
         if self.buffer is not None:
             raise InvalidTransition(f"{self.id}: the teacher's context is open already")
         self.buffer = TokenBuffer(prompt_ids)
+
+    def open_estimated(self, prompt_tokens: int) -> None:
+        """Give a teacher without token ids its first prompt, of about so many tokens."""
+        self._expect(State.TEACHER_TURN)
+        self.prompt_estimate = prompt_tokens
+
+    def give_up(self, reason: str, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = ()) -> None:
+        """Record that no more can be said: it is neither judged nor rewarded.
+
+        Args:
+            prompt_ids, end_ids: the teacher's context, for a conversation that ended before it was open. Trainers take
+                none without tokens; nothing in these was sampled.
+        """
+        self.failure = reason
+        if prompt_ids:
+            self.buffer = TokenBuffer(prompt_ids)
+            self.buffer.append_given(end_ids)
+        self.state = State.REWARD_TURN
 
     def add_teacher_turn(self, turn: Turn) -> None:
         """Record what the teacher said; its tokens are in the buffer already."""
@@ -161,9 +186,15 @@ class Conversation:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that the teacher's context still has room for."""
-        used = len(self.buffer) if self.buffer is not None else 0
+        """Tokens that the teacher's context still has room for; of a teacher without token ids approximately."""
+        used = len(self.buffer) if self.buffer is not None else self._estimated_tokens()
         return self.rules.max_tokens_in_conversation - used
+
+    def _estimated_tokens(self) -> int:
+        if self.prompt_estimate is None:
+            return 0
+        own = dropwhile(lambda turn: turn.role == "student" or turn.given, self.turns)  # the others are in the prompt
+        return self.prompt_estimate + sum(approximate_tokens(turn.text) for turn in own)
 
     @property
     def teacher_turn_limit(self) -> int:
@@ -181,8 +212,8 @@ class Conversation:
 
     @property
     def lacks_verdict(self) -> bool:
-        """True if it should have been judged and was not: no reward may be given for it."""
-        return bool(self.rules.judge_rules) and self.judgement is None
+        """True if it should have been judged and was not, or could not go on: no reward may be given for it."""
+        return self.failure is not None or bool(self.rules.judge_rules) and self.judgement is None
 
     @property
     def rejected(self) -> bool:

@@ -10,6 +10,7 @@ Events, each named by its first field after the time:
     turn          conversation  what was said, and the tokens that it added to the teacher's context
     verdict       conversation  one judge attempt
     solutions     conversation  the student's solutions after the dialogue, graded
+    failure       conversation  a model behind an API refused to answer in it, and why
     rewards       conversation  every reward
     conversation  conversation  it finished: its record, without the tokens, which its turns hold
 """

@@ -22,22 +22,27 @@ class History:
         solutions: None if they were not written yet.
         rewarded: whether its rewards are in the journal already.
         finished: whether its record is.
+        failure: why it could not go on, if it could not.
     """
 
     verdicts: dict[tuple[str, int], Verdict] = field(default_factory=dict)
     solutions: list[Solution] | None = None
     rewarded: bool = False
     finished: bool = False
+    failure: dict[str, Any] | None = None
 
 
 def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
     """Add the turns among `events` to a conversation that has just started, and return what else they tell.
 
     Args:
-        judge_again: leave out judge attempts that brought no verdict, so that they are made again.
+        judge_again: leave out judge attempts that brought no verdict, and what a model refused to answer, so that they
+            are made again.
     """
     history = History()
     for event in events:
+        if history.failure is not None and event["event"] in ("turn", "solutions"):  # it could go on later
+            history.failure, history.rewarded, history.finished = None, False, False
         match event["event"]:
             case "turn":
                 _add_turn(conversation, event)
@@ -46,6 +51,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
                 history.verdicts[verdict.rule, verdict.attempt] = verdict
             case "solutions":
                 history.solutions = _SOLUTIONS.validate_python(event["solutions"])
+            case "failure":
+                history.failure = event
             case "rewards":
                 history.rewarded = True
             case "conversation":
@@ -55,6 +62,10 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
         for key in failed:
             del history.verdicts[key]
         history.rewarded = history.finished = False
+    if history.failure is not None and judge_again:
+        history.failure, history.rewarded, history.finished = None, False, False
+    if history.failure is not None:
+        conversation.give_up(*(history.failure[name] for name in ("reason", "prompt_ids", "end_ids")))
     return history
 
 
@@ -62,6 +73,9 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
     """The teacher's context after these events; None if it was never opened."""
     buffer = None
     for event in events:
+        if event["event"] == "failure" and event["prompt_ids"]:
+            buffer = TokenBuffer(event["prompt_ids"])
+            buffer.append_given(event["end_ids"])
         if event["event"] == "turn":
             if "prompt_ids" in event:
                 buffer = TokenBuffer(event["prompt_ids"])
@@ -77,7 +91,10 @@ def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
         return
     if "prompt_ids" in event:
         conversation.open_buffer(event["prompt_ids"])
-    _add_tokens(conversation.buffer, event["ids"], event["logprobs"])
+    if "prompt_estimate" in event:
+        conversation.open_estimated(event["prompt_estimate"])
+    if conversation.buffer is not None:
+        _add_tokens(conversation.buffer, event["ids"], event["logprobs"])
     conversation.add_teacher_turn(turn)
 
 

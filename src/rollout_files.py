@@ -67,6 +67,7 @@ _SCHEMA = pa.schema(
         ("rewards", pa.string()),
         ("reward", pa.float64()),
         ("rejected", pa.bool_()),
+        ("failure", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("completion_ids", pa.list_(pa.int32())),
         ("mask", pa.list_(pa.int8())),

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.base import GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
+from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
 from src.answers import AnswerChecker
+from src.api import EngineHealth
 from src.chat_template import ReplyFrame
 from src.inference_providers.base import ChatEngine, Judge, Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
-from src.inference_providers.open_router_inference import ChatEngineJudge, OpenAICompatibleJudge
+from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
 from src.pretrained import check_model, load_tokenizer
 from src.prompt_check import check_prompts
@@ -23,24 +24,42 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 RUBRIC = "rubric"
 JUDGE_CALLS_NAME = "judge_calls.sqlite"
+"""The ledger of a seat is `<seat>_calls.sqlite`: each has a cap of its own."""
 
 
 @dataclass
 class Seats:
     """Who speaks in which role, and how each is sampled. `judge` is None when nothing is judged.
 
-    `engines` are the vLLM engines by seat name, for health and shutdown. `judge_api` is what a judge behind an API is
-    asked through. `answers` compares the student's boxed answers with the reference.
+    `engines` are the vLLM engines by seat name, `apis` what the seats behind an API are asked through. `answers`
+    compares the student's boxed answers with the reference.
     """
 
-    teacher: "VllmEngine"
+    teacher: "VllmEngine | ApiChatEngine"
     teacher_sampling: Sampling
     student: ChatEngine
     student_sampling: Sampling
     judge: Judge | None
     engines: dict[str, "VllmEngine"] = field(default_factory=dict)
-    judge_api: ChatApi | None = None
+    apis: dict[str, ChatApi] = field(default_factory=dict)
     answers: AnswerChecker = field(default_factory=AnswerChecker)
+
+    @property
+    def teacher_has_tokens(self) -> bool:
+        """Whether the teacher takes and gives token ids; one behind an API takes and gives text."""
+        return not isinstance(self.teacher, ApiChatEngine)
+
+    def health(self) -> dict[str, EngineHealth]:
+        """What is in each seat but an embedded judge.
+
+        Raises:
+            EngineFailure: if an engine died.
+        """
+        remote = {
+            seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[])
+            for seat, api in self.apis.items()
+        }
+        return {seat: engine.health() for seat, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:
         """Raises:
@@ -54,13 +73,13 @@ class Seats:
         for engine in self.engines.values():
             engine.shutdown()
         self.answers.shutdown()
-        if self.judge_api is not None:
-            self.judge_api.ledger.close()
+        for api in self.apis.values():
+            api.ledger.close()
 
 
 async def open_seats(
-    teacher: ModelConfig,
-    student: ModelConfig,
+    teacher: ApiModelConfig,
+    student: ApiModelConfig,
     judge: JudgeModelConfig,
     generation: GenerationConfig,
     seed: int,
@@ -71,12 +90,16 @@ async def open_seats(
     Raises:
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
         DataError: if a prompt template is missing or wrong.
-        ConfigError: if a model folder is missing or damaged, or the judge's API key is missing.
-        StorageError: if the record of the judge's requests in `run_folder` cannot be used.
+        ConfigError: if a model folder is missing or damaged, or an API key is missing.
+        StorageError: if the record of paid requests in `run_folder` cannot be used.
     """
     wanted = engine_seats(teacher, student, judge, generation)
-    api = _judge_api(judge, generation, run_folder)
-    remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, api)
+    apis = {
+        seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", model.max_cost_usd), seat)
+        for seat, model in _models_in_use(teacher, student, judge, generation).items()
+        if model.is_remote
+    }
+    remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))
     check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
     _check_models(wanted)
     engines = await _start_engines(wanted, generation, seed)
@@ -84,32 +107,32 @@ async def open_seats(
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
         remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
     return Seats(
-        teacher=engines["teacher"],
+        teacher=engines.get("teacher") or ApiChatEngine(teacher, apis["teacher"]),
         teacher_sampling=_sampling(teacher.vllm, generation.max_tokens_per_turn),
-        student=engines["student"],
+        student=engines.get("student") or ApiChatEngine(student, apis["student"]),
         student_sampling=_sampling(student.vllm, generation.max_tokens_per_turn),
         judge=remote_judge,
         engines=engines,
-        judge_api=api,
+        apis=apis,
         answers=AnswerChecker(generation.answer_timeout_s),
     )
 
 
 def engine_seats(
-    teacher: ModelConfig, student: ModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
+    teacher: ApiModelConfig, student: ApiModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
 ) -> dict[str, ModelConfig]:
     """The seats whose models are loaded into engines of this server."""
-    wanted = {"teacher": teacher, "student": student}
-    elsewhere = judge.model_name_or_path == RUBRIC or judge.is_remote
-    if generation.judges_rules_prompts_paths and not elsewhere:
-        wanted["judge"] = judge
-    return wanted
+    models = _models_in_use(teacher, student, judge, generation)
+    return {seat: model for seat, model in models.items() if not model.is_remote}
 
 
-def _judge_api(judge: JudgeModelConfig, generation: GenerationConfig, run_folder: Path) -> ChatApi | None:
-    if not (generation.judges_rules_prompts_paths and judge.is_remote) or judge.model_name_or_path == RUBRIC:
-        return None
-    return ChatApi(judge, CallLedger(run_folder / JUDGE_CALLS_NAME, judge.max_cost_usd), "judge")
+def _models_in_use(
+    teacher: ApiModelConfig, student: ApiModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
+) -> dict[str, ApiModelConfig]:
+    models = {"teacher": teacher, "student": student}
+    if generation.judges_rules_prompts_paths and judge.model_name_or_path != RUBRIC:
+        models["judge"] = judge
+    return models
 
 
 def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig, api: ChatApi | None) -> Judge | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from config.base import GenerationConfig
 from src.chat_template import Message, ReplyFrame
-from src.conversation import visible_text
+from src.conversation import Conversation, visible_text
 from src.prompts import render, variables_of
 from src.schedule import ConversationType
 from src.turns import Turn
@@ -55,6 +55,23 @@ def first_messages(
         if kind is ConversationType.ATTEMPTED and generation.initial_attempt_wrapper_prompt_path:
             text = render(generation.initial_attempt_wrapper_prompt_path, attempt=text)
         messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": text})
+    return messages
+
+
+def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> list[Message]:
+    """The dialogue from the teacher's chair, for a teacher that is given text instead of token ids.
+
+    Its own messages keep their thoughts. Where the teacher speaks first, its prompt comes as the user's message instead
+    of the system's: not every API answers when no user has spoken.
+    """
+    setup, turns = conversation.setup, conversation.turns
+    first = next((i for i, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
+    problem, name = conversation.problem.text, setup.student_name
+    messages = first_messages(generation, problem, name, setup.type, turns[:first])
+    if first == 0:
+        messages[0]["role"] = "user"
+    for turn in turns[first:]:
+        messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": turn.text})
     return messages
 
 

@@ -322,7 +322,7 @@ def test_there_is_no_number_that_may_be_anything():
 
 
 def _of_any_seat(key: str) -> str:
-    return re.sub(r"^(teacher|student|judge)_model\.vllm", "model.vllm", key)
+    return re.sub(r"^(teacher|student|judge)_model\.", "model.", key)
 
 
 def _leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

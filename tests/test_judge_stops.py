@@ -134,10 +134,10 @@ def test_metrics_tell_what_judging_cost(judged, endpoint):
 
 
 def test_ranks_add_up():
-    from src.grpo.rollout import judge_metrics
+    from src.grpo.rollout import usage_metrics
 
     ranks = [Usage(3, 1, 1, {"500": 1}, 100, 10, 0.5, 0.25, 4.0), None, Usage(2, 0, 0, {}, 50, 5, 0.25, 0.0, 4.5)]
-    assert judge_metrics(ranks) == {
+    assert usage_metrics("judge", ranks) == {
         "judge/calls": 5,
         "judge/failed_calls": 1,
         "judge/unusable_replies": 1,
@@ -146,4 +146,4 @@ def test_ranks_add_up():
         "judge/reserved_usd": 0.25,
         "judge/run_cost_usd": 4.5,
     }
-    assert judge_metrics([None]) == {}
+    assert usage_metrics("student", [None]) == {}

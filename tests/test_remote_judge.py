@@ -103,7 +103,7 @@ class Server:
             rules = self.generation.judges_rules_prompts_paths
             self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
             desk = self.room.open(self.generation)
-            desk.classroom.seats.judge_api = api
+            desk.classroom.seats.apis["judge"] = api
             try:
                 return await work(desk)
             finally:

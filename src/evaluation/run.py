@@ -188,7 +188,7 @@ async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[T
     desk = await open_desk(config, reward_weights(config), graded=True, run_folder=folder)
     seats = desk.classroom.seats
     try:
-        yield Tutor(desk.sample, seats.engines["teacher"].health(), seats.teacher.policy)
+        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy)
     finally:
         seats.shutdown()
 

@@ -41,6 +41,7 @@ class GRPOProgress(Progress):
         for name in ("rollout", "publish", "train"):
             if line.get(f"seconds/{name}") is not None:
                 parts.append(f"{name} {line[f'seconds/{name}']:.1f} s")
-        if line.get("judge/run_cost_usd"):
-            parts.append(f"judged for ${line['judge/run_cost_usd']:.4f} so far")
+        for seat, done in (("judge", "judged"), ("student", "student answered")):
+            if line.get(f"{seat}/run_cost_usd"):
+                parts.append(f"{done} for ${line[f'{seat}/run_cost_usd']:.4f} so far")
         return "  ".join(parts)

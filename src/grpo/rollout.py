@@ -64,7 +64,9 @@ class ClassroomRollout:
         records = response.conversations
         trainer.gpus.take()
         self._check_judging(records)
-        metrics = batch_metrics(records) | judge_metrics(gather_object([response.judge]))
+        metrics = batch_metrics(records)
+        for seat in ("judge", "student"):
+            metrics |= usage_metrics(seat, gather_object([getattr(response, seat)]))
         for name, value in metrics.items():
             trainer.record_metric(name, value)
         trainer.record_metric("seconds/rollout", time.monotonic() - started)
@@ -161,24 +163,24 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     return metrics
 
 
-def judge_metrics(usages: Sequence[Usage | None]) -> dict[str, float]:
-    """What judging a batch took, over all ranks; nothing for a judge that is not behind an API.
+def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]:
+    """What a batch took of a seat's API, over all ranks; nothing for a seat that is not behind one.
 
-    `judge/run_cost_usd` is the spending of the whole run so far, as the server that spent most counts it.
+    `…/run_cost_usd` is the spending of the whole run so far, as the server that spent most counts it.
     """
     known = [usage for usage in usages if usage is not None]
     if not known:
         return {}
     return {
-        "judge/calls": sum(usage.calls for usage in known),
-        "judge/failed_calls": sum(sum(usage.failures.values()) for usage in known),
-        "judge/unusable_replies": sum(usage.unusable for usage in known),
-        "judge/tokens": sum(usage.prompt_tokens + usage.completion_tokens for usage in known),
-        "judge/cost_usd": sum(usage.cost_usd for usage in known),
-        "judge/reserved_usd": sum(usage.reserved_usd for usage in known),
-        "judge/run_cost_usd": max(usage.run_cost_usd for usage in known),
+        f"{seat}/calls": sum(usage.calls for usage in known),
+        f"{seat}/failed_calls": sum(sum(usage.failures.values()) for usage in known),
+        f"{seat}/unusable_replies": sum(usage.unusable for usage in known),
+        f"{seat}/tokens": sum(usage.prompt_tokens + usage.completion_tokens for usage in known),
+        f"{seat}/cost_usd": sum(usage.cost_usd for usage in known),
+        f"{seat}/reserved_usd": sum(usage.reserved_usd for usage in known),
+        f"{seat}/run_cost_usd": max(usage.run_cost_usd for usage in known),
     }
 
 
 def _judge_error(record: ConversationRecord) -> str:
-    return next((verdict.error for verdict in record.verdicts if verdict.error), "it was not judged")
+    return record.failure or next((verdict.error for verdict in record.verdicts if verdict.error), "it was not judged")

@@ -9,25 +9,34 @@ from src.turns import PolicyVersion
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one answer is sampled. `seed` None draws freely; `max_tokens` is cut to what the context has room for."""
+    """How one answer is sampled. `seed` None draws freely; `max_tokens` is cut to what the context has room for. `draw`
+    names this one answer among others to the same prompt, for engines that keep what they answered."""
 
     temperature: float
     top_p: float = 1.0
     top_k: int = -1
     max_tokens: int = 1024
     seed: Optional[int] = None
+    draw: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Completion:
     """What an engine sampled: ids with one log-prob each (of the distribution that was sampled from), the text with
-    special tokens in it but without the end token, and whether the model ended it itself."""
+    special tokens in it but without the end token, and whether the model ended it itself. A model behind an API gives
+    no ids; `counted` is then how many tokens its provider counted."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     ended: bool
     policy: Optional[PolicyVersion] = None
+    counted: Optional[int] = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were sampled."""
+        return len(self.ids) if self.counted is None else self.counted
 
 
 class TokenEngine(Protocol):

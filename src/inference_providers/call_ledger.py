@@ -50,9 +50,9 @@ class Figures:
 
 @dataclass
 class Usage:
-    """What a batch's judging took: requests sent, how many of them were repeats after a failure, replies that were
-    paid for and held no verdict, failures by kind, the provider's tokens and dollars, and dollars held for requests
-    whose fate is unknown. `run_cost_usd` is the whole run's spending so far."""
+    """What a batch took of one seat's API: requests sent, how many of them were repeats after a failure, replies that
+    were paid for and of no use (a judge's without a verdict), failures by kind, the provider's tokens and dollars, and
+    dollars held for requests whose fate is unknown. `run_cost_usd` is the whole run's spending so far."""
 
     calls: int = 0
     retries: int = 0
@@ -125,10 +125,17 @@ class CallLedger:
 
     def find(self, key: str) -> str | None:
         """The reply to a request of this content, usable or not, if one was ever received."""
+        found = self.find_reply(key)
+        return found[0] if found else None
+
+    def find_reply(self, key: str) -> tuple[str, Figures] | None:
+        """As `find`, with what the reply took; no tokens if the provider did not say."""
         row = self._run(
-            "SELECT text FROM calls WHERE key = ? AND outcome IN (?, ?) ORDER BY id LIMIT 1", key, USABLE, UNUSABLE
+            "SELECT text, prompt_tokens, completion_tokens, cost_usd FROM calls WHERE key = ? AND outcome IN (?, ?) "
+            "ORDER BY id LIMIT 1",
+            *(key, USABLE, UNUSABLE),
         ).fetchone()
-        return row[0] if row else None
+        return (row[0], Figures(*row[1:])) if row else None
 
     def usage(self, batch: str) -> Usage:
         """What the requests of a batch took, earlier processes' included."""

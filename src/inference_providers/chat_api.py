@@ -48,7 +48,7 @@ class ChatRequest:
     messages: Sequence[dict[str, str]]
     sampling: Sampling
     schema: dict[str, Any] | None = None
-    asking: tuple[int, ...] = ()
+    asking: tuple[str | int | None, ...] = ()
 
     def key(self, model: str) -> str:
         """A digest of the request's content and the model it goes to."""
@@ -91,7 +91,7 @@ class ChatApi:
     """One API, its models in order of preference, and the ledger that every request to them is entered in.
 
     Args:
-        role: who speaks through it, for messages: "judge".
+        role: who speaks through it, for messages: "judge", "student", "teacher".
         clock, sleep: for tests.
 
     Raises:
@@ -121,6 +121,16 @@ class ChatApi:
         self._last_answer = -1.0
         self._last_failure: Failure | None = None
         self._last_heartbeat = -_HEARTBEAT_S
+
+    @property
+    def model(self) -> str:
+        """The model that is asked first."""
+        return self._models[0].name
+
+    @property
+    def url(self) -> str:
+        """The API's address."""
+        return str(self._client.base_url)
 
     async def ask(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> Answer:
         """The answer of the first model that gives one. `is_usable` tells the ledger whether it is any good.
@@ -204,7 +214,7 @@ class ChatApi:
         return True
 
     def _name(self, model: _Model) -> str:
-        return f"The {self._role} {model.name} ({self._client.base_url})"
+        return f"The {self._role} {model.name} ({self.url})"
 
     def _key_hint(self) -> str:
         variable = key_variable(self._config)
@@ -226,7 +236,7 @@ class ChatApi:
         self._tell(now, waiting_since)
         last = self._last_failure.message if self._last_failure is not None else "none"
         message = (
-            f"The {self._role} {' and '.join(model.name for model in self._models)} ({self._client.base_url}) did not "
+            f"The {self._role} {' and '.join(model.name for model in self._models)} ({self.url}) did not "
             f"answer within {self._role}_model.deadline_s = {deadline_s:g} s; the last failure: {last}"
         )
         late = now >= waiting_since + deadline_s
