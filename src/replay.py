@@ -65,6 +65,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
     if history.failure is not None and judge_again:
         history.failure, history.rewarded, history.finished = None, False, False
     if history.failure is not None:
+        order = conversation.rules.judge_rules.index
+        conversation.verdicts = sorted(history.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
         conversation.give_up(*(history.failure[name] for name in ("reason", "prompt_ids", "end_ids")))
     return history
 

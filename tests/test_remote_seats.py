@@ -202,7 +202,7 @@ def test_what_a_provider_refuses_costs_one_conversation_and_not_the_batch(
         assert read_records(tmp_path / "records.parquet")[2].failure == failed.failure
         asked = len(endpoint.calls)
         again = Server(room, maths, endpoint.url, "student")
-        assert again.sample() == response and len(endpoint.calls) == asked
+        assert again.sample().conversations == response.conversations and len(endpoint.calls) == asked
         assert again.run(lambda desk: as_coroutine(desk.record(failed.id))) == failed
         refused = 10**6  # the provider thought better of it
         mended = Server(room, maths, endpoint.url, "student").sample(REQUEST.model_copy(update={"judge_again": True}))
