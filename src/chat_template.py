@@ -26,9 +26,15 @@ def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message
     return _encode_rendered(tokenizer, rendered, [message["content"] for message in messages])
 
 
-def _render(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> str:
+def encode_dialogue(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
+    """Token ids of `messages` and nothing after them: for a model that reads and does not reply."""
+    rendered = _render(tokenizer, [message["role"] for message in messages], reply_follows=False)
+    return _encode_rendered(tokenizer, rendered, [message["content"] for message in messages])
+
+
+def _render(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str], reply_follows: bool = True) -> str:
     messages = [{"role": role, "content": _PLACEHOLDER.format(i)} for i, role in enumerate(roles)]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_follows)
 
 
 def _encode_rendered(tokenizer: "PreTrainedTokenizerBase", rendered: str, contents: Sequence[str]) -> list[int]:

@@ -154,5 +154,5 @@ def test_vllm_reads_safetensors_only_and_runs_no_code_of_models(monkeypatch: pyt
         asked.update(vars(arguments))
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", from_engine_args)
-    src.vllm.engine._load(ModelConfig("some/model"), seed=1, sleep_mode=False)
+    src.vllm.engine.load_engine(ModelConfig("some/model"), seed=1, sleep_mode=False, runner="generate")
     assert (asked["load_format"], asked["trust_remote_code"]) == ("safetensors", False)

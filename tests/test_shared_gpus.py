@@ -134,7 +134,7 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
         events: list[str] = []
         engines = [RecordingEngine(name, tokenizer, events, pause_s) for name in ("teacher", "student")]
         waiting = list(engines)
-        monkeypatch.setattr("src.vllm.engine._load", lambda model, seed, sleep_mode: waiting.pop(0))
+        monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
         monkeypatch.setattr("src.app.add_openai_routes", no_openai_routes)
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
         config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)

@@ -1,35 +1,27 @@
 """A vLLM engine in this process: a seat that is given token ids or messages and answers with sampled tokens."""
 
-import asyncio
-import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import psutil
-
 from config.base import GenerationConfig, ModelConfig
-from src.api import EngineHealth
 from src.chat_template import Message, ReplyFrame, encode_chat
 from src.errors import DataError, EngineFailure
 from src.inference_providers.base import Completion, Sampling
 from src.policy_folder import check_policy
 from src.turns import PolicyVersion
+from src.vllm.engine_process import EngineProcess, engine_errors
 from src.vllm.gate import WeightsGate
-from src.vllm.rest import Rest
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from vllm import SamplingParams
 
-logger = logging.getLogger(__name__)
 
-
-class VllmEngine:
-    """One model on vLLM's `AsyncLLM`. Build it with `await VllmEngine.start(…)`.
+class VllmEngine(EngineProcess):
+    """A model that writes, on vLLM's `AsyncLLM`. Build it with `await VllmEngine.start(…)`.
 
     Attributes:
         tokenizer: the model's tokenizer.
@@ -41,38 +33,15 @@ class VllmEngine:
     def __init__(
         self, engine: "AsyncLLM", model: ModelConfig, pids: list[int], gpus: list[str], generation: GenerationConfig
     ):
-        self._engine = engine
-        self._model = model
-        self._pids = pids
-        self._gpus = gpus
-        self._turn_timeout_s = generation.turn_timeout_s
-        self._gate = WeightsGate(generation.sample_timeout_s)
-        self._rest = Rest(engine, self._gate, engine.model_config.enable_sleep_mode)
-        self.tokenizer = engine.get_tokenizer()
+        super().__init__(engine, model, pids, gpus, generation)
         self.frame = ReplyFrame(self.tokenizer)
         self.policy = PolicyVersion()
         self.weights = f"as in {model.model_name_or_path}"
         self._stop_ids = self._find_stop_ids()
 
-    @classmethod
-    async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> "VllmEngine":
-        """Load a model. Takes about twenty seconds on a CPU, longer for large models.
-
-        Args:
-            generation: its deadlines, and whether the engine may have to give its GPU's memory back.
-
-        Raises:
-            EngineFailure: if vLLM cannot load it; the message is vLLM's.
-        """
-        before = _child_pids()
-        with _cpu_environment(model):
-            try:
-                engine = await asyncio.to_thread(_load, model, seed, generation.colocate is not False)
-                await engine.collective_rpc("end_with", args=(os.getpid(),))
-            except (RuntimeError, ValueError, OSError) as error:
-                raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
-        gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
-        return cls(engine, model, sorted(_child_pids() - before), gpus, generation)
+    @staticmethod
+    def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
+        return load_engine(model, seed, sleep_mode, runner="generate")
 
     @property
     def client(self) -> "AsyncLLM":
@@ -83,11 +52,6 @@ class VllmEngine:
     def gate(self) -> WeightsGate:
         """Inside it the weights are those of `policy`."""
         return self._gate
-
-    @property
-    def model_name(self) -> str:
-        """As it is configured."""
-        return self._model.model_name_or_path
 
     @property
     def stop_ids(self) -> list[int]:
@@ -112,7 +76,8 @@ class VllmEngine:
         params = self._sampling_params(sampling, room)
         async with self._gate.turn():
             policy = self.policy
-            output = await self._run(list(prompt_ids), params)
+            request = self._engine.generate({"prompt_token_ids": list(prompt_ids)}, params, uuid4().hex)
+            output = (await self._finish(request)).outputs[0]
         ids = tuple(output.token_ids)
         ended = output.finish_reason == "stop"
         return Completion(
@@ -138,74 +103,11 @@ class VllmEngine:
         """
         weights = check_policy(folder, policy)
         async with self._rest.loading(timeout_s):
-            with _engine_errors(self._model):
+            with engine_errors(self._model):
                 await self._engine.collective_rpc("load_policy", args=(str(folder),))
                 if not await self._engine.reset_prefix_cache():
                     raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
             self.policy, self.weights = policy, weights
-
-    async def sleep(self, timeout_s: float) -> None:
-        """Give the GPU's memory back, once all turns in flight have ended, and keep the weights in the host's memory.
-        Turns wait from now on. On CPUs that is all that happens.
-
-        Raises:
-            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; it is awake then.
-            EngineFailure: if the engine died.
-        """
-        with _engine_errors(self._model):
-            await self._rest.sleep(timeout_s)
-
-    async def wake_up(self) -> None:
-        """Take the GPU's memory again and go on with the weights that it had.
-
-        Raises:
-            GpuFull: if there is no room; it sleeps on.
-            EngineFailure: if the engine died.
-        """
-        with _engine_errors(self._model):
-            await self._rest.wake_up()
-
-    def health(self) -> EngineHealth:
-        """Model, vLLM version, and the ids of the engine's processes."""
-        import vllm
-
-        self.check_alive()
-        return EngineHealth(
-            model=self._model.model_name_or_path,
-            engine="vllm",
-            engine_version=vllm.__version__,
-            pids=self._pids,
-            gpus=self._gpus,
-            can_sleep=self._rest.can_sleep,
-            asleep=self._rest.asleep,
-        )
-
-    def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if one of its processes died.
-        """
-        if self._engine.errored:
-            raise EngineFailure(f"The engine of {self._model.model_name_or_path} died: {self._engine.dead_error}")
-
-    def shutdown(self) -> None:
-        """End the engine's processes."""
-        del self._rest
-        engine = self.__dict__.pop("_engine")  # vLLM would shut it down once more as the interpreter ends
-        engine.shutdown()
-
-    async def _run(self, prompt_ids: list[int], params: "SamplingParams"):
-        try:
-            async with asyncio.timeout(self._turn_timeout_s):
-                with _engine_errors(self._model):
-                    async for output in self._engine.generate({"prompt_token_ids": prompt_ids}, params, uuid4().hex):
-                        if output.finished:
-                            return output.outputs[0]
-        except TimeoutError:
-            raise EngineFailure(
-                f"The engine of {self._model.model_name_or_path} did not finish a turn within "
-                f"generation.turn_timeout_s = {self._turn_timeout_s:g} s."
-            ) from None
-        raise EngineFailure(f"The engine of {self._model.model_name_or_path} ended a request without an answer.")
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
         from vllm.sampling_params import RequestOutputKind
@@ -232,29 +134,15 @@ class VllmEngine:
         return sorted({self.frame.turn_end_id, *named})
 
 
-class _engine_errors:
-    """Turns vLLM's errors into one that names the engine."""
-
-    def __init__(self, model: ModelConfig):
-        self._name = model.model_name_or_path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind, error, _trace) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
-        if isinstance(error, EngineDeadError | EngineGenerateError):
-            raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
-
-
-def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
+def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncLLM":
+    """Start vLLM with a model, to write (`runner` "generate") or to be read from ("pooling")."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     options = model.vllm
     arguments = AsyncEngineArgs(
         model=model.model_name_or_path,
+        runner=runner,
         load_format="safetensors",  # "auto" would fall back to pickles
         trust_remote_code=False,
         dtype=options.dtype,
@@ -290,27 +178,3 @@ def _whole_prefills(max_length: int) -> dict[str, Any]:
     if not current_platform.is_cpu():
         return {}
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_length, 8192)}
-
-
-class _cpu_environment:
-    """Tells a vLLM engine that runs on CPUs which cores and how much cache it has; vLLM reads both as it starts."""
-
-    def __init__(self, model: ModelConfig):
-        self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib)}
-        if model.vllm.cpu_cores is not None:
-            self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._wanted}
-        os.environ.update(self._wanted)
-
-    def __exit__(self, *_error) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _child_pids() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}

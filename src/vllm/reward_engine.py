@@ -1,0 +1,84 @@
+"""A reward model on vLLM: it is given a conversation and answers with one number."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Self
+from uuid import uuid4
+
+from config.base import GenerationConfig, ModelConfig
+from src.chat_template import Message, encode_dialogue
+from src.errors import ConfigError, DataError
+from src.vllm.engine import load_engine
+from src.vllm.engine_process import EngineProcess
+
+if TYPE_CHECKING:
+    import torch
+
+_TASKS = ("classify", "token_classify")
+"""What vLLM calls the reading of one number: of the whole text, or after each of its tokens (as Qwen2.5-Math-RM-72B
+is made), of which the last counts."""
+
+
+class RewardEngine(EngineProcess):
+    """A model with a classification head of one logit. Build it with `await RewardEngine.start(…)`."""
+
+    _load = staticmethod(partial(load_engine, runner="pooling"))
+
+    @classmethod
+    async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
+        """Load a reward model; arguments as of other engines.
+
+        Raises:
+            ConfigError: if the model gives anything but one number.
+            EngineFailure: if vLLM cannot load it; the message is vLLM's.
+        """
+        engine = await super().start(model, seed, generation)
+        try:
+            await engine._find_task()
+        except BaseException:
+            engine.shutdown()
+            raise
+        return engine
+
+    async def score(self, messages: Sequence[Message]) -> float:
+        """What the model thinks of the last message of a conversation, given those before it: its logit as it is,
+        unbounded, without a sigmoid.
+
+        Raises:
+            DataError: if the conversation does not fit into the model's context.
+            EngineFailure: if the engine died, or did not answer in time.
+        """
+        ids = encode_dialogue(self.tokenizer, messages)
+        limit = self._model.vllm.max_length
+        if len(ids) > limit:
+            raise DataError(
+                f"A conversation of {len(ids)} tokens, which ends with {messages[-1]['content'][-60:]!r}, does not fit "
+                f"into the context of the reward model {self.model_name}: its vllm.max_length is {limit}. Raise it, or "
+                "have shorter ones."
+            )
+        return float((await self._read(ids))[-1])
+
+    async def _read(self, ids: Sequence[int]) -> "torch.Tensor":
+        """All numbers that the head gives for these tokens, flat."""
+        from vllm import PoolingParams
+
+        params = PoolingParams(task=self._task, use_activation=False)
+        async with self._gate.turn():
+            request = self._engine.encode({"prompt_token_ids": list(ids)}, params, uuid4().hex)
+            return (await self._finish(request)).outputs.data.flatten()
+
+    async def _find_task(self) -> None:
+        tasks = [task for task in _TASKS if task in await self._engine.get_supported_tasks()]
+        if not tasks:
+            raise ConfigError(
+                f"{self.model_name} is no reward model: it has no classification head (architectures in its "
+                "config.json). Name a model that was trained to score, with one logit."
+            )
+        self._task = tasks[0]
+        probe = encode_dialogue(self.tokenizer, [{"role": "user", "content": "a"}])
+        count = len(await self._read(probe)) / (len(probe) if self._task == "token_classify" else 1)
+        if count != 1:
+            raise ConfigError(
+                f"{self.model_name} gives {count:g} numbers where a reward model gives one: num_labels in its "
+                "config.json must be 1."
+            )
