@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import TYPE_CHECKING
 
 from config.base import (
     ApiModelConfig,
@@ -11,7 +12,7 @@ from config.base import (
     LoggingConfig,
     VllmConfig,
 )
-from config.train_rl_model import TrainConfig, TrainRLConfig
+from config.train_rl_model import RewardModelConfig, TrainConfig, TrainRLConfig
 from config.values import (
     ENGINE_DTYPES,
     IMPORTANCE_SAMPLING_MODES,
@@ -35,6 +36,9 @@ from src.errors import ConfigError
 from src.judging import SCORING_RULES
 from src.rewards import REWARDS, default_weights
 
+if TYPE_CHECKING:
+    from config.eval_model import EvalConfig
+
 _DEADLINES = (
     "server_start_timeout_s",
     "sample_timeout_s",
@@ -54,9 +58,9 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
     return default_weights(tuple(config.generation.judges_rules_prompts_paths), SCORING_RULES)
 
 
-def solutions_are_graded(config: TrainRLConfig) -> bool:
+def solutions_are_graded(config: "TrainRLConfig | EvalConfig") -> bool:
     """Whether something grades the solutions that a student writes after the dialogue."""
-    return config.reward_model.model_name_or_path == "Answer"
+    return config.reward_model.model_name_or_path != "None"
 
 
 def check_hub(target: HuggingFaceConfig) -> None:
@@ -188,6 +192,22 @@ def check_engine(name: str, options: VllmConfig) -> None:
         )
 
 
+def check_reward_model(reward: RewardModelConfig, generation: GenerationConfig) -> None:
+    """What grades the solutions, and that the longest of them fits into it."""
+    if not reward.model_name_or_path:
+        raise ConfigError(
+            "reward_model.model_name_or_path is empty; it is Answer, None, or the name or folder of a reward model."
+        )
+    check_engine("reward_model", reward.vllm)
+    longest = generation.max_tokens_per_student_attempt
+    if reward.is_model and reward.vllm.max_length <= longest:
+        raise ConfigError(
+            f"reward_model.vllm.max_length is {reward.vllm.max_length}; the reward model reads a problem and its "
+            f"solution, which may have generation.max_tokens_per_student_attempt = {longest} tokens: raise the one or "
+            "lower the other."
+        )
+
+
 def check_judge(judge: JudgeModelConfig, generation: GenerationConfig) -> None:
     """How the judge is reached, how fast and for how much money, and how many of its failures are borne."""
     check_model("judge_model", judge, generation)
@@ -297,7 +317,7 @@ def _check_batch(config: TrainRLConfig) -> None:
 
 
 def _check_rewards(config: TrainRLConfig) -> None:
-    check_choice("reward_model.model_name_or_path", config.reward_model.model_name_or_path, ("Answer", "None"))
+    check_reward_model(config.reward_model, config.generation)
     weights = reward_weights(config)
     unknown = sorted(set(weights) - set(REWARDS))
     if unknown or not weights:
@@ -318,7 +338,7 @@ def _check_rewards(config: TrainRLConfig) -> None:
         and config.generation.student_final_prompt_path
     ):
         raise ConfigError(
-            "The end_rm reward needs graded solutions: set reward_model.model_name_or_path=Answer, "
+            "The end_rm reward needs graded solutions: set reward_model.model_name_or_path to Answer or a model, "
             "generation.number_student_attempts above 0 and generation.student_final_prompt_path, or leave end_rm out "
             "of train.reward_weights."
         )

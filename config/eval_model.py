@@ -10,7 +10,16 @@ from config.base import (
     LoggingConfig,
     lesson_plans,
 )
-from config.checks import check_generation, check_judge, check_logging, check_model, check_seed
+from config.checks import (
+    check_generation,
+    check_judge,
+    check_logging,
+    check_model,
+    check_reward_model,
+    check_seed,
+    solutions_are_graded,
+)
+from config.train_rl_model import RewardModelConfig
 from config.values import check_above, check_limit
 from src.api import LARGEST_BATCH
 from src.errors import ConfigError
@@ -46,7 +55,8 @@ class EvalConfig:
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
-    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(ignore_rejected_judge=True))
     dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     seed: int = 42
@@ -104,10 +114,12 @@ def _check_classroom(config: EvalConfig) -> None:
             "generation.force_thinking is true, but teacher_model is behind an API, whose messages cannot be begun for "
             "it: set generation.force_thinking=false."
         )
+    check_reward_model(config.reward_model, generation)
     solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
-    if "end_rm" in reward_weights(config) and not solves:
+    if "end_rm" in reward_weights(config) and not (solves and solutions_are_graded(config)):
         raise ConfigError(
             "Without a judge rule that scores, tutors are measured by the student's solutions: set "
-            "generation.student_final_prompt_path and generation.number_student_attempts above 0, or name "
-            "pedagogical_eval in generation.judges_rules_prompts_paths."
+            "generation.student_final_prompt_path, generation.number_student_attempts above 0 and "
+            "reward_model.model_name_or_path to Answer or a model, or name pedagogical_eval in "
+            "generation.judges_rules_prompts_paths."
         )

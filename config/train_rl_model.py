@@ -9,6 +9,7 @@ from config.base import (
     HuggingFaceConfig,
     JudgeModelConfig,
     LoggingConfig,
+    ModelConfig,
     lesson_plans,
 )
 from src.judging import SCORING_RULES
@@ -57,10 +58,17 @@ class TrainConfig:
 
 
 @dataclass
-class RewardModelConfig:
-    """How solutions are graded: `Answer` compares the boxed answer, `None` grades nothing."""
+class RewardModelConfig(ModelConfig):
+    """How solutions are graded: `Answer` compares the boxed answer, `None` grades nothing. Any other name is a model
+    with one logit, which reads problem and solution; the logit, as it is, is the grade. Of its `vllm` block, what
+    concerns sampling has no meaning."""
 
     model_name_or_path: str = "Answer"
+
+    @property
+    def is_model(self) -> bool:
+        """Whether a model grades."""
+        return self.model_name_or_path not in ("Answer", "None")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from src.errors import DataError, RequestConflict, UnknownConversation
 from src.journal import Journal
 from src.policy_folder import check_policy
 from src.replay import replay_tokens
-from src.seats import open_seats
+from src.seats import needed_reward_model, open_seats
 from src.turns import PolicyVersion
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ async def open_desk(
     context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
     rules = classroom_rules(generation, reward_weights, context, graded)
     models_of_seats = (models.teacher_model, models.student_model, models.judge_model)
-    seats = await open_seats(*models_of_seats, generation, models.seed, run_folder)
+    reward = needed_reward_model(models.reward_model, generation, reward_weights) if graded else None
+    seats = await open_seats(*models_of_seats, generation, models.seed, run_folder, reward)
     journal = Journal(run_folder)
     return BatchDesk(Classroom(generation, seats, journal, reward_weights, rules), journal)

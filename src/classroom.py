@@ -201,8 +201,10 @@ class Classroom:
     def _body(self, request: SampleRequest) -> str:
         """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
         options = {name: value for name, value in asdict(self._generation).items() if name not in _WITHOUT_INFLUENCE}
-        seats = (self._seats.teacher_sampling, self._seats.student_sampling)
-        return hashlib.sha256(repr((request.digest, options, self._rules, seats)).encode()).hexdigest()
+        seats = [self._seats.teacher_sampling, self._seats.student_sampling]
+        if self._seats.reward is not None:
+            seats.append(self._seats.reward.model_name)
+        return hashlib.sha256(repr((request.digest, options, self._rules, tuple(seats))).encode()).hexdigest()
 
     # One method per state ----------------------------------------------------------------------------------------
 
@@ -307,9 +309,9 @@ class Classroom:
         )
         for failure in (said for said in texts if isinstance(said, BaseException)):
             raise failure
-        right = (self._seats.answers.is_correct(visible_text(said.text), conversation.problem.answer) for said in texts)
-        grades = await asyncio.gather(*right)
-        solutions = [Solution(said.text, float(grade)) for said, grade in zip(texts, grades, strict=True)]
+        graded = (self._seats.grade(conversation.problem, visible_text(said.text)) for said in texts)
+        grades = await asyncio.gather(*graded)
+        solutions = [Solution(said.text, grade) for said, grade in zip(texts, grades, strict=True)]
         self._journal.append("solutions", conversation=conversation.id, solutions=solutions)
         conversation.add_solutions(solutions)
 

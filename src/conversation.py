@@ -59,7 +59,8 @@ class ClassroomRules:
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution that the student wrote after the dialogue, and its grade in [0, 1] (None: not graded yet)."""
+    """A solution that the student wrote after the dialogue, and its grade: 1 or 0 for a boxed answer, unbounded if a
+    reward model gave it (None: not graded yet)."""
 
     text: str
     grade: float | None = None

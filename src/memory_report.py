@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from config.base import ModelConfig, VllmConfig
+from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.memory_budget import (
@@ -26,7 +27,7 @@ from src.memory_budget import (
     trainer_memory,
 )
 from src.memory_sources import NotReckoned, gpu_memory, launch_of_environment, launch_of_flags, read_shape
-from src.seats import engine_seats
+from src.seats import engine_seats, needed_reward_model
 
 _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, for float32 models, too
 
@@ -93,7 +94,8 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
         found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
     else:
         trainer = _add_trainer(found, config, find_launch)
-    seats = engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation)
+    reward = needed_reward_model(config.reward_model, config.generation, reward_weights(config))
+    seats = engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
     for seat, model in seats.items():
         _add_engine(found, seat, model, limit)
     if limit is not None:

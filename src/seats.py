@@ -2,14 +2,17 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
+from config.train_rl_model import RewardModelConfig
 from src.answers import AnswerChecker
 from src.api import EngineHealth
 from src.chat_template import ReplyFrame
+from src.data import Problem
 from src.inference_providers.base import ChatEngine, Judge, Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
@@ -20,6 +23,8 @@ from src.prompt_check import check_prompts
 
 if TYPE_CHECKING:
     from src.vllm.engine import VllmEngine
+    from src.vllm.engine_process import EngineProcess
+    from src.vllm.reward_engine import RewardEngine
 
 logger = logging.getLogger(__name__)
 RUBRIC = "rubric"
@@ -31,8 +36,8 @@ JUDGE_CALLS_NAME = "judge_calls.sqlite"
 class Seats:
     """Who speaks in which role, and how each is sampled. `judge` is None when nothing is judged.
 
-    `engines` are the vLLM engines by seat name, `apis` what the seats behind an API are asked through. `answers`
-    compares the student's boxed answers with the reference.
+    `engines` are the vLLM engines by seat name, `apis` what the seats behind an API are asked through. Solutions are
+    graded by the model in `reward`, or else by `answers`, which compares their boxed answers with the reference.
     """
 
     teacher: "VllmEngine | ApiChatEngine"
@@ -40,9 +45,22 @@ class Seats:
     student: ChatEngine
     student_sampling: Sampling
     judge: Judge | None
-    engines: dict[str, "VllmEngine"] = field(default_factory=dict)
+    engines: dict[str, "EngineProcess"] = field(default_factory=dict)
     apis: dict[str, ChatApi] = field(default_factory=dict)
     answers: AnswerChecker = field(default_factory=AnswerChecker)
+    reward: "RewardEngine | None" = None
+
+    async def grade(self, problem: Problem, solution: str) -> float:
+        """The reward model's score of a solution; without such a model 1 if its boxed answer is right, else 0.
+
+        Raises:
+            EngineFailure: if what grades it died.
+            DataError: if it is too long for the reward model.
+        """
+        if self.reward is None:
+            return float(await self.answers.is_correct(solution, problem.answer))
+        dialogue = [{"role": "user", "content": problem.text}, {"role": "assistant", "content": solution}]
+        return await self.reward.score(dialogue)
 
     @property
     def teacher_has_tokens(self) -> bool:
@@ -84,8 +102,12 @@ async def open_seats(
     generation: GenerationConfig,
     seed: int,
     run_folder: Path,
+    reward: ModelConfig | None = None,
 ) -> Seats:
     """Load the models of all seats, one after the other: vLLM measures free memory as it loads.
+
+    Args:
+        reward: the model that grades solutions, if one does.
 
     Raises:
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
@@ -93,7 +115,7 @@ async def open_seats(
         ConfigError: if a model folder is missing or damaged, or an API key is missing.
         StorageError: if the record of paid requests in `run_folder` cannot be used.
     """
-    wanted = engine_seats(teacher, student, judge, generation)
+    wanted = engine_seats(teacher, student, judge, generation, reward)
     apis = {
         seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", model.max_cost_usd), seat)
         for seat, model in _models_in_use(teacher, student, judge, generation).items()
@@ -115,15 +137,31 @@ async def open_seats(
         engines=engines,
         apis=apis,
         answers=AnswerChecker(generation.answer_timeout_s),
+        reward=engines.get("reward"),
     )
 
 
 def engine_seats(
-    teacher: ApiModelConfig, student: ApiModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
+    teacher: ApiModelConfig,
+    student: ApiModelConfig,
+    judge: JudgeModelConfig,
+    generation: GenerationConfig,
+    reward: ModelConfig | None = None,
 ) -> dict[str, ModelConfig]:
     """The seats whose models are loaded into engines of this server."""
     models = _models_in_use(teacher, student, judge, generation)
-    return {seat: model for seat, model in models.items() if not model.is_remote}
+    wanted: dict[str, ModelConfig] = {seat: model for seat, model in models.items() if not model.is_remote}
+    if reward is not None:
+        wanted["reward"] = reward
+    return wanted
+
+
+def needed_reward_model(
+    reward: RewardModelConfig, generation: GenerationConfig, reward_weights: Mapping[str, float]
+) -> RewardModelConfig | None:
+    """The reward model, if it is one and there are solutions for it to grade."""
+    needed = "end_rm" in reward_weights and generation.number_student_attempts > 0
+    return reward if reward.is_model and needed else None
 
 
 def _models_in_use(
@@ -150,20 +188,24 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
     for seat, model in wanted.items():
         key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
-        ReplyFrame(load_tokenizer(key, name))
+        tokenizer = load_tokenizer(key, name)
+        if seat != "reward":  # it reads a conversation and takes no part in one
+            ReplyFrame(tokenizer)
 
 
 async def _start_engines(
     wanted: dict[str, ModelConfig], generation: GenerationConfig, seed: int
-) -> dict[str, "VllmEngine"]:
+) -> dict[str, "EngineProcess"]:
     from src.vllm.engine import VllmEngine
+    from src.vllm.reward_engine import RewardEngine
 
-    engines: dict[str, VllmEngine] = {}
+    engines: dict[str, EngineProcess] = {}
     try:
         for seat, model in wanted.items():
             started = time.monotonic()
             logger.info("loading the %s: %s", seat, model.model_name_or_path)
-            engines[seat] = await VllmEngine.start(model, seed, generation)
+            kind = RewardEngine if seat == "reward" else VllmEngine
+            engines[seat] = await kind.start(model, seed, generation)
             logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
     except BaseException:
         for engine in engines.values():

@@ -41,6 +41,7 @@ class Room:
         self.teacher = ScriptedEngine(tokenizer, lambda _: "Say hello.")
         self.student = ScriptedEngine(tokenizer, lambda _: "Hello.")
         self.judge = ScriptedJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
+        self.reward = None
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> BatchDesk:
         weights = default_weights(tuple(generation.judges_rules_prompts_paths), frozenset({"pedagogical_eval"}))
@@ -52,6 +53,7 @@ class Room:
             Sampling(0.6, max_tokens=generation.max_tokens_per_turn),
             self.judge,
             {"teacher": self.teacher},
+            reward=self.reward,
         )
         journal = Journal(self.folder)
         return BatchDesk(Classroom(generation, seats, journal, weights, rules), journal, keep)

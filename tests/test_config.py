@@ -218,7 +218,8 @@ OUT_OF_RANGE = [
     ("judge_model.usd_per_million_completion_tokens", ["-1"], "must be at least 0"),
     ("judge_model.max_cost_usd", ["5"], "needs judge_model.usd_per_million_prompt_tokens"),
     ("judge_model.base_url", ["openrouter.ai", "'file:///etc'"], "must begin with http"),
-    ("reward_model.model_name_or_path", ["some/model"], "must be one of Answer, None"),
+    ("reward_model.model_name_or_path", ["''"], "it is Answer, None, or the name or folder"),
+    ("reward_model.vllm.max_length", ["1"], "must be at least 2"),
     ("train.number_of_problems_per_batch", ["0", "-8"], "must be at least 1"),
     ("train.num_samples_per_problem", ["1", "0"], "needs at least 2"),
     ("train.per_device_train_batch_size", ["0", "-16"], "must be at least 1"),
@@ -322,7 +323,7 @@ def test_there_is_no_number_that_may_be_anything():
 
 
 def _of_any_seat(key: str) -> str:
-    return re.sub(r"^(teacher|student|judge)_model\.", "model.", key)
+    return re.sub(r"^(teacher|student|judge|reward)_model\.", "model.", key)
 
 
 def _leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

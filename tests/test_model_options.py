@@ -26,7 +26,7 @@ def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch):
         enforce_eager=True,
         dtype="float16",
     )
-    engine._load(ModelConfig("some/model", options), seed=11, sleep_mode=False)
+    engine.VllmEngine._load(ModelConfig("some/model", options), seed=11, sleep_mode=False)
     (arguments,) = given
     assert (arguments.model, arguments.seed, arguments.dtype) == ("some/model", 11, "float16")
     assert (arguments.max_model_len, arguments.max_num_seqs) == (3072, 17)

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from tqdm import tqdm
 
+from config.checks import solutions_are_graded
 from config.eval_model import EvalConfig, reward_weights
 from config.load import record_run
 from src.api import ConversationRecord, EngineHealth, Health, SampleRequest, SampleResponse
@@ -185,7 +186,7 @@ def _health(client: "ClassroomClient") -> Health:
 async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
     from src.batches import open_desk
 
-    desk = await open_desk(config, reward_weights(config), graded=True, run_folder=folder)
+    desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), folder)
     seats = desk.classroom.seats
     try:
         yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy)
