@@ -61,7 +61,7 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
     monkeypatch.setattr(src.seats, "_check_models", lambda wanted: None)
 
     async def judge() -> str:
-        models = ModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
+        models = ApiModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
         seats = await src.seats.open_seats(*models, generation, 1, tmp_path)
         try:
             said = [{"role": "teacher", "content": "Hello."}]
