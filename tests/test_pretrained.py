@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import src.vllm.engine
-from config.base import ModelConfig
+from config.base import ApiModelConfig, ModelConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
@@ -141,7 +141,7 @@ def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path
     monkeypatch.setattr(src.vllm.engine.VllmEngine, "start", start)
     cut_weights(model)
     config = load(TrainRLConfig, "train_rl", [])
-    models = {name: ModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
+    models = {name: ApiModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
     opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, model)
     with pytest.raises(ConfigError, match="missing or damaged"):
         opening.send(None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.base import GenerationConfig, ModelConfig, VllmConfig
+from config.base import ApiModelConfig, GenerationConfig, ModelConfig, VllmConfig
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import RewardModelConfig, TrainRLConfig
@@ -171,7 +171,7 @@ def test_a_damaged_reward_model_is_refused_before_any_engine_starts(world: Path,
     model = save_classifier(tmp_path / "model", world / "blank")
     (model / "model.safetensors").unlink()
     config = load(TrainRLConfig, "train_rl", [])
-    blank = ModelConfig(str(world / "blank"))
+    blank = ApiModelConfig(str(world / "blank"))
     opening = open_seats(
         blank,
         blank,
