@@ -101,7 +101,8 @@ class GenerationConfig:
     prompt template says how); `force_thinking` begins each of its messages with that tag, which is not trained on.
     `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt`
     (the student's attempt opens), null (drawn per problem; `guided` if a judge rule scores). A null in
-    `student_names` is a student without a name.
+    `student_names` is a student without a name. `student_attempt_prompt_path` is for evaluations alone: it asks the
+    student to solve the problem before, and outside of, the dialogue.
 
     Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
     `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for one message of an engine, its waiting for
@@ -118,6 +119,7 @@ class GenerationConfig:
     student_initial_attempt_prompt_path: str | None = None
     initial_attempt_wrapper_prompt_path: str | None = None
     student_final_prompt_path: str | None = None
+    student_attempt_prompt_path: str | None = None
     judges_rules_prompts_paths: dict[str, str] = field(default_factory=dict)
     student_names: list[Any] = field(
         default_factory=lambda: ["Alex", "Jamie", "Taylor", "Jordan", "Sam", "Casey", "Morgan", "Riley", None]

@@ -171,24 +171,29 @@ def _is_number(value: object) -> bool:
 
 
 def check_engine(name: str, options: VllmConfig) -> None:
+    """The engine of a model, `name` being its key: see `check_vllm`."""
+    check_vllm(f"{name}.vllm", options)
+
+
+def check_vllm(key_of_block: str, options: VllmConfig) -> None:
     """Values that vLLM would refuse, or that mean something else than they seem to."""
     if not 0 < options.top_p <= 1:
-        raise ConfigError(f"{name}.vllm.top_p is {options.top_p}; it is above 0 and at most 1.")
+        raise ConfigError(f"{key_of_block}.top_p is {options.top_p}; it is above 0 and at most 1.")
     if options.top_k != -1 and options.top_k < 1:
-        raise ConfigError(f"{name}.vllm.top_k is {options.top_k}; it is at least 1, or -1 for no limit.")
-    check_at_least(f"{name}.vllm.temperature", options.temperature, 0)
-    check_at_least(f"{name}.vllm.max_length", options.max_length, 2)
+        raise ConfigError(f"{key_of_block}.top_k is {options.top_k}; it is at least 1, or -1 for no limit.")
+    check_at_least(f"{key_of_block}.temperature", options.temperature, 0)
+    check_at_least(f"{key_of_block}.max_length", options.max_length, 2)
     for key in ("max_num_seqs", "number_of_gpus_per_instance", "cpu_kvcache_gib"):
-        check_at_least(f"{name}.vllm.{key}", getattr(options, key), 1)
+        check_at_least(f"{key_of_block}.{key}", getattr(options, key), 1)
     if not 0 < options.gpu_memory_utilization <= 1:
         raise ConfigError(
-            f"{name}.vllm.gpu_memory_utilization is {options.gpu_memory_utilization}; it is the share of the GPU's "
+            f"{key_of_block}.gpu_memory_utilization is {options.gpu_memory_utilization}; it is the share of the GPU's "
             "memory that the engine may take, above 0 and at most 1."
         )
-    check_choice(f"{name}.vllm.dtype", options.dtype, ENGINE_DTYPES)
+    check_choice(f"{key_of_block}.dtype", options.dtype, ENGINE_DTYPES)
     if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
         raise ConfigError(
-            f'{name}.vllm.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
+            f'{key_of_block}.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
         )
 
 

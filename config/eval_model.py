@@ -1,5 +1,6 @@
 """Schema of `eval.py`: which tutor is measured, on which problems, and how."""
 
+import copy
 from dataclasses import dataclass, field
 
 from config.base import (
@@ -8,6 +9,7 @@ from config.base import (
     GenerationConfig,
     JudgeModelConfig,
     LoggingConfig,
+    VllmConfig,
     lesson_plans,
 )
 from config.checks import (
@@ -17,6 +19,7 @@ from config.checks import (
     check_model,
     check_reward_model,
     check_seed,
+    check_vllm,
     solutions_are_graded,
 )
 from config.train_rl_model import RewardModelConfig
@@ -27,6 +30,19 @@ from src.judging import SCORING_RULES
 from src.rewards import default_weights
 
 SAMPLINGS = ("sampled", "greedy")
+_PROMPTS = "prompt_templates"
+MATHS_CLASSROOM = {
+    "teacher_prompt_path": f"{_PROMPTS}/teacher_prompt.txt",
+    "student_personas_prompts_paths": {"simple_student": f"{_PROMPTS}/personas/maths_student.txt"},
+    "student_initial_attempt_prompt_path": f"{_PROMPTS}/student_initial_attempt_prompt.txt",
+    "initial_attempt_wrapper_prompt_path": f"{_PROMPTS}/initial_attempt_wrapper_prompt.txt",
+    "student_final_prompt_path": f"{_PROMPTS}/student_final_prompt.txt",
+    "student_attempt_prompt_path": f"{_PROMPTS}/student_attempt_prompt.txt",
+    "judges_rules_prompts_paths": {
+        rule: f"{_PROMPTS}/judges/{rule}.txt" for rule in ("does_not_leak_answer", "follows_pedagogical_values")
+    },
+}
+"""The keys of `generation` that an evaluation has if it names neither a persona nor a judge rule."""
 
 
 @dataclass
@@ -47,6 +63,16 @@ class EvalConfig:
     teacher's configured temperature, `greedy` temperature 0. Per problem and sampling, `num_samples_per_problem`
     conversations are held. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same
     students.
+
+    An evaluation that names neither a persona nor a judge rule is one of a maths tutor: with the prompts and rules in
+    `MATHS_CLASSROOM` where it has none of its own, and, without a dataset, on Big-Math's test problems.
+
+    The rest is for tutors that are measured by the student's solutions, that is without a judge rule that scores.
+    `recompute_initial_attempts` has the student solve each problem before the dialogue as well; false takes what an
+    earlier evaluation into the same folder kept of that, if it did (`src/evaluation/initial.py`).
+    `score_using_pedagogical_reward` scores each teacher message with `pedagogical_reward_model`, a model with one logit
+    that is loaded when the others have ended, with the options in `pedagogical_reward_vllm` (those for sampling have no
+    meaning), after the instruction at `pedagogical_reward_prompt_path`.
     """
 
     server_url: str | None = None
@@ -59,10 +85,23 @@ class EvalConfig:
     generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(ignore_rejected_judge=True))
     dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+    recompute_initial_attempts: bool = True
+    score_using_pedagogical_reward: bool = True
+    pedagogical_reward_model: str = "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"
+    pedagogical_reward_prompt_path: str = "prompt_templates/pedagogical_reward_prompt.txt"
+    pedagogical_reward_vllm: VllmConfig = field(default_factory=lambda: VllmConfig(max_length=12000, dtype="float32"))
     seed: int = 42
     dry_run: bool = False
 
     def __post_init__(self) -> None:
+        if self.generation.student_personas_prompts_paths == self.generation.judges_rules_prompts_paths == {}:
+            plain = GenerationConfig()
+            for name, value in MATHS_CLASSROOM.items():
+                if getattr(self.generation, name) == getattr(plain, name):
+                    setattr(self.generation, name, copy.deepcopy(value))
+            self.dataset.eval_datasets = self.dataset.eval_datasets or [
+                DatasetSource("rd211/Big-Math-RL-Verified-Filtered", split="test")
+            ]
         if not self.dataset.eval_datasets and SCORING_RULES & set(self.generation.judges_rules_prompts_paths):
             self.dataset.eval_datasets = [lesson_plans("test")]
 
@@ -70,6 +109,11 @@ class EvalConfig:
 def reward_weights(config: EvalConfig) -> dict[str, float]:
     """The rewards that conversations get, as the judge rules imply. A server weighs by its own configuration."""
     return default_weights(tuple(config.generation.judges_rules_prompts_paths), SCORING_RULES)
+
+
+def is_measured_by_solutions(config: EvalConfig) -> bool:
+    """Whether what the student solves, before and after, is part of the measurement: not with a rule that scores."""
+    return "end_rm" in reward_weights(config)
 
 
 def check_eval(config: EvalConfig) -> None:
@@ -100,6 +144,8 @@ def check_eval(config: EvalConfig) -> None:
         raise ConfigError(f"server_url is {config.server_url!r}; it must begin with http:// or https://, or be null.")
     if config.server_url is None:
         _check_classroom(config)
+    if is_measured_by_solutions(config):
+        _check_solutions(config)
 
 
 def _check_classroom(config: EvalConfig) -> None:
@@ -116,10 +162,34 @@ def _check_classroom(config: EvalConfig) -> None:
         )
     check_reward_model(config.reward_model, generation)
     solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
-    if "end_rm" in reward_weights(config) and not (solves and solutions_are_graded(config)):
+    if is_measured_by_solutions(config) and not (solves and solutions_are_graded(config)):
         raise ConfigError(
             "Without a judge rule that scores, tutors are measured by the student's solutions: set "
             "generation.student_final_prompt_path, generation.number_student_attempts above 0 and "
             "reward_model.model_name_or_path to Answer or a model, or name pedagogical_eval in "
             "generation.judges_rules_prompts_paths."
+        )
+
+
+def _check_solutions(config: EvalConfig) -> None:
+    """What the measurements of a maths tutor need besides the classroom."""
+    generation = config.generation
+    if config.recompute_initial_attempts and config.server_url is not None:
+        raise ConfigError(
+            "recompute_initial_attempts is true, but a server lends nobody its student: set server_url=null to hold "
+            "the conversations here, or recompute_initial_attempts=false."
+        )
+    if config.recompute_initial_attempts and generation.student_attempt_prompt_path is None:
+        raise ConfigError(
+            "recompute_initial_attempts is true; the student is asked with generation.student_attempt_prompt_path: set "
+            "it, for example to prompt_templates/student_attempt_prompt.txt, or set recompute_initial_attempts=false."
+        )
+    if not config.score_using_pedagogical_reward:
+        return
+    check_vllm("pedagogical_reward_vllm", config.pedagogical_reward_vllm)
+    length = config.pedagogical_reward_vllm.max_length
+    if length < generation.max_tokens_in_conversation:
+        raise ConfigError(
+            f"pedagogical_reward_vllm.max_length is {length}; the model reads whole conversations, which may have "
+            f"generation.max_tokens_in_conversation = {generation.max_tokens_in_conversation} tokens: raise it."
         )

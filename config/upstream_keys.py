@@ -19,9 +19,6 @@ REPLACED = {
     "train.batch_size_ref_model": "the reference model sees train.per_device_train_batch_size conversations at a time",
     "train.save_policy_to_disk_every_n": _PUBLISHED,
     "generation.use_experimental_shared_memory": _PUBLISHED,
-    "generation.student_attempt_prompt_path": (
-        "student_initial_attempt_prompt_path asks for attempts, student_final_prompt_path for solutions"
-    ),
     "generation.tokenizer_to_use": "each model's own tokenizer counts its tokens",
 }
 """From a key, `*` standing for any model, to what replaces it."""

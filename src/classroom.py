@@ -41,6 +41,7 @@ _WITHOUT_INFLUENCE = (
     "turn_timeout_s",
     "answer_timeout_s",
     "colocate",
+    "student_attempt_prompt_path",
 )
 """Keys of GenerationConfig that no conversation depends on."""
 

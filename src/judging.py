@@ -17,6 +17,9 @@ from src.errors import JudgeOutputError
 SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
+LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
+"""Decision rules that evaluations report by name."""
+
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
 _NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _SCORE_RANGES = {

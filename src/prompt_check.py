@@ -97,6 +97,8 @@ def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator
             generation.student_initial_attempt_prompt_path,
             {"problem": "…"},
         )
+    if generation.student_attempt_prompt_path is not None:
+        yield "student_attempt_prompt_path", generation.student_attempt_prompt_path, {"problem": "…"}
     if generation.initial_attempt_wrapper_prompt_path is not None:
         yield "initial_attempt_wrapper_prompt_path", generation.initial_attempt_wrapper_prompt_path, {"attempt": "…"}
     if judge_reads_templates:

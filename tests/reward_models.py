@@ -21,7 +21,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
     "dtype": "float32",
 }
@@ -64,9 +64,14 @@ def math_rm_head(width: int) -> torch.nn.Sequential:
 
 def classifier_logit(folder: Path, messages: Messages) -> float:
     """What transformers makes of a conversation."""
+    return logits_of(folder, [rendered_ids(folder, messages)])[0]
+
+
+def logits_of(folder: Path, dialogues: Sequence[list[int]]) -> list[float]:
+    """What transformers makes of conversations that are tokens already."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        return model(input_ids=torch.tensor([rendered_ids(folder, messages)])).logits.item()
+        return [model(input_ids=torch.tensor([ids])).logits.item() for ids in dialogues]
 
 
 def math_rm_logit(folder: Path, messages: Messages) -> float:

@@ -1,24 +1,46 @@
-"""An evaluation's conversations as one Parquet file: the columns of the rollout files, and each row's sampling."""
+"""An evaluation's conversations as one Parquet file: the columns of the rollout files, each row's sampling, and what an
+evaluation of maths has besides."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Optional
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from src import rollout_files
 from src.api import ConversationRecord
+from src.conversation import Solution
 from src.errors import DataError
 
 _SAMPLING = "sampling"
 
 
-def write_records(path: Path, records: Sequence[tuple[str, ConversationRecord]]) -> None:
-    """Write (sampling, record) pairs; `sampling` ("sampled" or "greedy") becomes a column. Whole or not there."""
+def write_records(
+    path: Path,
+    records: Sequence[tuple[str, ConversationRecord]],
+    initial: Optional[Mapping[str, Sequence[Solution]]] = None,
+    message_scores: Optional[Sequence[Sequence[float]]] = None,
+) -> None:
+    """Write (sampling, record) pairs; `sampling` ("sampled" or "greedy") becomes a column. Whole or not there.
+
+    Args:
+        initial: the student's solutions before the dialogue, by problem id: JSON text in the column
+            `initial_solutions`.
+        message_scores: the pedagogical reward of each teacher message of each record: the column `message_scores`.
+    """
     unfinished = path.with_name(f"unfinished-{path.name}")
     rollout_files.write_records(unfinished, [record for _, record in records])
     samplings = pa.array([sampling for sampling, _ in records], pa.string())
-    pq.write_table(pq.read_table(unfinished).append_column(_SAMPLING, samplings), unfinished)
+    table = pq.read_table(unfinished).append_column(_SAMPLING, samplings)
+    if initial is not None:
+        texts = [json.dumps([asdict(each) for each in initial.get(record.problem_id, [])]) for _, record in records]
+        table = table.append_column("initial_solutions", pa.array(texts, pa.string()))
+    if message_scores is not None:
+        table = table.append_column("message_scores", pa.array(message_scores, pa.list_(pa.float64())))
+    pq.write_table(table, unfinished)
     unfinished.replace(path)
 
 

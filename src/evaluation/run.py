@@ -1,13 +1,14 @@
 """Measures a tutor: plays fixed conversations with it, and writes what came of them into a run folder.
 
+Tutors of maths are measured by the student's solutions as well, before and after the dialogue, and their messages by a
+pedagogical reward model, which is loaded when the other models have ended.
+
 The same problems, seeds and error schedules meet every tutor. The conversations on one problem always travel in one
 request: their position in it is part of what seeds them.
 """
 
 import asyncio
 import json
-import logging
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,37 +18,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
 
-from tqdm import tqdm
-
 from config.checks import solutions_are_graded
-from config.eval_model import EvalConfig, reward_weights
+from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weights
 from config.load import record_run
 from src.api import ConversationRecord, EngineHealth, Health, SampleRequest, SampleResponse
 from src.data import Problem, load_problems
 from src.errors import DeadlineExceeded, PolicyMismatch
 from src.evaluation.exchanges import read_exchanges
+from src.evaluation.initial import InitialSolutions, initial_solutions
+from src.evaluation.maths import summarise_maths
 from src.evaluation.metrics import summarise
+from src.evaluation.pedagogical_reward import check_scorer, score_messages
+from src.evaluation.progress import Progress
 from src.evaluation.records import write_records
 from src.evaluation.tables import measurement_table
+from src.evaluation.tracking import log_to_wandb
+from src.seats import Seats
 from src.turns import PolicyVersion
 
 if TYPE_CHECKING:
     from src.vllm.client import ClassroomClient
 
-logger = logging.getLogger(__name__)
-
 CONVERSATIONS_PER_REQUEST = 16
 REQUESTS_IN_FLIGHT = 16
-SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass
 class Tutor:
-    """Whoever is measured: how it is asked for conversations, and what it is."""
+    """Whoever is measured: how it is asked for conversations, what it is, and the models beside it if they are in this
+    process."""
 
     sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
     teacher: EngineHealth
     policy: PolicyVersion
+    seats: Optional[Seats] = None
+
+
+@dataclass
+class Found:
+    """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, and
+    the student's solutions before the dialogue, if they are known."""
+
+    records: list[tuple[str, ConversationRecord]]
+    about: dict[str, Any]
+    initial: Optional[InitialSolutions] = None
 
 
 def evaluate(config: EvalConfig) -> dict[str, Any]:
@@ -63,38 +77,63 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     """
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     folder = record_run(config, "eval")
-    metrics, records = asyncio.run(_measure(config, problems, folder))
-    write_records(folder / "conversations.parquet", records)
+    scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
+    if scored:
+        check_scorer(config)
+    found = asyncio.run(_play_all(config, problems, folder))
+    conversations = folder / "conversations.parquet"
+    write_records(conversations, found.records, found.initial)
+    scores = None
+    if scored:
+        started = time.monotonic()
+        scores = asyncio.run(score_messages(config, [record for _, record in found.records]))
+        found.about["seconds"] += round(time.monotonic() - started, 3)
+        write_records(conversations, found.records, found.initial, scores)
+    metrics = _summarise(config, found, scores)
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     print(measurement_table(metrics))
-    print(f"\n{folder / 'metrics.json'}\n{folder / 'conversations.parquet'}")
+    print(f"\n{folder / 'metrics.json'}\n{conversations}")
+    log_to_wandb(config, metrics, folder)
     return metrics
 
 
-async def _measure(
-    config: EvalConfig, problems: Sequence[Problem], folder: Path
-) -> tuple[dict[str, Any], list[tuple[str, ConversationRecord]]]:
+def _summarise(config: EvalConfig, found: Found, scores: Optional[Sequence[Sequence[float]]]) -> dict[str, Any]:
+    """What stands in metrics.json."""
+    metrics = dict(found.about)
+    for sampling in config.samplings:
+        places = [place for place, (name, _) in enumerate(found.records) if name == sampling]
+        records = [found.records[place][1] for place in places]
+        metrics[sampling] = summarise(records, read_exchanges)
+        if is_measured_by_solutions(config):
+            here = None if scores is None else [scores[place] for place in places]
+            by_answer = not config.reward_model.is_model
+            metrics[sampling] |= summarise_maths(records, found.initial, here, by_answer)
+    return metrics
+
+
+async def _play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> Found:
     async with _open_tutor(config, folder) as tutor:
-        metrics: dict[str, Any] = {
-            "tutor": tutor.teacher.model,
-            "policy": {"run_id": tutor.policy.run_id, "version": tutor.policy.version},
-            "engine": {"name": tutor.teacher.engine, "version": tutor.teacher.engine_version},
-            "server_url": config.server_url,
-            "seed": config.seed,
-            "problems": len(problems),
-            "num_samples_per_problem": config.num_samples_per_problem,
-            "seconds": 0.0,
-        }
-        records: list[tuple[str, ConversationRecord]] = []
+        started = time.monotonic()
+        found = Found(
+            [],
+            {
+                "tutor": tutor.teacher.model,
+                "policy": {"run_id": tutor.policy.run_id, "version": tutor.policy.version},
+                "engine": {"name": tutor.teacher.engine, "version": tutor.teacher.engine_version},
+                "server_url": config.server_url,
+                "seed": config.seed,
+                "problems": len(problems),
+                "num_samples_per_problem": config.num_samples_per_problem,
+            },
+        )
+        if is_measured_by_solutions(config):
+            found.initial = await initial_solutions(config, problems, tutor.seats, folder)
         run = uuid4().hex[:12]
         for sampling in config.samplings:
-            started = time.monotonic()
             requests = list(make_requests(problems, config, sampling, tutor.policy, run))
-            found = await _play(tutor, requests, sampling)
-            records += [(sampling, record) for record in found]
-            metrics[sampling] = summarise(found, read_exchanges)
-            metrics["seconds"] += round(time.monotonic() - started, 3)
-    return metrics, records
+            found.records += [(sampling, record) for record in await _play(tutor, requests, sampling)]
+        found.about["seconds"] = round(time.monotonic() - started, 3)
+    return found
 
 
 def make_requests(
@@ -124,7 +163,8 @@ def make_requests(
 async def _play(tutor: Tutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
     """The records of all requests, in order."""
     slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
-    progress = _Progress(sum(len(request.problems) for request in requests), sampling)
+    total = sum(len(request.problems) for request in requests)
+    progress = Progress(total, f"evaluating ({sampling})", "conversations")
 
     async def ask(request: SampleRequest) -> list[ConversationRecord]:
         async with slots:
@@ -189,29 +229,6 @@ async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[T
     desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), folder)
     seats = desk.classroom.seats
     try:
-        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy)
+        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats)
     finally:
         seats.shutdown()
-
-
-class _Progress:
-    """A bar in a terminal; elsewhere a line now and then."""
-
-    def __init__(self, total: int, sampling: str):
-        self._label = f"evaluating ({sampling})"
-        self._total, self._done, self._last_line = total, 0, time.monotonic()
-        self._bar: Optional[tqdm] = None
-        if sys.stderr.isatty():
-            self._bar = tqdm(total=total, desc=self._label, unit=" conversations", dynamic_ncols=True)
-
-    def add(self, count: int) -> None:
-        self._done += count
-        if self._bar is not None:
-            self._bar.update(count)
-        elif self._done == self._total or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
-            logger.info("%s: %d of %d conversations", self._label, self._done, self._total)
-            self._last_line = time.monotonic()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()

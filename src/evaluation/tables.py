@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from src.evaluation.maths import SCORED, SOLVED
 from src.evaluation.metrics import Estimate
 from src.evaluation.run_folder import RunData, is_number, look_up
+from src.judging import LEAK_RULE, PEDAGOGY_RULE
 
 NOTHING = "–"
 
@@ -28,15 +30,31 @@ class Measure:
     wish: int = 0
 
 
+def _estimated(label: str, *path: str, is_share: bool = False, wish: int = 1) -> Measure:
+    """A row whose mean, interval and n stand beside each other."""
+    return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, wish)
+
+
 MEASURES = (
-    Measure("Reward", ("reward", "mean"), ("reward", "ci95"), ("reward", "n"), wish=1),
+    _estimated("Reward", "reward"),
     Measure("Task-final discipline (0–1)", ("scores", "task_final_score"), wish=1),
     Measure("Forward progression (0–1)", ("scores", "forward_progression_score"), wish=1),
     Measure("Overall momentum (0–10)", ("scores", "overall_momentum_score"), wish=1),
     Measure("Error turns scaffolded", ("error_turns", "scaffolded"), (), ("error_turns", "n"), True, 1),
     Measure("Clean turns falsely corrected", ("clean_turns", "falsely_corrected"), (), ("clean_turns", "n"), True, -1),
+    _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, wish=0),
+    _estimated("Solved after it", SOLVED, "final", is_share=True),
+    _estimated("Gain", SOLVED, "gain", is_share=True),
+    _estimated("Reward model's score before the dialogue", SCORED, "initial"),
+    _estimated("Reward model's score after it", SCORED, "final"),
+    _estimated("Gain in the reward model's score", SCORED, "gain"),
+    _estimated("Leaks the answer", "rejected_by", LEAK_RULE, is_share=True, wish=-1),
+    _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, wish=-1),
+    _estimated("Pedagogical reward, mean of messages", "pedagogical_reward", "micro"),
+    _estimated("Pedagogical reward, mean of conversations", "pedagogical_reward", "macro"),
     Measure("Rejected by the judge", ("rejected", "share"), (), ("rejected", "n"), True, -1),
     Measure("Without a verdict", ("without_verdict", "share"), (), ("without_verdict", "n"), True, -1),
+    Measure("Without solutions", ("without_solutions", "share"), (), ("without_solutions", "n"), True),
     Measure("Messages in a conversation", ("talk", "messages")),
     Measure("Teacher's words in a message", ("talk", "teacher_words")),
     Measure("Teacher's share of all words", ("talk", "teacher_share"), is_share=True),
