@@ -1,0 +1,107 @@
+"""The evaluations that come with the project: each loads, runs dry, and is the classroom of all with its own tutor."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from config.eval_model import EvalConfig, check_eval
+from config.load import ROOT, load, to_yaml
+from src.prompt_check import check_prompts
+
+TUTORS = {
+    "Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen2.5-14B-Instruct": "Qwen/Qwen2.5-14B-Instruct",
+    "TutorRL": "eth-nlped/TutorRL-7B",
+    "TutorRL-think": "eth-nlped/TutorRL-7B-think",
+    "SocraticLM": "CogBase-USTC/SocraticLM",
+    "GPT-4o": "openai/gpt-4o-2024-11-20",
+    "DeepSeek-V3": "deepseek/deepseek-chat-v3-0324",
+    "Gemini": "gemini-3.8-flash",
+}
+FILES = sorted(path.stem for path in (ROOT / "config/eval").glob("*.yaml"))
+
+
+def loaded(name: str) -> EvalConfig:
+    return load(EvalConfig, "eval", ["--config-name", name], check_eval)
+
+
+def test_all_are_here():
+    assert set(FILES) == {*TUTORS, "maths", "quickstart"}
+
+
+@pytest.mark.parametrize("name", TUTORS)
+def test_a_tutor_meets_the_same_student_judge_and_problems_as_the_others(name: str):
+    found, base = loaded(name), loaded("maths")
+    assert found.teacher_model.model_name_or_path == TUTORS[name]
+    assert found.logging.save_dir != base.logging.save_dir
+    own = replace(
+        found.generation,
+        use_thinking=base.generation.use_thinking,
+        force_thinking=base.generation.force_thinking,
+        teacher_prompt_path=base.generation.teacher_prompt_path,
+        forced_conversation_type=base.generation.forced_conversation_type,
+    )
+    assert replace(found, teacher_model=base.teacher_model, logging=base.logging, generation=own) == base
+    assert found.teacher_model.vllm.temperature == base.teacher_model.vllm.temperature == 0.6
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_its_prompts_can_be_filled_in(name: str):
+    generation = loaded(name).generation
+    check_prompts(generation, judge_reads_templates="rubric" not in generation.judges_rules_prompts_paths.values())
+
+
+KNOWN = """
+teacher_model:
+  model_name_or_path: some/tutor
+  use_openrouter: false
+  vllm: {temperature: 0.6, max_length: 12000, max_num_seqs: 512, gpu_memory_utilization: 0.85, enforce_eager: true,
+         number_of_gpus_per_instance: 1, max_number_of_instances: -1, load_and_unload: true, use_v0: true, from_0: true}
+student_model:
+  model_name_or_path: neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8
+  vllm: {temperature: 0.6}
+judge_model:
+  model_name_or_path: google/gemma-3-27b-it
+reward_model:
+  model_name_or_path: "Answer"
+generation:
+  use_thinking: true
+  force_thinking: true
+num_samples_per_problem: 2
+score_using_pedagogical_reward: true
+recompute_initial_attempts: true
+logging: {wandb: true, wandb_project: eval, wandb_run_name: mine, run_group: tutor, wandb_tags: [tutor, 7b]}
+"""
+
+
+def test_an_evaluation_that_names_models_alone_is_one_of_a_maths_tutor(tmp_path):
+    """So are those that users bring along."""
+    (tmp_path / "mine.yaml").write_text(KNOWN, encoding="utf-8")
+    found = load(EvalConfig, "eval", ["--config-dir", str(tmp_path), "--config-name", "mine"], check_eval)
+    base = loaded("maths")
+    assert found.generation == replace(base.generation, use_thinking=True, force_thinking=True)
+    assert found.dataset == base.dataset and found.num_samples_per_problem == 2
+    (tmp_path / "own.yaml").write_text(
+        KNOWN.replace("  use_thinking", "  student_final_prompt_path: mine.txt\n  use_thinking"), encoding="utf-8"
+    )
+    own = load(EvalConfig, "eval", ["--config-dir", str(tmp_path), "--config-name", "own"], check_eval)
+    assert own.generation == replace(found.generation, student_final_prompt_path="mine.txt")
+
+
+def test_who_thinks_and_who_is_elsewhere():
+    configs = {name: loaded(name) for name in TUTORS}
+    assert [name for name in TUTORS if configs[name].generation.force_thinking] == ["TutorRL-think"]
+    assert [name for name in TUTORS if configs[name].teacher_model.is_remote] == ["GPT-4o", "DeepSeek-V3", "Gemini"]
+    assert configs["Gemini"].teacher_model.use_gemini and configs["GPT-4o"].teacher_model.use_openrouter
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FILES)
+def test_each_runs_dry(name: str):
+    command = [sys.executable, "eval.py", "--config-name", f"{name}.yaml", "dry_run=true"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout) == yaml.safe_load(to_yaml(replace(loaded(name), dry_run=True)))
