@@ -109,6 +109,10 @@ class GenerationConfig:
     others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded;
     `answer_timeout_s` for one comparison of a boxed answer with the reference, after which it counts as wrong.
 
+    `schedule`: `concurrent` lets every conversation go on by itself; `phased` has all of them finish the dialogue
+    before any is judged, and so on, and has the engines sleep that a phase does not need (src/phases.py), for models
+    that do not fit side by side.
+
     `colocate`: the engines sleep while the trainer steps and give it their GPU's memory. Null: if server and trainer
     are found to use the same GPU.
     """
@@ -144,6 +148,7 @@ class GenerationConfig:
     load_weights_timeout_s: float = 600.0
     turn_timeout_s: float = 900.0
     answer_timeout_s: float = 5.0
+    schedule: str = "concurrent"
     colocate: bool | None = None
 
     def __post_init__(self) -> None:

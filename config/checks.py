@@ -22,6 +22,7 @@ from config.values import (
     RESPONSE_FORMATS,
     REWARD_SCALES,
     SCHEDULERS,
+    SCHEDULES,
     TRACKERS,
     TRAINING_DTYPES,
     check_above,
@@ -128,6 +129,7 @@ def check_generation(generation: GenerationConfig) -> None:
     for name in _DEADLINES:
         check_above(f"generation.{name}", getattr(generation, name), 0)
     check_between("generation.server_port", generation.server_port, 1, 65535)
+    check_choice("generation.schedule", generation.schedule, SCHEDULES)
     if not generation.server_host:
         raise ConfigError("generation.server_host is empty; name an address of this machine, usually 127.0.0.1.")
     wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]

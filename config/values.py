@@ -33,6 +33,7 @@ REWARD_SCALES = ("group", "batch", "none")
 IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 TRAINING_DTYPES = ("float32", "bfloat16", "float16")
 ENGINE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+SCHEDULES = ("concurrent", "phased")
 RESPONSE_FORMATS = ("auto", "json_schema", "text")
 TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow",
             "neptune", "swanlab", "tensorboard", "trackio", "wandb")  # fmt: skip

@@ -32,7 +32,6 @@ from src.api import (
 )
 from src.batches import BatchDesk, open_desk
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
-from src.gpu_loan import GpuLoan
 from src.http_guards import BodyLimit, TokenRequired
 from src.policy_folder import inside_run_folder
 from src.ports import refuse_taken_port
@@ -116,7 +115,6 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
         app.state.desk = desk
         watch = asyncio.create_task(_end_with_an_engine(app))
-        app.state.loan = GpuLoan(desk.classroom.seats.engines, config.generation.load_weights_timeout_s)
         try:
             with _failure_of_the_start(app):
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
@@ -126,7 +124,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             yield
         finally:
             watch.cancel()
-            app.state.loan.close()
+            desk.loan.close()
             desk.classroom.seats.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
@@ -231,13 +229,13 @@ def _add_rest_routes(app: FastAPI) -> None:
     @app.post("/sleep")
     async def sleep(body: SleepRequest, request: Request) -> RestResponse:
         started = time.monotonic()
-        await request.app.state.loan.lend(body.borrowers)
+        await _desk(request).loan.lend(body.borrowers)
         return _rest_response(request, started)
 
     @app.post("/wake_up")
     async def wake_up(request: Request) -> RestResponse:
         started = time.monotonic()
-        await request.app.state.loan.take_back()
+        await _desk(request).loan.take_back()
         return _rest_response(request, started)
 
 

@@ -14,13 +14,16 @@ from src.api import LARGEST_BATCH, TOKEN_FIELDS, ConversationRecord, SampleReque
 from src.classroom import Classroom, classroom_rules
 from src.conversation import Conversation
 from src.errors import DataError, RequestConflict, UnknownConversation
+from src.gpu_loan import GpuLoan
 from src.journal import Journal
+from src.phases import PHASED, PHASES, Concurrent, PhaseClock, Schedule
 from src.policy_folder import check_policy
 from src.replay import replay_tokens
-from src.seats import needed_reward_model, open_seats
+from src.seats import Seats, needed_reward_model, open_seats
 from src.turns import PolicyVersion
 
 if TYPE_CHECKING:
+    from config.base import GenerationConfig
     from config.eval_model import EvalConfig
     from config.train_rl_model import TrainRLConfig
 
@@ -38,18 +41,25 @@ class BatchDesk:
 
     Args:
         keep: how many answers stay in memory; older ones are made again from the journal.
+        loan: which engines are awake.
     """
 
-    def __init__(self, classroom: Classroom, journal: Journal, keep: int = 8):
+    def __init__(self, classroom: Classroom, journal: Journal, keep: int = 8, loan: GpuLoan | None = None):
         self._classroom = classroom
         self._journal = journal
         self._keep = keep
+        self._loan = loan or GpuLoan({}, timeout_s=0.0)
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
 
     @property
     def classroom(self) -> Classroom:
         """Where the conversations take place."""
         return self._classroom
+
+    @property
+    def loan(self) -> GpuLoan:
+        """Which engines are awake, and for whose sake the others sleep."""
+        return self._loan
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
         """The answer to a request, run now unless it ran or runs already; what the journal holds of it is not done
@@ -112,7 +122,8 @@ class BatchDesk:
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
         """Give the teacher published weights, and remember it for a server that takes over from this one."""
         teacher = self._classroom.seats.teacher
-        await teacher.load_policy(folder, policy, timeout_s)
+        async with self._loan.loading("teacher"):
+            await teacher.load_policy(folder, policy, timeout_s)
         self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
 
     async def restore_policy(self, timeout_s: float) -> None:
@@ -127,7 +138,8 @@ class BatchDesk:
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
             return
-        await self._classroom.seats.teacher.load_policy(folder, policy, timeout_s)
+        async with self._loan.loading("teacher"):
+            await self._classroom.seats.teacher.load_policy(folder, policy, timeout_s)
         logger.info("the teacher has the weights of %s again, as before", policy)
 
     async def _run(self, request: SampleRequest) -> SampleResponse:
@@ -164,5 +176,15 @@ async def open_desk(
     models_of_seats = (models.teacher_model, models.student_model, models.judge_model)
     reward = needed_reward_model(models.reward_model, generation, reward_weights) if graded else None
     seats = await open_seats(*models_of_seats, generation, models.seed, run_folder, reward)
+    loan, schedule = await _open_schedule(generation, seats)
     journal = Journal(run_folder)
-    return BatchDesk(Classroom(generation, seats, journal, reward_weights, rules), journal)
+    return BatchDesk(Classroom(generation, seats, journal, reward_weights, rules, schedule), journal, loan=loan)
+
+
+async def _open_schedule(generation: "GenerationConfig", seats: Seats) -> tuple[GpuLoan, Schedule]:
+    if generation.schedule != PHASED:
+        return GpuLoan(seats.engines, generation.load_weights_timeout_s), Concurrent()
+    first = PHASES[0].seats
+    loan = GpuLoan(seats.engines, generation.load_weights_timeout_s, wanted=first)
+    await loan.turn_to(first)
+    return loan, PhaseClock(loan.turn_to)

@@ -21,9 +21,10 @@ from src.inference_providers.base import Completion, Sampling
 from src.inference_providers.call_ledger import BATCH
 from src.journal import Journal, conversation_id
 from src.judging import Verdict, parse_judge_output, parse_verdict
+from src.phases import Attendance, Concurrent, Schedule
 from src.prompt_check import refuse_long_prompt
 from src.prompts import render
-from src.replay import History, replay
+from src.replay import History, graded, replay
 from src.rewards import REWARDS, weighted_sum
 from src.schedule import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.seats import Seats
@@ -42,6 +43,7 @@ _WITHOUT_INFLUENCE = (
     "answer_timeout_s",
     "colocate",
     "student_attempt_prompt_path",
+    "schedule",
 )
 """Keys of GenerationConfig that no conversation depends on."""
 
@@ -49,13 +51,14 @@ _WITHOUT_INFLUENCE = (
 @dataclass(frozen=True)
 class Play:
     """One conversation of a request: its position, the how-many-th on its problem it is, and what the journal holds of
-    it from before."""
+    it from before; `attendance` says when it may go on."""
 
     conversation: Conversation
     request: SampleRequest
     index: int
     occurrence: int
     history: History = field(default_factory=History)
+    attendance: Attendance = field(default_factory=Concurrent)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
         """The sampling of the next answer, with a name of its own, and with a seed of its own where the request fixes
@@ -79,6 +82,7 @@ class Classroom:
         journal: where every turn, verdict and reward is written before it is used.
         reward_weights: which rewards are computed for each conversation, and their weights in its `reward`.
         rules: what holds for every conversation, from `classroom_rules`.
+        schedule: when conversations may do what.
     """
 
     def __init__(
@@ -88,12 +92,14 @@ class Classroom:
         journal: Journal,
         reward_weights: dict[str, float],
         rules: ClassroomRules,
+        schedule: Schedule | None = None,
     ):
         self._generation = generation
         self._seats = seats
         self._journal = journal
         self._reward_weights = reward_weights
         self._rules = rules
+        self._schedule = schedule or Concurrent()
         self._options = setup_options(generation)
         self._forced_ids, self._opened_thought = [], ""
         if seats.teacher_has_tokens:
@@ -142,8 +148,9 @@ class Classroom:
         )
         plays = self._open(request)
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._play(play)) for play in plays]
+            with self._schedule.attend(len(plays)) as attendance:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._play(replace(play, attendance=attendance))) for play in plays]
         except BaseExceptionGroup as failures:
             for api in apis.values():
                 await api.land()
@@ -177,9 +184,11 @@ class Classroom:
         self.running += 1
         try:
             while conversation.state is not State.END:
+                await play.attendance.reach(conversation.state)
                 await self._step(play)
         finally:
             self.running -= 1
+            play.attendance.leave()
         reward = weighted_sum(conversation.rewards, self._reward_weights)
         record = ConversationRecord.of(conversation, play.request, play.index, reward)
         if not play.history.finished:
@@ -294,10 +303,20 @@ class Classroom:
         return verdict
 
     async def _generate_solutions(self, play: Play) -> None:
+        solutions = play.history.solutions
+        if solutions is None:
+            solutions = await self._write_solutions(play)
+            self._journal.append("solutions", conversation=play.conversation.id, solutions=solutions)
+        if any(solution.grade is None for solution in solutions):
+            await play.attendance.reach(State.REWARD_TURN)  # where a reward model is awake, should one grade
+            texts = (visible_text(solution.text) for solution in solutions)
+            grades = await asyncio.gather(*(self._seats.grade(play.conversation.problem, text) for text in texts))
+            self._journal.append("grades", conversation=play.conversation.id, grades=grades)
+            solutions = graded(solutions, grades)
+        play.conversation.add_solutions(solutions)
+
+    async def _write_solutions(self, play: Play) -> list[Solution]:
         conversation = play.conversation
-        if play.history.solutions is not None:
-            conversation.add_solutions(play.history.solutions)
-            return
         messages = self._student_view(conversation, self._first_persona_path())
         messages.append({"role": "user", "content": self._render(conversation, self._final_prompt_path())})
         limit = self._generation.max_tokens_per_student_attempt
@@ -310,11 +329,7 @@ class Classroom:
         )
         for failure in (said for said in texts if isinstance(said, BaseException)):
             raise failure
-        graded = (self._seats.grade(conversation.problem, visible_text(said.text)) for said in texts)
-        grades = await asyncio.gather(*graded)
-        solutions = [Solution(said.text, grade) for said, grade in zip(texts, grades, strict=True)]
-        self._journal.append("solutions", conversation=conversation.id, solutions=solutions)
-        conversation.add_solutions(solutions)
+        return [Solution(said.text) for said in texts]
 
     async def _reward_turn(self, play: Play) -> None:
         conversation = play.conversation

@@ -9,7 +9,8 @@ Events, each named by its first field after the time:
     batch         request       a request was begun, under which weights and with which body
     turn          conversation  what was said, and the tokens that it added to the teacher's context
     verdict       conversation  one judge attempt
-    solutions     conversation  the student's solutions after the dialogue, graded
+    solutions     conversation  the student's solutions after the dialogue
+    grades        conversation  what each of them is worth
     failure       conversation  a model behind an API refused to answer in it, and why
     rewards       conversation  every reward
     conversation  conversation  it finished: its record, without the tokens, which its turns hold

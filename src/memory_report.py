@@ -5,7 +5,7 @@ where it gets crowded first.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from config.base import ModelConfig, VllmConfig
@@ -27,6 +27,7 @@ from src.memory_budget import (
     trainer_memory,
 )
 from src.memory_sources import NotReckoned, gpu_memory, launch_of_environment, launch_of_flags, read_shape
+from src.phases import PHASED, PHASES
 from src.seats import engine_seats, needed_reward_model
 
 _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, for float32 models, too
@@ -94,18 +95,43 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
         found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
     else:
         trainer = _add_trainer(found, config, find_launch)
-    reward = needed_reward_model(config.reward_model, config.generation, reward_weights(config))
-    seats = engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
-    for seat, model in seats.items():
-        _add_engine(found, seat, model, limit)
+    seats = _engine_seats(config)
+    weights = {seat: _add_engine(found, seat, model, limit) for seat, model in seats.items()}
+    groups = awake_together(list(seats), config.generation.schedule)
+    if config.generation.schedule == PHASED:
+        _add_sleepers(found, weights, groups, config.generation.colocate)
     if limit is not None:
-        share = sum(model.vllm.gpu_memory_utilization for model in seats.values())
+        shares = [sum(seats[seat].vllm.gpu_memory_utilization for seat in group) for group in groups.values()]
+        share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
         engines = [
-            Part(f"engines ({share:g} of the GPU)", int(share * limit)),
+            Part(f"{name} ({share:g} of the GPU)", int(share * limit)),
             Part("CUDA contexts of the engines", len(seats) * CUDA_CONTEXT),
         ]
         _add_moments(found, config, moments(trainer, engines, config.generation.colocate), limit)
     return found
+
+
+def _engine_seats(config: TrainRLConfig) -> dict[str, ModelConfig]:
+    reward = needed_reward_model(config.reward_model, config.generation, reward_weights(config))
+    return engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
+
+
+def awake_together(seats: Sequence[str], schedule: str) -> dict[str, list[str]]:
+    """The engines that are awake at the same time: all, or those of each phase."""
+    if schedule != PHASED:
+        return {"engines": list(seats)}
+    groups = {f"engines of the {phase.name}": [seat for seat in seats if seat in phase.seats] for phase in PHASES}
+    return {name: group for name, group in groups.items() if group}
+
+
+def _add_sleepers(
+    found: Report, weights: Mapping[str, int], groups: Mapping[str, Sequence[str]], colocate: bool | None
+) -> None:
+    """The host's memory for weights of engines asleep, at its fullest."""
+    awake = list(groups.values()) if colocate is False else [()]
+    asleep = max((sum(size for seat, size in weights.items() if seat not in group) for group in awake), default=0)
+    found.lines.append("asleep (generation.schedule=phased), in the host's memory at its fullest:")
+    found.add([Part("weights of the engines", asleep)])
 
 
 def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerMemory | None:
@@ -138,14 +164,15 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     return memory
 
 
-def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None) -> None:
+def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None) -> int:
+    """Add an engine's lines; its weights in bytes, on all of its GPUs, 0 if they are not reckoned."""
     options = model.vllm
     title = f"engine of the {seat}: {model.model_name_or_path}"
     try:
         shape = read_shape(model.model_name_or_path)
     except NotReckoned as reason:
         found.lines.append(f"{title}: not reckoned: {reason}")
-        return
+        return 0
     job = EngineJob(
         shape=shape,
         number_bytes=_BYTES[options.dtype],
@@ -159,6 +186,7 @@ def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None)
     found.add([Part(f"one conversation of {options.max_length} tokens", memory.conversation)])
     if limit is not None:
         _add_cache(found, seat, options, memory, limit)
+    return memory.weights * job.gpus
 
 
 def _add_cache(found: Report, seat: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
@@ -216,6 +244,8 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
     ways = []
     if moment in ("rollout", "engines"):
         ways.append("lower the engines' vllm.gpu_memory_utilization")
+        if config.generation.schedule != PHASED and len(_engine_seats(config)) > 2:
+            ways.append("set generation.schedule=phased, with which not all engines are awake at a time")
     if moment == "rollout":
         ways.append("give the server GPUs of its own (CUDA_VISIBLE_DEVICES) and set generation.colocate=false")
     if moment == "backward pass" and not train.gradient_checkpointing:

@@ -1,7 +1,7 @@
 """Bringing a conversation back to where the journal leaves it, so that nothing in it is played or judged twice."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -51,6 +51,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
                 history.verdicts[verdict.rule, verdict.attempt] = verdict
             case "solutions":
                 history.solutions = _SOLUTIONS.validate_python(event["solutions"])
+            case "grades":
+                history.solutions = graded(history.solutions, event["grades"])
             case "failure":
                 history.failure = event
             case "rewards":
@@ -69,6 +71,11 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
         conversation.verdicts = sorted(history.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
         conversation.give_up(*(history.failure[name] for name in ("reason", "prompt_ids", "end_ids")))
     return history
+
+
+def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solution]:
+    """The solutions with their grades."""
+    return [replace(solution, grade=grade) for solution, grade in zip(solutions, grades, strict=True)]
 
 
 def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:

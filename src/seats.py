@@ -13,11 +13,13 @@ from src.answers import AnswerChecker
 from src.api import EngineHealth
 from src.chat_template import ReplyFrame
 from src.data import Problem
+from src.errors import ConfigError
 from src.inference_providers.base import ChatEngine, Judge, Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
+from src.phases import PHASED
 from src.pretrained import check_model, load_tokenizer
 from src.prompt_check import check_prompts
 
@@ -124,7 +126,7 @@ async def open_seats(
     remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))
     check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
     _check_models(wanted)
-    engines = await _start_engines(wanted, generation, seed)
+    engines = await _start_engines(wanted, generation, seed)  # with the phased schedule they sleep
     if "judge" in engines:
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
         remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
@@ -207,11 +209,23 @@ async def _start_engines(
             kind = RewardEngine if seat == "reward" else VllmEngine
             engines[seat] = await kind.start(model, seed, generation)
             logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
+            if generation.schedule == PHASED:
+                await _make_room_for_the_next(engines[seat], generation)
     except BaseException:
         for engine in engines.values():
             engine.shutdown()
         raise
     return engines
+
+
+async def _make_room_for_the_next(engine: "VllmEngine", generation: GenerationConfig) -> None:
+    health = engine.health()
+    if health.gpus and not health.can_sleep:
+        raise ConfigError(
+            f"generation.schedule is {PHASED}, but vLLM has no sleep mode on this kind of GPU, so {health.model} "
+            "cannot give its memory back between the phases: set generation.schedule=concurrent."
+        )
+    await engine.sleep(generation.load_weights_timeout_s)
 
 
 def _sampling(options: VllmConfig, max_tokens: int) -> Sampling:

@@ -11,6 +11,7 @@ from src.classroom import Classroom, classroom_rules
 from src.inference_providers.base import Sampling
 from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
 from src.journal import Journal
+from src.phases import PHASED, Concurrent, PhaseClock
 from src.rewards import default_weights
 from src.seats import Seats
 
@@ -33,7 +34,8 @@ TEMPLATES = {
 
 
 class Room:
-    """A classroom of scripted engines: what they say is set per test."""
+    """A classroom of scripted engines: what they say is set per test. `turned_to` are the seats that each phase asked
+    for, if the schedule has phases."""
 
     def __init__(self, tokenizer, folder: Path):
         self.tokenizer = tokenizer
@@ -42,6 +44,7 @@ class Room:
         self.student = ScriptedEngine(tokenizer, lambda _: "Hello.")
         self.judge = ScriptedJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
         self.reward = None
+        self.turned_to: list[tuple[str, ...]] = []
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> BatchDesk:
         weights = default_weights(tuple(generation.judges_rules_prompts_paths), frozenset({"pedagogical_eval"}))
@@ -56,7 +59,13 @@ class Room:
             reward=self.reward,
         )
         journal = Journal(self.folder)
-        return BatchDesk(Classroom(generation, seats, journal, weights, rules), journal, keep)
+        schedule = PhaseClock(self._turn_to) if generation.schedule == PHASED else Concurrent()
+        return BatchDesk(Classroom(generation, seats, journal, weights, rules, schedule), journal, keep)
+
+    async def _turn_to(self, seats: tuple[str, ...]) -> None:
+        """In place of engines that sleep and wake."""
+        self.turned_to.append(seats)
+        await asyncio.sleep(0)
 
     def play(self, generation: GenerationConfig, **request) -> list[ConversationRecord]:
         body = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0} | request

@@ -313,6 +313,32 @@ def test_engines_that_ask_for_more_than_the_gpu_are_refused(qwen):
     assert len(refusals) == 1 and "what the engines needs: 85.00 GiB" in refusals[0]
 
 
+def test_with_phases_the_engines_awake_together_count_and_the_others_on_the_host(qwen, tmp_path):
+    """Shares of teacher, student and judge: 0.3, 0.2, 0.6. Dialogue 0.5, judging 0.6, solutions 0.2. Weights of each:
+    4,022,468,096 × 2 bytes = 7.49 GiB."""
+    (tmp_path / "rule.txt").write_text("{{ problem }}")
+    shares = {"teacher": 0.3, "student": 0.2, "judge": 0.6}
+    overrides = [f"{seat}_model.vllm.gpu_memory_utilization={share}" for seat, share in shares.items()]
+    overrides += ["judge_model.vllm.dtype=auto", "judge_model.vllm.max_length=8192", "train.gpu_memory_gib=80"]
+    overrides += [f"judge_model.model_name_or_path={qwen}", "generation.number_judge_attempts=1"]
+    overrides += [f"generation.judges_rules_prompts_paths={{pedagogical_eval: {tmp_path / 'rule.txt'}}}"]
+    together = report(config(qwen, *overrides), None)
+    assert "what the engines needs: 89.50 GiB" in together.refusals[0]
+    assert "set generation.schedule=phased" in together.refusals[0]
+    apart = report(config(qwen, *overrides, "generation.schedule=phased"), None)
+    assert apart.refusals == []
+    assert found_in(apart.lines, "  engines  ") == "49.50 GiB"  # 0.6 × 80, and three CUDA contexts of half a GiB
+    assert found_in(apart.lines, "weights of the engines") == "22.48 GiB", "all of them sleep while a trainer steps"
+    alone = report(config(qwen, *overrides, "generation.schedule=phased", "generation.colocate=false"), None)
+    assert found_in(alone.lines, "weights of the engines") == "14.98 GiB", "two of three sleep"
+    tight = [*overrides, "generation.schedule=phased", "judge_model.vllm.gpu_memory_utilization=1.0"]
+    assert "engines of the judging (1 of the GPU) 80.00 GiB" in report(config(qwen, *tight), None).refusals[0]
+
+
+def found_in(lines: list[str], name: str) -> str:
+    return next(line for line in lines if name in line).rpartition("  ")[2].strip()
+
+
 def test_a_model_that_is_not_there_is_said_and_refuses_nothing(qwen):
     found = report(config(qwen, "train.gpu_memory_gib=80", "teacher_model.model_name_or_path=runs/of/nobody"), Launch)
     assert "trainer: not reckoned: there is no folder runs/of/nobody" in found.lines

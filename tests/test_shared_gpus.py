@@ -2,6 +2,7 @@
 everything from the routes to the optimizer's step is real."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from src.grpo.shared_gpus import SharedGpus, takes_turns
 from src.turns import PolicyVersion
 from src.vllm.client import ClassroomClient
 from tests.conftest import free_port, quickstart_overrides
+from tests.scripted_room import SCORES
 
 GPU = "5f1ce8a2-0000-0000-0000-000000000001"
 BOTH = {"weights", "kv_cache"}
@@ -75,7 +77,8 @@ class RecordingEngine:
         self.events.append("turns")
         await asyncio.sleep(self.pause_s)
         assert self.awake == BOTH, "an engine was put to sleep under a turn"
-        ids = [*self._tokenizer.encode("Good ."), params.stop_token_ids[0]][: params.max_tokens]
+        said = json.dumps(SCORES) if self.name == "judge" else "Good ."
+        ids = [*self._tokenizer.encode(said), params.stop_token_ids[0]][: params.max_tokens]
         logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in ids]
         yield SimpleNamespace(
             finished=True, outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="stop")]
@@ -130,9 +133,9 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
     """Opens a server with recording engines, by overrides of the quickstart's configuration."""
     opened: list[Classroom] = []
 
-    def open_with(*overrides: str, pause_s: float = 0.0) -> Classroom:
+    def open_with(*overrides: str, pause_s: float = 0.0, seats: tuple[str, ...] = ("teacher", "student")) -> Classroom:
         events: list[str] = []
-        engines = [RecordingEngine(name, tokenizer, events, pause_s) for name in ("teacher", "student")]
+        engines = [RecordingEngine(name, tokenizer, events, pause_s) for name in seats]
         waiting = list(engines)
         monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
         monkeypatch.setattr("src.app.add_openai_routes", no_openai_routes)
@@ -321,6 +324,56 @@ def test_an_engine_that_cannot_wake_says_what_to_do_and_may_be_woken_later(open_
     classroom.engines[1].failure = None
     classroom.client.wake_up()
     assert classroom.asleep() == [False, False]
+
+
+# Phases -------------------------------------------------------------------------------------------------------------
+
+THREE = ("teacher", "student", "judge")
+
+
+def phased(world: Path, folder: Path) -> list[str]:
+    rule = folder / "judge.txt"
+    rule.write_text("{{ problem }} {{ conversation | length }}")
+    return [
+        "generation.schedule=phased",
+        f"judge_model.model_name_or_path={world / 'blank'}",
+        f"generation.judges_rules_prompts_paths={{pedagogical_eval: {rule}}}",
+        "train.max_steps=1",
+    ]
+
+
+AS_EACH_IS_LOADED = ["teacher: sleep 1", "student: sleep 1", "judge: sleep 1"]
+DIALOGUE_WAKES = ["teacher: wake all", "student: wake all"]
+JUDGING = ["turns", *ASLEEP, "judge: wake all", "turns", "judge: sleep 1", *DIALOGUE_WAKES]
+
+
+def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_classroom, world, tmp_path):
+    """Each recording engine asserts that it is awake while a turn is sampled from it."""
+    classroom = open_classroom(*phased(world, tmp_path), seats=THREE)
+    until(lambda: not any(classroom.asleep()[:2]))
+    assert in_order(classroom.events) == [*AS_EACH_IS_LOADED, *DIALOGUE_WAKES]
+    assert classroom.asleep() == [False, False, True]
+    classroom.events.clear()
+    classroom.sample("one").result(30)
+    until(lambda: in_order(classroom.events) == JUDGING)
+    classroom.events.clear()
+    for request in [classroom.sample(f"many{number}") for number in range(16)]:
+        request.result(60)
+    until(lambda: classroom.asleep() == [False, False, True])
+    judged = classroom.events.count("judge: wake all")
+    assert 1 <= judged <= 16 and classroom.events.count("teacher: wake all") == judged
+
+
+def test_phases_and_a_trainer_on_the_same_gpu(open_classroom, world, tmp_path):
+    from src.grpo import run
+
+    classroom = open_classroom(*phased(world, tmp_path), "generation.colocate=true", seats=THREE)
+    classroom.events.clear()
+    run.train(classroom.config)
+    weights = ["teacher: wake weights", "teacher: load_policy, awake: weights", "teacher: wake kv_cache"]
+    awake = [*weights, "student: wake all"]
+    assert in_order(classroom.events) == [*ASLEEP, *awake, *JUDGING, *ASLEEP, *awake]
+    assert classroom.asleep() == [False, False, True] and classroom.client.health().policy.version == 1
 
 
 # Who takes turns ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import psutil
 from config.base import GenerationConfig, ModelConfig
 from src.api import EngineHealth
 from src.errors import EngineFailure
+from src.phases import PHASED
 from src.vllm.gate import WeightsGate
 from src.vllm.rest import Rest
 
@@ -54,7 +55,7 @@ class EngineProcess:
         before = _child_pids()
         with _cpu_environment(model):
             try:
-                engine = await asyncio.to_thread(cls._load, model, seed, generation.colocate is not False)
+                engine = await asyncio.to_thread(cls._load, model, seed, _may_have_to_sleep(generation))
                 await engine.collective_rpc("end_with", args=(os.getpid(),))
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
@@ -153,6 +154,10 @@ class engine_errors:
 
         if isinstance(error, EngineDeadError | EngineGenerateError):
             raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
+
+
+def _may_have_to_sleep(generation: GenerationConfig) -> bool:
+    return generation.colocate is not False or generation.schedule == PHASED
 
 
 class _cpu_environment:
