@@ -109,6 +109,11 @@ class GenerationConfig:
     others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded;
     `answer_timeout_s` for one comparison of a boxed answer with the reference, after which it counts as wrong.
 
+    `server_urls`: one server for each machine; null means the one at `server_host` and `server_port`. The trainer's
+    processes are dealt out to them in order: with 2 servers and 8 processes the first four go to the first. Addresses
+    are as those processes see them, so http://127.0.0.1:8005 twice means each machine's own. A server is told which of
+    them it is by `server_index`, from 0.
+
     `schedule`: `concurrent` lets every conversation go on by itself; `phased` has all of them finish the dialogue
     before any is judged, and so on, and has the engines sleep that a phase does not need (src/phases.py), for models
     that do not fit side by side.
@@ -143,6 +148,8 @@ class GenerationConfig:
     low_score_threshold: float = 0.3
     server_host: str = "127.0.0.1"
     server_port: int = 8005
+    server_urls: list[str] | None = None
+    server_index: int = 0
     server_start_timeout_s: float = 1800.0
     sample_timeout_s: float = 3600.0
     load_weights_timeout_s: float = 600.0

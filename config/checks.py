@@ -130,6 +130,7 @@ def check_generation(generation: GenerationConfig) -> None:
         check_above(f"generation.{name}", getattr(generation, name), 0)
     check_between("generation.server_port", generation.server_port, 1, 65535)
     check_choice("generation.schedule", generation.schedule, SCHEDULES)
+    _check_servers(generation)
     if not generation.server_host:
         raise ConfigError("generation.server_host is empty; name an address of this machine, usually 127.0.0.1.")
     wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
@@ -137,6 +138,18 @@ def check_generation(generation: GenerationConfig) -> None:
         raise ConfigError(
             f"generation.student_names holds {wrong[0]!r}; each is a text, or null for a nameless student."
         )
+
+
+def _check_servers(generation: GenerationConfig) -> None:
+    urls = generation.server_urls
+    if urls is not None and not urls:
+        raise ConfigError(
+            "generation.server_urls is empty; name each server's address, or set it to null for one server."
+        )
+    for url in urls or []:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"generation.server_urls holds {url!r}; each must begin with http:// or https://.")
+    check_between("generation.server_index", generation.server_index, 0, len(urls or [""]) - 1)
 
 
 def _check_opening(generation: GenerationConfig) -> None:

@@ -274,14 +274,17 @@ def to_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def record_run(config: Any, program_name: str) -> Path:
+def record_run(config: Any, program_name: str, part: str = ".") -> Path:
     """Create the run folder and write down what runs in it: the resolved YAML, the git commit, package versions.
+
+    Args:
+        part: the folder in it that is the program's own.
 
     Returns:
         The run folder.
     """
     folder = Path(config.logging.save_dir).resolve()
-    notes = folder / "config"
+    notes = folder / part / "config"
     notes.mkdir(parents=True, exist_ok=True)
     (notes / f"{program_name}.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {"git_commit": _git_commit(), "python": sys.version.split()[0], "packages": _package_versions()}

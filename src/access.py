@@ -32,8 +32,8 @@ def token_from_environment() -> str | None:
     return token
 
 
-def token_for(host: str) -> str | None:
-    """The token of a server that listens on `host`; None where it needs none.
+def token_for(host: str, key: str = "generation.server_host") -> str | None:
+    """The token of a server that listens on `host`, as the config key says; None where it needs none.
 
     Raises:
         ConfigError: if others can reach the address and there is no token.
@@ -41,8 +41,8 @@ def token_for(host: str) -> str | None:
     token = token_from_environment()
     if token is None and not _is_this_machine_only(host):
         raise ConfigError(
-            f"generation.server_host is {host}, which other machines can reach: server and trainer need a token in the "
-            f"environment variable {TOKEN_VARIABLE}. {_HOW_TO_MAKE_ONE}"
+            f"{key} is {host}, which other machines can reach: server and trainer need a token in the environment "
+            f"variable {TOKEN_VARIABLE}. {_HOW_TO_MAKE_ONE}"
         )
     return token
 

@@ -225,12 +225,13 @@ class EngineHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """Answer of `GET /health`."""
+    """Answer of `GET /health`. `server_index` is the server's place among those of the run."""
 
     status: str
     seats: dict[str, EngineHealth]
     policy: PolicyVersion
     run_folder: str
+    server_index: int = 0
     running_requests: list[str]
     running_conversations: int
     finished_conversations: int

@@ -76,9 +76,16 @@ def serve(config: TrainRLConfig) -> None:
     """
     host, port = config.generation.server_host, config.generation.server_port
     refuse_taken_port(host, port)
-    with claim("vllm_server", Path(config.logging.save_dir)):
-        run_folder = record_run(config, "vllm_server")
+    part = own_part(config.generation.server_index)
+    with claim("vllm_server", Path(config.logging.save_dir) / part):
+        run_folder = record_run(config, "vllm_server", part)
         _run(create_app(config, run_folder), host, port)
+
+
+def own_part(server_index: int) -> str:
+    """The part of the run folder that is a server's own: its journal, its record of paid requests, its lock. The first
+    server's is the run folder itself; published weights are there for all."""
+    return f"server{server_index}" if server_index else "."
 
 
 def _run(app: FastAPI, host: str, port: int) -> None:
@@ -109,10 +116,12 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     """The application; models are loaded as it starts up and their processes end as it shuts down. When an engine
     dies, `app.state.failure` says so and `app.state.end` is called."""
 
+    own_folder = run_folder / own_part(config.generation.server_index)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _failure_of_the_start(app):
-            desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), run_folder)
+            desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), own_folder)
         app.state.desk = desk
         watch = asyncio.create_task(_end_with_an_engine(app))
         try:
@@ -120,7 +129,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
             await add_openai_routes(app, desk.classroom.seats.teacher, config.generation.load_weights_timeout_s)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
-            logger.info("the classroom is open on %s, its journal in %s", address, run_folder)
+            logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield
         finally:
             watch.cancel()
@@ -255,6 +264,7 @@ def _add_status_routes(app: FastAPI) -> None:
             seats=seats.health(),
             policy=seats.teacher.policy,
             run_folder=str(request.app.state.run_folder),
+            server_index=request.app.state.config.generation.server_index,
             running_requests=desk.running,
             running_conversations=desk.classroom.running,
             finished_conversations=desk.classroom.finished,

@@ -36,6 +36,8 @@ __all__ = ["Classroom", "Conversation", "parse_judge_output"]
 _WITHOUT_INFLUENCE = (
     "server_host",
     "server_port",
+    "server_urls",
+    "server_index",
     "server_start_timeout_s",
     "sample_timeout_s",
     "load_weights_timeout_s",

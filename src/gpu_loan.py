@@ -62,7 +62,8 @@ class GpuLoan:
                 await self._wake_wanted()
                 raise
             self._lent = True
-            self._watch = asyncio.create_task(self._wake_when_gone(borrowers))
+            here = [each for each in borrowers if each.host == socket.gethostname()]  # the others cannot be watched
+            self._watch = asyncio.create_task(self._wake_when_gone(here or borrowers))
 
     async def take_back(self) -> None:
         """Wake the engines that are wanted; nothing happens to those that are awake.

@@ -8,7 +8,8 @@
 
 --config-name and --config-dir are Hydra's: they choose the YAML that configures both programs (config/train_rl/…).
 All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml or 1CPU.yaml. Overrides
-key=value reach both programs. On several machines, run this on each: every machine has its own server.
+key=value reach both programs. On several machines, run this on each: every machine has its own server, and
+generation.server_urls names them in the order of --machine_rank.
 dry_run=true shows the configuration, what it needs of a GPU's memory, and the two commands, and starts nothing.
 """
 
@@ -226,7 +227,10 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     flags = with_accelerate_config(split.accelerate)
     check_accelerate_flags(flags)
     hydra_arguments = [each for each in split.hydra if not each.lstrip("+").startswith("dry_run=")]
-    server, trainer = server_command(hydra_arguments), trainer_command(flags, hydra_arguments)
+    rank = split.accelerate_value("--machine_rank")
+    own = [f"generation.server_index={rank}"] if rank is not None and config.generation.server_urls is not None else []
+    server = server_command([*hydra_arguments, *own])
+    trainer = trainer_command(flags, hydra_arguments)
     if config.dry_run:
         from src.memory_report import show_launch_budget
 
@@ -238,7 +242,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     from src.quickstart.run import ensure_models
 
     ensure_models(config, signals)
-    return launch(config, server, trainer, split.accelerate_value("--machine_rank") or "0", signals)
+    return launch(config, server, trainer, rank or "0", signals)
 
 
 def _tell_of_checkpoints(folder: Path) -> None:

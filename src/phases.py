@@ -163,7 +163,7 @@ class PhaseClock:
                 turn.set_exception(failure)
         if failure is None or turns:
             self._move_on()
-        else:  # nobody waits for it; whoever comes next makes it try again
+        elif isinstance(failure, ClassroomError):  # nobody waits for it; whoever comes next makes it try again
             logger.error("the engines of the phase %s are not ready: %s", phase.name, failure)
 
 

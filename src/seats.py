@@ -119,7 +119,7 @@ async def open_seats(
     """
     wanted = engine_seats(teacher, student, judge, generation, reward)
     apis = {
-        seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", model.max_cost_usd), seat)
+        seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", _cap_usd(model, generation)), seat)
         for seat, model in _models_in_use(teacher, student, judge, generation).items()
         if model.is_remote
     }
@@ -173,6 +173,12 @@ def _models_in_use(
     if generation.judges_rules_prompts_paths and judge.model_name_or_path != RUBRIC:
         models["judge"] = judge
     return models
+
+
+def _cap_usd(model: ApiModelConfig, generation: GenerationConfig) -> float | None:
+    """Servers of one run do not see each other's spending: each may spend its share."""
+    servers = len(generation.server_urls) if generation.server_urls is not None else 1
+    return None if model.max_cost_usd is None else model.max_cost_usd / servers
 
 
 def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig, api: ChatApi | None) -> Judge | None:

@@ -119,12 +119,14 @@ def server(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 @contextmanager
-def running_server(world: Path, run_folder: Path, *more_overrides: str) -> Iterator[RunningServer]:
+def running_server(
+    world: Path, run_folder: Path, *more_overrides: str, port: int | None = None
+) -> Iterator[RunningServer]:
     """A server of its own, on two engines with the untrained model."""
-    port = free_port()
+    port = port or free_port()
     overrides = [*quickstart_overrides(run_folder, world / "blank", world, port), *more_overrides]
     run_folder.mkdir(parents=True, exist_ok=True)
-    log = run_folder / "server.log"
+    log = run_folder / f"server-{port}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "vllm_server.py", *overrides],

@@ -20,12 +20,14 @@ import requests
 import torch
 import uvicorn
 
+from config.base import GenerationConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.api import EngineHealth, Health, ProcessId, SampleRequest, SampleResponse
 from src.errors import ConfigError, GpuFull
 from src.gpu_loan import is_alive, this_process
+from src.grpo.servers import own_server
 from src.grpo.shared_gpus import SharedGpus, takes_turns
 from src.turns import PolicyVersion
 from src.vllm.client import ClassroomClient
@@ -234,7 +236,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     client.sample = lambda request: (sample(request), time.sleep(2.0 * rank))[0]
     trainer = SimpleNamespace(
         accelerator=state,
-        gpus=SharedGpus(client, shared=True),
+        gpus=SharedGpus(client, own_server(GenerationConfig(), rank, 2), shared=True),
         publisher=SimpleNamespace(policy=PolicyVersion()),
         state=SimpleNamespace(global_step=0),
         record_metric=lambda name, value: None,

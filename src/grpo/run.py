@@ -12,7 +12,6 @@ from trl import GRPOConfig
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.access import token_for
 from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
@@ -20,13 +19,13 @@ from src.grpo.checkpoints import last_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
 from src.grpo.progress import GRPOProgress
+from src.grpo.servers import OwnServer, own_server
 from src.grpo.shared_gpus import SharedGpus
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.hub import release
 from src.prompt_check import check_lengths
 from src.reporting import last_metrics
 from src.run_lock import claim
-from src.server_process import server_url
 from src.vllm.client import ClassroomClient
 
 logger = logging.getLogger(__name__)
@@ -52,11 +51,12 @@ def train(config: TrainRLConfig) -> None:
 def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, run_folder: Path) -> None:
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))
-    client = on_every_process(state, lambda: connect(config))
-    gpus = SharedGpus.with_server(client, config.generation.colocate)
+    server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
+    client = on_every_process(state, lambda: connect(config, server))
+    gpus = SharedGpus.with_server(client, server, config.generation.colocate)
     gpus.take()
     progress = GRPOProgress(run_folder)
-    trainer = ClassroomGRPOTrainer(config, arguments, problems, client, run_folder, run_id, gpus, [progress])
+    trainer = ClassroomGRPOTrainer(config, arguments, problems, client, server, run_folder, run_id, gpus, [progress])
     trainer.remove_callback(PrinterCallback)
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     check_lengths(problems, config.generation, trainer.processing_class, limit)
@@ -91,24 +91,28 @@ def load_training_problems(config: TrainRLConfig) -> list[Problem]:
     return problems
 
 
-def connect(config: TrainRLConfig) -> ClassroomClient:
-    """A client of the configured server, which answers.
+def connect(config: TrainRLConfig, server: OwnServer) -> ClassroomClient:
+    """A client of this process's server, which answers.
 
     Raises:
         DeadlineExceeded: if it does not.
-        ConfigError: if it belongs to another run, or a token is missing.
+        ConfigError: if it belongs to another run, or is another one of this run's servers.
     """
     generation, run_folder = config.generation, Path(config.logging.save_dir).resolve()
-    token_for(generation.server_host)
     client = ClassroomClient(
-        server_url(generation),
+        server.url,
         generation.sample_timeout_s,
         generation.load_weights_timeout_s,
         generation.server_start_timeout_s,
-        Path(config.logging.save_dir) / "server.log",
+        Path(config.logging.save_dir) / (f"server.{server.index}.log" if server.index else "server.log"),
     )
     health = client.wait_until_up(generation.server_start_timeout_s)
     _refuse_server_of_another_run(health, client.url, run_folder)
+    if health.server_index != server.index:
+        raise ConfigError(
+            f"The server at {client.url} is number {health.server_index} of this run, but number {server.index} in "
+            f"generation.server_urls: start it with generation.server_index={server.index}, or put them in order."
+        )
     return client
 
 

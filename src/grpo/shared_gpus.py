@@ -19,7 +19,7 @@ from accelerate.utils.memory import clear_device_cache
 from src.api import Health
 from src.errors import ConfigError
 from src.gpu_loan import this_process
-from src.grpo.collective import on_main_process
+from src.grpo.servers import OwnServer
 from src.vllm.client import ClassroomClient
 from src.vllm.worker_extension import gpu_id
 
@@ -33,30 +33,33 @@ class SharedGpus:
         ClassroomError: each method, on every rank, if the server did not do its part.
     """
 
-    def __init__(self, client: ClassroomClient, shared: bool):
+    def __init__(self, client: ClassroomClient, server: OwnServer, shared: bool):
         self._client = client
+        self._server = server
         self._shared = shared
         self._state = PartialState()
 
     @classmethod
-    def with_server(cls, client: ClassroomClient, colocate: bool | None) -> "SharedGpus":
-        """Find out whether the server uses GPUs of this trainer's, unless `generation.colocate` says it.
+    def with_server(cls, client: ClassroomClient, server: OwnServer, colocate: bool | None) -> "SharedGpus":
+        """Find out whether any server uses GPUs of this trainer's, unless `generation.colocate` says it.
 
         Raises:
             ConfigError: if it is to, and cannot.
         """
         state = PartialState()
         own = gather_object([gpu_id(state.device)])
-        shared = on_main_process(state, lambda: takes_turns(colocate, client.health(), own))
+        found = server.for_all(state, lambda: takes_turns(colocate, client.health(), own))
+        shared = any(gather_object([found]))
         if shared and state.is_main_process:
             logger.info("server and trainer take turns on the GPUs (generation.colocate)")
-        return cls(client, shared)
+        return cls(client, server, shared)
 
     def take(self) -> None:
         """Every rank is done with the engines: have them sleep."""
         if self._shared:
-            borrowers = gather_object([this_process()])
-            on_main_process(self._state, lambda: self._client.sleep(borrowers))
+            processes = gather_object([(self._server.index, this_process())])
+            borrowers = [process for index, process in processes if index == self._server.index]
+            self._server.for_all(self._state, lambda: self._client.sleep(borrowers))
 
     def make_room(self) -> None:
         """Give cached memory back to the GPUs, before engines wake."""
@@ -68,7 +71,7 @@ class SharedGpus:
         """Leave the GPUs to the engines, which are all awake afterwards."""
         if self._shared:
             self.make_room()
-            on_main_process(self._state, self._client.wake_up)
+            self._server.for_all(self._state, self._client.wake_up)
 
 
 def takes_turns(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:

@@ -19,6 +19,7 @@ from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.gather import save_together
 from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
+from src.grpo.servers import OwnServer
 from src.grpo.shared_gpus import SharedGpus
 from src.grpo.weight_sync import WeightPublisher
 from src.policy_folder import complete
@@ -33,7 +34,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
     Args:
         arguments: TRL's, from `src.grpo.config.grpo_config`.
         problems: the training problems.
-        client: the server that plays the conversations.
+        client, server: of this process: who plays its conversations, and whether it publishes weights there.
         run_folder: shared with the server.
         run_id: names this run's policies; the same after a resume.
         gpus: whether they are shared with the server.
@@ -48,6 +49,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         arguments: GRPOConfig,
         problems: Sequence[Problem],
         client: ClassroomClient,
+        server: OwnServer,
         run_folder: Path,
         run_id: str,
         gpus: SharedGpus,
@@ -76,7 +78,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         self._correct_mismatch = config.train.importance_sampling_correction
         self._shuffle_rewards = config.train.shuffle_rewards
         self.gpus = gpus
-        self.publisher = WeightPublisher(self, client, run_folder, run_id, config.train.keep_published_policies)
+        self.publisher = WeightPublisher(self, client, server, run_folder, run_id, config.train.keep_published_policies)
         # TRL reads the engine's log-probs only with `use_vllm`, and would start an engine of its own if it were set
         # before; here the engine is the server's, and `vllm_generation` is what publishes weights to it.
         self.use_vllm = True

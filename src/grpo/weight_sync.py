@@ -1,4 +1,4 @@
-"""Publishing the trainer's weights to the server: written, flushed, marked complete, loaded in place."""
+"""Publishing the trainer's weights: written once, flushed, marked complete, loaded in place by each server."""
 
 import time
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from src.grpo.collective import on_main_process
 from src.grpo.gather import save_together, weight_bytes
+from src.grpo.servers import OwnServer
 from src.policy_folder import policy_path, remove_old_policies, write_policy
 from src.turns import PolicyVersion
 from src.vllm.client import ClassroomClient
@@ -22,10 +23,17 @@ class WeightPublisher:
     """
 
     def __init__(
-        self, trainer: "ClassroomGRPOTrainer", client: ClassroomClient, run_folder: Path, run_id: str, keep: int
+        self,
+        trainer: "ClassroomGRPOTrainer",
+        client: ClassroomClient,
+        server: OwnServer,
+        run_folder: Path,
+        run_id: str,
+        keep: int,
     ):
         self._trainer = trainer
         self._client = client
+        self._server = server
         self._run_folder = run_folder
         self._run_id = run_id
         self._keep = keep
@@ -35,7 +43,7 @@ class WeightPublisher:
         """Publish the current weights as the version that the optimizer's step counts; all ranks take part.
 
         Raises:
-            ClassroomError: on every rank, if the server did not load them.
+            ClassroomError: on every rank, if a server did not load them.
         """
         started = time.monotonic()
         accelerator = self._trainer.accelerator
@@ -44,9 +52,6 @@ class WeightPublisher:
         needed = weight_bytes(self._trainer.model)
         save_together(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
         self._trainer.gpus.make_room()
-        on_main_process(accelerator, lambda: self._load(folder))
+        self._server.for_all(accelerator, lambda: self._client.load_weights(self.policy, folder))
+        on_main_process(accelerator, lambda: remove_old_policies(self._run_folder, self._keep))
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)
-
-    def _load(self, folder: Path) -> None:
-        self._client.load_weights(self.policy, folder)
-        remove_old_policies(self._run_folder, self._keep)

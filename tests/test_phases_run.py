@@ -1,0 +1,59 @@
+"""Both schedules on real engines: teacher, student and a judge of this server's own, all of them tiny."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from src.api import ConversationRecord, SampleRequest
+from src.journal import JOURNAL_NAME, read_journal
+from tests.conftest import running_server
+
+pytestmark = pytest.mark.full  # six engines, one server after the other
+
+
+def play(world: Path, folder: Path, lessons: list[str], schedule: str) -> tuple[list[ConversationRecord], list[str]]:
+    """Two requests at a time, and the journal's events in order."""
+    folder.mkdir()
+    rule = folder / "judge.txt"
+    rule.write_text("{{ problem }} {{ conversation | length }}")
+    engine = "{max_length: 1024, max_num_seqs: 64, dtype: float32, enforce_eager: true, cpu_cores: '1'}"
+    overrides = (
+        f"generation.schedule={schedule}",
+        f"generation.judges_rules_prompts_paths={{pedagogical_eval: {rule}}}",
+        "generation.max_tokens_per_judge_attempt=16",
+        f"judge_model.model_name_or_path={world / 'blank'}",
+        f"judge_model.vllm={engine}",
+    )
+    with running_server(world, folder / "run", *overrides) as running, ThreadPoolExecutor(2) as threads:
+        requests = [
+            SampleRequest(
+                problems=lessons[i : i + 4], answers=[""] * 4, request_id=f"r{i}", seed=1, step=0, fixed_seeds=True
+            )
+            for i in (0, 4)
+        ]
+        records = [r for response in threads.map(running.client.sample, requests) for r in response.conversations]
+        seats = running.client.health().seats
+        assert {seat: each.asleep for seat, each in seats.items()} == {
+            "teacher": False,
+            "student": False,
+            "judge": schedule == "phased",
+        }
+        again = running.client.sample(requests[0].model_copy(update={"request_id": "later"}))
+        assert [record.state for record in again.conversations] == ["END"] * 4
+    events = [
+        e["event"]
+        for e in read_journal(folder / "run" / JOURNAL_NAME)
+        if not e.get("conversation", "").startswith("later")
+    ]
+    return records, [event for event in events if event in ("turn", "verdict", "rewards")]
+
+
+def test_real_engines_take_turns_and_say_the_same(world: Path, tmp_path: Path, lessons: list[str]) -> None:
+    phased, order = play(world, tmp_path / "phased", lessons, "phased")
+    assert order == sorted(order, key=["turn", "verdict", "rewards"].index), "no verdict before the last turn"
+    concurrent, _ = play(world, tmp_path / "concurrent", lessons, "concurrent")
+    said = [[turn.text for turn in record.turns] for record in phased]
+    assert said == [[turn.text for turn in record.turns] for record in concurrent]
+    assert [record.prompt_ids for record in phased] == [record.prompt_ids for record in concurrent]
+    assert [v.raw for r in phased for v in r.verdicts] != [], "the judge was asked"
