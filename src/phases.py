@@ -39,7 +39,8 @@ PHASES = (
     Phase("solutions", (State.GENERATE_SOLUTION,), ("student",)),
     Phase("rewards", (State.REWARD_TURN,), ("reward",)),
 )
-"""In their order. Solutions are graded in the last one, by the reward model if there is one. Seats that are no engines of this server (an API, the embedded rubric, none at all) need no room."""
+"""In their order. Solutions are graded in the last one, by the reward model if there is one. Seats that are no engines
+of this server (an API, the embedded rubric, none at all) need no room."""
 
 
 def phase_of(state: State) -> Phase:

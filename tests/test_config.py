@@ -194,6 +194,8 @@ OUT_OF_RANGE = [
     ("generation.server_port", ["0", "-1", "65536"], "must be from 1 to 65535"),
     ("generation.server_host", ["''"], "name an address of this machine"),
     ("generation.student_names", ["[7]", "[[Alex]]"], "each is a text, or null"),
+    ("generation.server_index", ["-1", "1"], "must be from 0 to 0"),
+    ("generation.schedule", ["lockstep"], "must be one of concurrent, phased"),
     ("generation.forced_conversation_type", ["both"], "is one of guided, attempt or null"),
     ("teacher_model.vllm.temperature", ["0", "-1", ".nan", ".inf"], "."),
     ("student_model.vllm.temperature", ["-0.5"], "must be at least 0"),
