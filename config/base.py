@@ -29,11 +29,34 @@ class VllmConfig:
 
 
 @dataclass
+class LoraConfig:
+    """An adapter that is trained in place of the model's own weights (Hu et al., "LoRA", 2021).
+
+    A weight W becomes W + `alpha` / `rank` × B·A, where only A (`rank` rows) and B (`rank` columns) learn.
+    `target_modules`: `all-linear` (the linear layers but the output head), or a list of module names such as
+    [q_proj, v_proj]. `dropout` is the share of A's inputs that a training step leaves out. `bias`: which biases of the
+    model learn besides, `none`, `all`, or `lora_only` (those of the target modules).
+    """
+
+    enable: bool = False
+    rank: int = 16
+    alpha: int = 32
+    target_modules: Any = "all-linear"
+    dropout: float = 0.01
+    bias: str = "none"
+
+
+@dataclass
 class ModelConfig:
     """A model that vLLM serves: a Hub name or a local folder."""
 
     model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
     vllm: VllmConfig = field(default_factory=VllmConfig)
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        """The adapter that the model is served with; None: it is served as it is."""
+        return None
 
 
 @dataclass

@@ -10,10 +10,12 @@ from config.base import (
     HuggingFaceConfig,
     JudgeModelConfig,
     LoggingConfig,
+    LoraConfig,
     VllmConfig,
 )
 from config.train_rl_model import RewardModelConfig, TrainConfig, TrainRLConfig
 from config.values import (
+    ADAPTER_BIASES,
     ENGINE_DTYPES,
     IMPORTANCE_SAMPLING_MODES,
     LARGEST_SEED,
@@ -23,6 +25,7 @@ from config.values import (
     REWARD_SCALES,
     SCHEDULERS,
     SCHEDULES,
+    SERVED_RANKS,
     TRACKERS,
     TRAINING_DTYPES,
     check_above,
@@ -83,6 +86,8 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_generation(config.generation)
     check_model("teacher_model", config.teacher_model, config.generation)
     check_model("student_model", config.student_model, config.generation)
+    check_lora("teacher_model.lora", config.teacher_model.lora)
+    _check_served_lora(config.teacher_model.lora)
     check_judge(config.judge_model, config.generation)
     if config.teacher_model.is_remote:
         raise ConfigError(
@@ -209,6 +214,31 @@ def check_vllm(key_of_block: str, options: VllmConfig) -> None:
     if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
         raise ConfigError(
             f'{key_of_block}.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
+        )
+
+
+def check_lora(name: str, lora: LoraConfig) -> None:
+    """What PEFT would refuse, or take for something else."""
+    check_at_least(f"{name}.rank", lora.rank, 1)
+    check_at_least(f"{name}.alpha", lora.alpha, 1)
+    if not 0 <= lora.dropout < 1:
+        raise ConfigError(f"{name}.dropout is {lora.dropout}; it is a share of at least 0 and below 1.")
+    check_choice(f"{name}.bias", lora.bias, ADAPTER_BIASES)
+    modules = lora.target_modules
+    listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
+    if modules != "all-linear" and not listed:
+        raise ConfigError(
+            f"{name}.target_modules is {modules!r}; it is all-linear, or a list of module names such as "
+            "[q_proj, v_proj]."
+        )
+
+
+def _check_served_lora(lora: LoraConfig) -> None:
+    """What cannot be served or trained, although PEFT has it."""
+    check_between("teacher_model.lora.rank", lora.rank, 1, SERVED_RANKS[-1])
+    if lora.bias != "none":
+        raise ConfigError(
+            f"teacher_model.lora.bias is {lora.bias}; vLLM serves no adapters with biases, so it must be none."
         )
 
 

@@ -9,6 +9,7 @@ from config.base import (
     HuggingFaceConfig,
     JudgeModelConfig,
     LoggingConfig,
+    LoraConfig,
     ModelConfig,
     lesson_plans,
 )
@@ -58,6 +59,18 @@ class TrainConfig:
 
 
 @dataclass
+class TeacherModelConfig(ApiModelConfig):
+    """The model under training. With `lora.enable` its own weights stay as they are, and an adapter learns: only that
+    is published, and the reference for `train.beta` is the model without it."""
+
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora if self.lora.enable else None
+
+
+@dataclass
 class RewardModelConfig(ModelConfig):
     """How solutions are graded: `Answer` compares the boxed answer, `None` grades nothing. Any other name is a model
     with one logit, which reads problem and solution; the logit, as it is, is the grade. Of its `vllm` block, what
@@ -87,7 +100,7 @@ class TrainRLConfig:
     """
 
     train: TrainConfig = field(default_factory=TrainConfig)
-    teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
+    teacher_model: TeacherModelConfig = field(default_factory=TeacherModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from config import values
-from config.base import DataSource, HuggingFaceConfig, LoggingConfig
-from config.checks import check_duration, check_hub, check_logging, check_seed
+from config.base import DataSource, HuggingFaceConfig, LoggingConfig, LoraConfig
+from config.checks import check_duration, check_hub, check_logging, check_lora, check_seed
 from config.values import SCHEDULERS, check_at_least, check_choice, check_limit
 from src.errors import ConfigError
 
@@ -41,12 +41,14 @@ class TrainSFTModelConfig:
     """The model to start from: a Hub name or a local folder.
 
     `tokenizer_name_or_path` null takes the model's own. `max_length` is in tokens; longer conversations are cut at
-    their end.
+    their end. With `lora.enable` an adapter learns in place of the model's weights; it is left in
+    `<logging.save_dir>/adapter`, the model with it merged in where the model always is.
     """
 
     model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
     tokenizer_name_or_path: Optional[str] = None
     max_length: int = 16384
+    lora: LoraConfig = field(default_factory=lambda: LoraConfig(rank=256, alpha=512))
 
 
 @dataclass
@@ -96,6 +98,12 @@ def check_train_sft(config: TrainSFTConfig) -> None:
     check_at_least("train.learning_rate", train.learning_rate, 0)
     check_at_least("train.warmup", train.warmup, 0)
     check_at_least("model.max_length", config.model.max_length, 2)
+    check_lora("model.lora", config.model.lora)
+    if config.model.lora.enable and train.optimizer == MUON:
+        raise ConfigError(
+            "train.optimizer is muon, which is for a model's own weights; with model.lora.enable=true take another, "
+            "such as adamw_torch."
+        )
     check_limit("dataset.max_train_examples", config.dataset.max_train_examples)
     check_limit("dataset.max_val_examples", config.dataset.max_val_examples)
     check_logging(config.logging)

@@ -35,6 +35,9 @@ TRAINING_DTYPES = ("float32", "bfloat16", "float16")
 ENGINE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 SCHEDULES = ("concurrent", "phased")
 RESPONSE_FORMATS = ("auto", "json_schema", "text")
+ADAPTER_BIASES = ("none", "all", "lora_only")
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM can be started with; each has room for lower ones."""
 TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow",
             "neptune", "swanlab", "tensorboard", "trackio", "wandb")  # fmt: skip
 LARGEST_SEED = 2**32 - 1  # numpy takes no larger one

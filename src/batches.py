@@ -135,11 +135,11 @@ class BatchDesk:
         folder, policy = Path(event["path"]), PolicyVersion(**event["version"])
         try:
             check_policy(folder, policy)
+            async with self._loan.loading("teacher"):
+                await self._classroom.seats.teacher.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
             return
-        async with self._loan.loading("teacher"):
-            await self._classroom.seats.teacher.load_policy(folder, policy, timeout_s)
         logger.info("the teacher has the weights of %s again, as before", policy)
 
     async def _run(self, request: SampleRequest) -> SampleResponse:

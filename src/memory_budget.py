@@ -73,7 +73,7 @@ class Launch:
 @dataclass(frozen=True)
 class TrainerJob:
     """What one process trains: `number_bytes` 2 for bfloat16, 4 for float32; `state_bytes` from OPTIMIZER_STATES;
-    `tokens` of a micro-batch."""
+    `tokens` of a micro-batch. `adapter`: what is trained in place of the model's own weights; None: those."""
 
     shape: ModelShape
     launch: Launch
@@ -82,6 +82,22 @@ class TrainerJob:
     reference: bool
     checkpointing: bool
     tokens: int
+    adapter: "AdapterJob | None" = None
+
+    @property
+    def trained(self) -> int:
+        """How many numbers learn."""
+        return self.shape.parameters if self.adapter is None else self.adapter.parameters
+
+
+@dataclass(frozen=True)
+class AdapterJob:
+    """A LoRA adapter: its parameters, the numbers per token that its matrices A take in over all layers, and whether it
+    has dropout."""
+
+    parameters: int
+    inputs: int
+    dropout: bool
 
 
 @dataclass(frozen=True)
@@ -121,15 +137,16 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
     """DeepSpeed casts the weights to the training's precision and keeps float32 master weights besides, of float32
     weights, too."""
     shape, launch, size = job.shape, job.launch, job.number_bytes
-    parameters, share = shape.parameters, _share(shape.parameters, launch.processes)
-    kept = share if launch.zero_stage == 3 else parameters
+    trained, share = job.trained, _share(job.trained, launch.processes)
+    parameters = shape.parameters + (trained if job.adapter else 0)
+    kept = _share(parameters, launch.processes) if launch.zero_stage == 3 else parameters
     held = [] if launch.weights_on_host else [Part(f"weights ({8 * size} bit)", kept * size)]
     if not launch.optimizer_on_host:
         held.append(Part("master weights (32 bit)", share * 4))
         held.append(Part("optimizer states", share * job.state_bytes))
     if job.reference:
         held.append(Part(f"reference model ({8 * size} bit)", kept * size))
-    gradients = Part("gradients", (parameters if launch.zero_stage == 1 else share) * size)
+    gradients = Part("gradients", (trained if launch.zero_stage == 1 else share) * size)
     while_computed = [Part("ZeRO's gradient bucket", _ZERO_BUCKET * size)]
     if launch.zero_stage == 3:
         while_computed.append(Part("weights gathered for a layer", shape.head * size))
@@ -141,12 +158,17 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
 
 
 def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
-    """float32 weights, gradients and states in every process; autocast makes bfloat16 copies of the weights."""
-    parameters = job.shape.parameters
+    """float32 weights, gradients and states in every process; autocast makes bfloat16 copies of the weights. Weights
+    beside an adapter do not learn and are in the training's precision from the beginning."""
+    parameters = job.trained
     # bitsandbytes keeps the 8-bit states of embeddings in 32 bits, as transformers tells it to.
-    embedded = job.shape.head if job.state_bytes in (1, 2) else 0
+    embedded = job.shape.head if job.state_bytes in (1, 2) and job.adapter is None else 0
     states = (parameters - embedded) * job.state_bytes + embedded * job.state_bytes * 4
     held = [Part("weights (32 bit)", parameters * 4), Part("optimizer states", states)]
+    if job.adapter is not None:
+        size = job.number_bytes
+        held[0] = Part("adapter (32 bit)", parameters * 4)
+        held.insert(0, Part(f"weights ({8 * size} bit)", job.shape.parameters * size))
     if job.reference:
         held.append(Part("reference model (32 bit)", parameters * 4))
     gradients = [Part("gradients", parameters * 4)]
@@ -159,15 +181,23 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
 def activations(job: TrainerJob) -> list[Part]:
     """What a micro-batch's forward pass leaves for its backward pass."""
     shape, layer = job.shape, layer_activations(job.shape, job.number_bytes) * job.tokens
+    layer += adapter_activations(job) * job.tokens // shape.layers
     if not job.checkpointing:
         return [Part("activations", layer * shape.layers), Part("output head", head_memory(job))]
-    # Without DeepSpeed the weights are float32, and so is what goes from layer to layer.
-    stream = job.number_bytes if job.launch.zero_stage else 4
+    # Without DeepSpeed the weights that learn are float32, and so is what goes from layer to layer.
+    stream = job.number_bytes if job.launch.zero_stage or job.adapter else 4
     return [
         Part("activations kept (checkpoints)", shape.layers * shape.hidden * stream * job.tokens),
         # The head is through before the first layer is computed again.
         Part("one layer again, or output head", max(layer, head_memory(job))),
     ]
+
+
+def adapter_activations(job: TrainerJob) -> int:
+    """Bytes per token that an adapter keeps over all layers: with dropout, a copy of each of its inputs, and masks."""
+    if job.adapter is None or not job.adapter.dropout:
+        return 0
+    return job.adapter.inputs * (job.number_bytes + 1)
 
 
 def layer_activations(shape: ModelShape, size: int) -> int:
@@ -183,10 +213,12 @@ def layer_activations(shape: ModelShape, size: int) -> int:
 
 
 def head_memory(job: TrainerJob) -> int:
-    """A tile of logits, the float32 gradient of the head's matrix, and that of the last hidden states."""
+    """A tile of logits, the float32 gradient of the head's matrix where it learns, and that of the last hidden
+    states."""
     tokens, words = HEAD_TILE
     tile = min(job.tokens, tokens) * words * job.number_bytes
-    return tile + 4 * job.shape.head + 4 * job.tokens * job.shape.hidden
+    matrix = 4 * job.shape.head if job.adapter is None else 0
+    return tile + matrix + 4 * job.tokens * job.shape.hidden
 
 
 def _share(parameters: int, processes: int) -> int:
@@ -195,13 +227,15 @@ def _share(parameters: int, processes: int) -> int:
 
 @dataclass(frozen=True)
 class EngineJob:
-    """One vLLM engine, as `VllmConfig` describes it; `number_bytes` of weights and cache."""
+    """One vLLM engine, as `VllmConfig` describes it; `number_bytes` of weights and cache. `adapters`: numbers that it
+    has room for in its slots for adapters."""
 
     shape: ModelShape
     number_bytes: int
     gpus: int
     max_length: int
     max_num_seqs: int
+    adapters: int = 0
 
 
 @dataclass(frozen=True)
@@ -224,7 +258,7 @@ def engine_memory(job: EngineJob) -> EngineMemory:
     per_layer_and_token = 2 * cached_heads * shape.head_dim * job.number_bytes
     tokens = sum(job.max_length if window is None else min(window, job.max_length) for window in shape.windows)
     return EngineMemory(
-        weights=_share(shape.parameters, job.gpus) * job.number_bytes,
+        weights=_share(shape.parameters + job.adapters, job.gpus) * job.number_bytes,
         sampling=job.max_num_seqs * shape.vocabulary * 4,
         conversation=tokens * per_layer_and_token,
     )

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from config.base import ModelConfig, VllmConfig
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
+from src.adapters import adapter_shape
 from src.errors import ConfigError
 from src.memory_budget import (
     CUDA_CONTEXT,
     GIB,
     OPTIMIZER_STATES,
+    AdapterJob,
     EngineJob,
     EngineMemory,
     Launch,
@@ -29,6 +31,7 @@ from src.memory_budget import (
 from src.memory_sources import NotReckoned, gpu_memory, launch_of_environment, launch_of_flags, read_shape
 from src.phases import PHASED, PHASES
 from src.seats import engine_seats, needed_reward_model
+from src.vllm.adapter_slot import SLOTS, served_rank
 
 _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, for float32 models, too
 
@@ -139,6 +142,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     try:
         launch = find_launch()
         shape = read_shape(model.model_name_or_path)
+        adapter = _adapter(model)
     except NotReckoned as reason:
         found.lines.append(f"trainer: not reckoned: {reason}")
         return None
@@ -148,20 +152,38 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         launch=launch,
         number_bytes=_BYTES[train.dtype],
         state_bytes=OPTIMIZER_STATES[train.optimizer],
-        reference=train.beta > 0,
+        reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
         checkpointing=train.gradient_checkpointing,
         tokens=train.per_device_train_batch_size * length,
+        adapter=adapter,
     )
     memory = trainer_memory(job)
     zero = f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
+    learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
     found.lines.append(
-        f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters, {train.dtype}, {train.optimizer}; "
-        f"{launch.processes} × GPU, {zero}; micro-batches of {train.per_device_train_batch_size} × {length} tokens"
+        f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "
+        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {train.per_device_train_batch_size} × "
+        f"{length} tokens"
     )
     found.add(memory.held, "always")
     found.add(memory.backward, "backward")
     found.add(memory.step, "step")
     return memory
+
+
+def _adapter(model: ModelConfig) -> AdapterJob | None:
+    if model.adapter is None:
+        return None
+    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
+    return AdapterJob(shape.parameters, shape.inputs, model.adapter.dropout > 0)
+
+
+def _room_for_adapters(model: ModelConfig) -> int:
+    """vLLM's slots have room for the next rank that it can be started with."""
+    if model.adapter is None:
+        return 0
+    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
+    return SLOTS * shape.parameters * served_rank(shape.rank) // shape.rank
 
 
 def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None) -> int:
@@ -179,6 +201,7 @@ def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None)
         gpus=options.number_of_gpus_per_instance,
         max_length=options.max_length,
         max_num_seqs=options.max_num_seqs,
+        adapters=_room_for_adapters(model),
     )
     memory = engine_memory(job)
     found.lines.append(f"{title}, {shape.parameters:,} parameters, {options.dtype}, {job.gpus} × GPU")
@@ -255,6 +278,8 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
     if moment != "engines":
         if OPTIMIZER_STATES[train.optimizer] > 2:
             ways.append("take an optimizer that remembers less, such as train.optimizer=paged_adamw_8bit")
+        if config.teacher_model.adapter is None:
+            ways.append("train an adapter only (teacher_model.lora.enable=true)")
         ways.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")
     return f"Ways out: {', or '.join(ways)}."
 

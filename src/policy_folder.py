@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 
+from src.adapters import ADAPTER_CONFIG
 from src.disk import refuse_full_disk, storage_errors
 from src.errors import ConfigError, DataError
 from src.pretrained import check_weights
@@ -124,9 +125,9 @@ def remove_old_policies(run_folder: Path, keep: int) -> None:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of the weights' content, whatever the date of their files."""
+    """Of the weights' content, whatever the date of their files; an adapter's configuration scales its weights."""
     digest = xxhash.xxh3_128()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted((*folder.glob("*.safetensors"), *folder.glob(ADAPTER_CONFIG))):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while block := file.read(_BLOCK):

@@ -135,9 +135,12 @@ def _check_config_file(key: str, folder: Path) -> None:
         _read_object(folder / "config.json")
     elif adapter.is_file():
         base = _read_object(adapter).get("base_model_name_or_path")
+        merged = folder.resolve().parent / "model"  # where runs of this project leave it
+        way = "merge the adapter into it first: peft's merge_and_unload(), then save_pretrained()"
+        if merged.is_dir():
+            way = f"the merged model, which is in {merged}"
         raise ConfigError(
-            f"{key}: {folder} holds a PEFT adapter for {base} and no model of its own. Name the base model, or merge "
-            "the adapter into it first: peft's merge_and_unload(), then save_pretrained()."
+            f"{key}: {folder} holds a PEFT adapter for {base} and no model of its own. Name the base model, or {way}."
         )
     else:
         raise ConfigError(f"{key}: {folder} holds no config.json, so it is no model.{_what_it_holds(folder)}")

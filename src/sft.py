@@ -20,10 +20,12 @@ from trl.trainer import utils as trl_utils
 
 from config.load import record_run
 from config.train_sft_model import MUON, ConversationSource, TrainSFTConfig
+from src.adapters import adapter_shape, check_checkpoint, peft_config
 from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.data import gather, load_rows
 from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError, DataError
+from src.grpo.gather import save_adapter_together, save_together, weight_bytes
 from src.hub import release
 from src.muon import MuonWithAdamW
 from src.policy_folder import write_whole
@@ -33,6 +35,7 @@ from src.reporting import Progress, last_metrics, report_to
 
 logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"
+ADAPTER_FOLDER = "adapter"
 _COLUMNS = ("conversation", "messages")
 _ROLES = ("system", "user", "assistant")
 _SECONDS_BETWEEN_LINES = 5.0
@@ -46,7 +49,8 @@ def train(config: TrainSFTConfig) -> Path:
     """Fine-tune and save; started again on the same `save_dir`, an interrupted run goes on from its last checkpoint.
 
     Returns:
-        The folder of the model, with tokenizer and chat template: `<logging.save_dir>/model`, whole or not there.
+        The folder of the model, with tokenizer and chat template: `<logging.save_dir>/model`, whole or not there. An
+        adapter is merged into it, and is by itself in `<logging.save_dir>/adapter`.
 
     Raises:
         ConfigError: if the model cannot be loaded or does not fit the tokenizer, or the optimizer the launch.
@@ -61,12 +65,13 @@ def train(config: TrainSFTConfig) -> Path:
         record_run(config, "train_sft")
     state.wait_for_everyone()
     trainer = make_trainer(config, arguments, run_folder)
-    last = _last_checkpoint(run_folder)
+    last, lora = _last_checkpoint(run_folder), config.model.lora
     if last is not None:
         refuse_unsafe_checkpoint(Path(last))
+        check_checkpoint(Path(last), config.model.model_name_or_path, lora if lora.enable else None)
         logger.info("going on from %s; delete it to start over", last)
     trainer.train(resume_from_checkpoint=last)
-    folder = _save(trainer, config, run_folder)
+    folder = _save_with_adapter(trainer, run_folder) if lora.enable else _save(trainer, config, run_folder)
     if state.is_main_process:
         release(folder, config, config.model.model_name_or_path, "sft", last_metrics(run_folder))
     return folder
@@ -88,6 +93,8 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     if config.dataset.val_datasets:
         measured = read_conversations(config.dataset.val_datasets, config.dataset.max_val_examples, config.seed)
     model = load_model(config, tokenizer)
+    if config.model.lora.enable:
+        adapter_shape("model.lora", config.model.model_name_or_path, config.model.lora)  # refuses what it does not fit
     logger.info("tokenising %d conversations", len(learned) + len(measured))
     if not torch.cuda.is_available():
         _project_learned_positions_only()
@@ -99,6 +106,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
         processing_class=tokenizer,
         callbacks=[Progress(run_folder, _SECONDS_BETWEEN_LINES)],
         optimizers=(_muon(config, model), None),
+        peft_config=peft_config(config.model.lora) if config.model.lora.enable else None,
     )
     trainer.remove_callback(PrinterCallback)
     _tell_about_cuts(trainer.train_dataset, len(learned), config.model.max_length)
@@ -171,16 +179,18 @@ def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model in float32; `train.dtype` is that of the arithmetic.
+    """The model: in float32 (`train.dtype` is that of the arithmetic), or in `train.dtype` if an adapter is trained in
+    its place.
 
     Raises:
         ConfigError: if it cannot be loaded, or is too small for the tokenizer or `model.max_length`.
     """
     name = config.model.model_name_or_path
     check_model("model.model_name_or_path", name)
+    dtype = getattr(torch, config.train.dtype) if config.model.lora.enable else torch.float32
     try:
         model, notes = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            name, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other sizes than config.json has
         raise ConfigError(f"The model {name} cannot be loaded: {error}") from error
@@ -283,6 +293,18 @@ def _tell_about_cuts(dataset: datasets.Dataset, given: int, max_length: int) -> 
 def _last_checkpoint(run_folder: Path) -> Optional[str]:
     checkpoints = run_folder / "checkpoints"
     return get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
+
+
+def _save_with_adapter(trainer: SFTTrainer, run_folder: Path) -> Path:
+    """Write the adapter, then the model with it merged in; the checkpoints have then done their work, and go."""
+    folder = run_folder / MODEL_FOLDER
+    save_adapter_together(trainer, lambda save: write_whole(run_folder / ADAPTER_FOLDER, save))
+    save_together(trainer, lambda save: write_whole(folder, save, weight_bytes(trainer.model)))
+    if trainer.accelerator.is_main_process:
+        shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
+        logger.info("the adapter is in %s", run_folder / ADAPTER_FOLDER)
+    trainer.accelerator.wait_for_everyone()
+    return folder
 
 
 def _save(trainer: SFTTrainer, config: TrainSFTConfig, run_folder: Path) -> Path:

@@ -335,7 +335,8 @@ def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
     async def scenario() -> None:
         gate, told = WeightsGate(), asyncio.Event()
 
-        async def generate(prompt: str) -> AsyncIterator[str]:
+        async def generate(prompt: str, lora_request: str) -> AsyncIterator[str]:
+            assert lora_request == "the adapter"
             try:
                 while True:
                     yield prompt
@@ -345,7 +346,8 @@ def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
                 told.set()
 
         async with gate.turn():
-            outputs = _Held(SimpleNamespace(generate=generate), gate).generate("a")
+            teacher = SimpleNamespace(client=SimpleNamespace(generate=generate), gate=gate, adapter="the adapter")
+            outputs = _Held(teacher).generate("a")
             assert await anext(outputs) == "a"
             closing = asyncio.create_task(outputs.aclose())
             await asyncio.sleep(0)

@@ -5,32 +5,39 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, Trainer
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from src.adapters import ADAPTER_WEIGHTS
 from src.grpo.collective import on_main_process
 
 logger = logging.getLogger(__name__)
 SHARD_BYTES = 1_000_000_000
+_ADAPTER = "default"  # PEFT's name for the one that TRL trains
 
 Weights = dict[str, torch.Tensor]
 Save = Callable[[Path], None]
 
 
-def weight_bytes(model: torch.nn.Module) -> int:
-    """How many bytes the weights have, those held by other processes included."""
-    return sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in model.parameters())
+def weight_bytes(model: torch.nn.Module, only_trained: bool = False) -> int:
+    """How many bytes the weights have, those held by other processes included; or only those that are trained."""
+    counted = (each for each in model.parameters() if each.requires_grad or not only_trained)
+    return sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in counted)
 
 
 def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
-    """Have the main process save the trained model; all processes take part. The folder is like any that transformers
-    saves, with smaller shards.
+    """Have the main process save the trained model, an adapter merged into it; all processes take part. The folder is
+    like any that transformers saves, with smaller shards.
 
     Args:
         write: runs on the main process; it gets the function that saves model and tokenizer into a folder.
@@ -38,24 +45,48 @@ def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
     Raises:
         ClassroomError: on every process, if `write` raised one.
     """
-    accelerator, tokenizer = trainer.accelerator, trainer.processing_class
-    model = accelerator.unwrap_model(trainer.model_wrapped)
-    pieces = gathered_weights(model, accelerator.is_main_process)
+    model, tokenizer = trained_model(trainer), trainer.processing_class
+    model = model.get_base_model() if isinstance(model, PeftModel) else model
+    pieces = gathered_weights(model, trainer.accelerator.is_main_process)
 
     def save(folder: Path) -> None:
         model.save_pretrained(folder, state_dict={})  # all but the weights
         write_shards(pieces, folder)
         tokenizer.save_pretrained(folder)
 
+    _gather_and_write(trainer, pieces, save, write)
+
+
+def save_adapter_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
+    """Have the main process save the adapter alone, as PEFT does: its weights and its configuration. All processes take
+    part; `write` and errors are as for `save_together`."""
+    model = trained_model(trainer)
+    pieces = gathered_adapter(model, trainer.accelerator.is_main_process)
+
+    def save(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor for piece in pieces for name, tensor in piece.items()}
+        save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        replace(model.peft_config[_ADAPTER], inference_mode=True).save_pretrained(folder)
+
+    _gather_and_write(trainer, pieces, save, write)
+
+
+def trained_model(trainer: Trainer) -> PreTrainedModel | PeftModel:
+    """The model under training, without what accelerate and DeepSpeed put around it."""
+    return trainer.accelerator.unwrap_model(trainer.model_wrapped)
+
+
+def _gather_and_write(trainer: Trainer, pieces: Iterator[Weights], save: Save, write: Callable[[Save], None]) -> None:
     def write_and_gather() -> None:
         try:
             write(save)
         finally:
             _exhaust(pieces)  # the other processes go through all of it, whatever went wrong in this one
 
-    if not accelerator.is_main_process:
+    if not trainer.accelerator.is_main_process:
         _exhaust(pieces)
-    on_main_process(accelerator, write_and_gather)
+    on_main_process(trainer.accelerator, write_and_gather)
 
 
 def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
@@ -65,7 +96,10 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
     come once. Usually a piece is one parameter. Where transformers makes several parameters from one tensor of the
     Hub's format, changing back needs them together, and the only piece is the whole model.
 
+    An adapter is merged in: a weight W comes as W + scale × B·A, added in float32.
+
     Args:
+        model: a model of transformers, with PEFT's layers in it or without.
         keep: whether this process wants the weights; the others get nothing, and hold one parameter at a time only.
     """
     from deepspeed import zero
@@ -75,10 +109,12 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
     if keep and together:
         logger.warning("%s has to be gathered whole to be saved in the Hub's format.", type(model).__name__)
     piece: Weights = {}
+    layers = {id(_adapted_weight(layer)): layer for layer in _adapted_layers(model)}
     for name, tensor in tensors.items():
-        with zero.GatheredParameters([tensor]):
+        layer = layers.get(id(tensor))
+        with zero.GatheredParameters([tensor, *(_adapter_weights(layer) if layer else ())]):
             if keep:
-                piece[name] = tensor.detach().to("cpu", copy=True)
+                piece[name] = (_merged(tensor, layer) if layer else tensor).detach().to("cpu", copy=True)
         if keep and not together:
             yield revert_weight_conversion(model, piece)
             piece = {}
@@ -86,9 +122,47 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
         yield revert_weight_conversion(model, piece)
 
 
+def gathered_adapter(model: PeftModel, keep: bool) -> Iterator[Weights]:
+    """The trained weights of an adapter under the names that PEFT saves them by, one at a time, on the CPU; all
+    processes have to go through all of it, and `keep` says whether this one wants them."""
+    from deepspeed import zero
+
+    for name, tensor in model.named_parameters():
+        if not tensor.requires_grad:
+            continue
+        with zero.GatheredParameters([tensor]):
+            if keep:
+                held = {name: tensor.detach().to("cpu", copy=True)}
+                yield get_peft_model_state_dict(model, held, _ADAPTER, save_embedding_layers=False)
+
+
+def _adapted_layers(model: PreTrainedModel) -> list[LoraLayer]:
+    return [each for each in model.modules() if isinstance(each, LoraLayer)]
+
+
+def _adapted_weight(layer: LoraLayer) -> torch.Tensor:
+    """That of a linear layer, or the one of several experts' that PEFT's layer is about."""
+    return layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
+
+
+def _adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
+    return [each for name in layer.adapter_layer_names for each in getattr(layer, name).parameters()]
+
+
+def _merged(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
+    return (weight.float() + layer.get_delta_weight(_ADAPTER).float()).to(weight.dtype)
+
+
 def _saved_tensors(model: PreTrainedModel) -> Weights:
-    """Parameters and buffers by name, in the model's order; of tied ones only that from which the others follow."""
-    tensors = model.state_dict(keep_vars=True)
+    """Parameters and buffers by the names that they have without an adapter, in the model's order; of tied ones only
+    that from which the others follow."""
+    layers = _adapted_layers(model)
+    learned = {id(tensor) for layer in layers for tensor in _adapter_weights(layer)}
+    tensors = {
+        name.replace(".base_layer", "") if layers else name: tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if id(tensor) not in learned
+    }
     tied = set(model.all_tied_weights_keys)
     sources = {id(tensor) for name, tensor in tensors.items() if name not in tied}
     ignored = model._keys_to_ignore_on_save or ()

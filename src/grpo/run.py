@@ -12,6 +12,7 @@ from trl import GRPOConfig
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
+from src.adapters import check_checkpoint
 from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
@@ -29,6 +30,7 @@ from src.run_lock import claim
 from src.vllm.client import ClassroomClient
 
 logger = logging.getLogger(__name__)
+_LEAST_FOR_AN_ADAPTER = 5e-6
 
 
 def train(config: TrainRLConfig) -> None:
@@ -53,6 +55,7 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     problems = on_every_process(state, lambda: load_training_problems(config))
     server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
     client = on_every_process(state, lambda: connect(config, server))
+    checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
     gpus = SharedGpus.with_server(client, server, config.generation.colocate)
     gpus.take()
     progress = GRPOProgress(run_folder)
@@ -61,16 +64,25 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     check_lengths(problems, config.generation, trainer.processing_class, limit)
     try:
-        trainer.train(resume_from_checkpoint=last_checkpoint(run_folder / "checkpoints"))
+        trainer.train(resume_from_checkpoint=checkpoint)
     except (ProviderFailure, TooManyFailedJudgements):  # on every rank, before this step has changed any weight
         trainer.save_progress()
         raise
     trainer.publisher.sync_weights()
     gpus.leave()
+    if trainer.has_adapter:
+        trainer.save_adapter(run_folder / "adapter")
     trainer.save_whole(run_folder / "model")
     if state.is_main_process:  # alone: an upload may take longer than the others would wait
         base = config.teacher_model.model_name_or_path
         release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
+
+
+def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
+    last = last_checkpoint(run_folder / "checkpoints")
+    if last is not None:
+        check_checkpoint(Path(last), config.teacher_model.model_name_or_path, config.teacher_model.adapter)
+    return last
 
 
 def load_training_problems(config: TrainRLConfig) -> list[Problem]:
@@ -127,6 +139,7 @@ def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) ->
 def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
     """Record the configuration, and return the run's id; it keeps it over restarts."""
     _tell_about_truncation(config)
+    _tell_about_learning_rate(config)
     record_run(config, "train_rl")
     path = run_folder / "run_id"
     if not path.exists():
@@ -144,4 +157,13 @@ def _tell_about_truncation(config: TrainRLConfig) -> None:
             "(see mismatch/… in the metrics). Leave top_p at 1 and top_k at -1 unless you want this.",
             options.top_p,
             options.top_k,
+        )
+
+
+def _tell_about_learning_rate(config: TrainRLConfig) -> None:
+    if config.teacher_model.adapter is not None and config.train.learning_rate < _LEAST_FOR_AN_ADAPTER:
+        logger.warning(
+            "train.learning_rate is %g, which suits the training of all weights; an adapter hardly learns with it. "
+            "Take ten times and more of what one would take there, usually from 1e-5 to 1e-4.",
+            config.train.learning_rate,
         )

@@ -1,7 +1,8 @@
 """TRL's GRPO trainer with the classroom as its environment."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ from trl import GRPOConfig, GRPOTrainer
 
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
+from src.adapters import adapter_shape, peft_config
 from src.api import ConversationRecord
 from src.data import Problem
 from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
-from src.grpo.gather import save_together
+from src.grpo.gather import save_adapter_together, save_together, weight_bytes
 from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
 from src.grpo.servers import OwnServer
 from src.grpo.shared_gpus import SharedGpus
 from src.grpo.weight_sync import WeightPublisher
-from src.policy_folder import complete
+from src.policy_folder import write_whole
 from src.pretrained import check_model, load_tokenizer
 from src.vllm.client import ClassroomClient
 
@@ -41,6 +43,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
 
     Attributes:
         publisher: knows the policy version that the server holds.
+        has_adapter: whether an adapter is trained in place of the model's own weights.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         callbacks: Sequence[Any] = (),
     ):
         self._saving_checkpoint = False
+        self.has_adapter = config.teacher_model.adapter is not None
         rollout = ClassroomRollout(
             {problem.id: problem for problem in problems},
             client,
@@ -66,6 +70,8 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)
+        if self.has_adapter:
+            adapter_shape("teacher_model.lora", model, config.teacher_model.lora)  # refuses what it does not fit
         super().__init__(
             model=model,
             args=arguments,
@@ -74,6 +80,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
             train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
             processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),
             callbacks=list(callbacks),
+            peft_config=peft_config(config.teacher_model.lora) if self.has_adapter else None,
         )
         self._correct_mismatch = config.train.importance_sampling_correction
         self._shuffle_rewards = config.train.shuffle_rewards
@@ -102,10 +109,13 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         wandb.log({"conversations": table}, commit=False)
 
     def save_whole(self, folder: Path) -> None:
-        """Save the model into a folder that gets its name once it is complete; all ranks take part."""
-        unfinished = folder.with_name(f"{folder.name}.unfinished")
-        self.save_model(str(unfinished))
-        on_main_process(self.accelerator, lambda: complete(unfinished, folder))
+        """Save the model, an adapter merged into it, into a folder that gets its name once it is complete; all ranks
+        take part."""
+        save_together(self, lambda save: write_whole(folder, save, weight_bytes(self.model)))
+
+    def save_adapter(self, folder: Path) -> None:
+        """Save the adapter alone into a folder that gets its name once it is complete; all ranks take part."""
+        save_adapter_together(self, lambda save: write_whole(folder, save))
 
     def save_progress(self) -> None:
         """Leave a checkpoint of the steps made so far, unless there is one already; all ranks take part."""
@@ -137,8 +147,16 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         return OrderOfEpoch(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save model and tokenizer; all ranks take part."""
-        save_together(self, lambda save: save(Path(output_dir or self.args.output_dir)))
+        """Save model and tokenizer, of an adapter that alone; all ranks take part."""
+        save_trained = save_adapter_together if self.has_adapter else save_together
+        save_trained(self, lambda save: save(Path(output_dir or self.args.output_dir)))
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        """As TRL does, but what is only scored is scored without an adapter's dropout: as the engine sampled it."""
+        if torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(*arguments, **named)
+        with _without_dropout(self.model):
+            return super()._get_per_token_logps_and_entropies(*arguments, **named)
 
     def _on_all_or_none(self, reward: RewardFunc) -> RewardFunc:
         @wraps(reward)
@@ -171,3 +189,15 @@ class ClassroomGRPOTrainer(GRPOTrainer):
             return rewards
         generator = torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step)
         return rewards[torch.randperm(len(rewards), generator=generator)]
+
+
+@contextmanager
+def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    active = [each for each in model.modules() if isinstance(each, torch.nn.Dropout) and each.training]
+    for each in active:
+        each.eval()
+    try:
+        yield
+    finally:
+        for each in active:
+            each.train()

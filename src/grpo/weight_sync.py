@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.grpo.collective import on_main_process
-from src.grpo.gather import save_together, weight_bytes
+from src.grpo.gather import save_adapter_together, save_together, weight_bytes
 from src.grpo.servers import OwnServer
 from src.policy_folder import policy_path, remove_old_policies, write_policy
 from src.turns import PolicyVersion
@@ -40,7 +40,8 @@ class WeightPublisher:
         self.policy = PolicyVersion(run_id, -1)
 
     def sync_weights(self) -> None:
-        """Publish the current weights as the version that the optimizer's step counts; all ranks take part.
+        """Publish the current weights as the version that the optimizer's step counts, of an adapter that alone; all
+        ranks take part.
 
         Raises:
             ClassroomError: on every rank, if a server did not load them.
@@ -49,8 +50,9 @@ class WeightPublisher:
         accelerator = self._trainer.accelerator
         self.policy = PolicyVersion(self._run_id, self._trainer.state.global_step)
         folder = policy_path(self._run_folder, self.policy.version)
-        needed = weight_bytes(self._trainer.model)
-        save_together(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
+        needed = weight_bytes(self._trainer.model, only_trained=self._trainer.has_adapter)
+        save_trained = save_adapter_together if self._trainer.has_adapter else save_together
+        save_trained(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
         self._trainer.gpus.make_room()
         self._server.for_all(accelerator, lambda: self._client.load_weights(self.policy, folder))
         on_main_process(accelerator, lambda: remove_old_policies(self._run_folder, self._keep))

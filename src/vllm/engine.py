@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from config.base import GenerationConfig, ModelConfig
+from src.adapters import check_published
 from src.chat_template import Message, ReplyFrame, encode_chat
 from src.errors import DataError, EngineFailure
 from src.inference_providers.base import Completion, Sampling
 from src.policy_folder import check_policy
 from src.turns import PolicyVersion
+from src.vllm.adapter_slot import AdapterSlot, adapter_arguments
 from src.vllm.engine_process import EngineProcess, engine_errors
 from src.vllm.gate import WeightsGate
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from vllm import SamplingParams
@@ -34,6 +37,7 @@ class VllmEngine(EngineProcess):
         self, engine: "AsyncLLM", model: ModelConfig, pids: list[int], gpus: list[str], generation: GenerationConfig
     ):
         super().__init__(engine, model, pids, gpus, generation)
+        self._adapter = AdapterSlot(engine)
         self.frame = ReplyFrame(self.tokenizer)
         self.policy = PolicyVersion()
         self.weights = f"as in {model.model_name_or_path}"
@@ -52,6 +56,11 @@ class VllmEngine(EngineProcess):
     def gate(self) -> WeightsGate:
         """Inside it the weights are those of `policy`."""
         return self._gate
+
+    @property
+    def adapter(self) -> "LoRARequest | None":
+        """The adapter that answers are sampled with; read it inside `gate`."""
+        return self._adapter.current
 
     @property
     def stop_ids(self) -> list[int]:
@@ -76,7 +85,8 @@ class VllmEngine(EngineProcess):
         params = self._sampling_params(sampling, room)
         async with self._gate.turn():
             policy = self.policy
-            request = self._engine.generate({"prompt_token_ids": list(prompt_ids)}, params, uuid4().hex)
+            prompt = {"prompt_token_ids": list(prompt_ids)}
+            request = self._engine.generate(prompt, params, uuid4().hex, lora_request=self.adapter)
             output = (await self._finish(request)).outputs[0]
         ids = tuple(output.token_ids)
         ended = output.finish_reason == "stop"
@@ -93,21 +103,30 @@ class VllmEngine(EngineProcess):
         return await self.generate(encode_chat(self.tokenizer, messages), sampling)
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Load published weights in place, once all turns in flight have ended. The engine is not restarted; one that
-        sleeps is awake afterwards.
+        """Load published weights in place, or put a published adapter in the place of the one before, once all turns
+        in flight have ended. The engine is not restarted; one that sleeps is awake afterwards.
 
         Raises:
-            DataError: if the folder does not hold a complete published policy.
+            DataError: if the folder does not hold a complete published policy for this model.
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
             EngineFailure: if the engine died.
         """
         weights = check_policy(folder, policy)
+        check_published(folder, self._model.model_name_or_path, self._model.adapter)
         async with self._rest.loading(timeout_s):
             with engine_errors(self._model):
-                await self._engine.collective_rpc("load_policy", args=(str(folder),))
+                if self._model.adapter is None:
+                    await self._engine.collective_rpc("load_policy", args=(str(folder),))
+                else:
+                    await self._adapter.load(folder, policy)
                 if not await self._engine.reset_prefix_cache():
                     raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
             self.policy, self.weights = policy, weights
+
+    def shutdown(self) -> None:
+        """End the engine's processes."""
+        del self._adapter  # it knows the engine, too
+        super().shutdown()
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
         from vllm.sampling_params import RequestOutputKind
@@ -159,6 +178,7 @@ def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) ->
         enable_log_requests=False,
         enable_sleep_mode=sleep_mode and _gpu_memory_can_be_given_back(),
         **_whole_prefills(options.max_length),
+        **adapter_arguments(model),
     )
     return AsyncLLM.from_engine_args(arguments)
 

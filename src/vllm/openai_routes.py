@@ -17,11 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from src.errors import ClassroomError, DeadlineExceeded
 from src.inference_providers.base import ChatEngine
 from src.vllm.engine import VllmEngine
-from src.vllm.gate import WeightsGate
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 TEACHER = "teacher"
 POLICY_HEADER = b"x-policy-version"
@@ -53,7 +51,7 @@ async def _vllm_app(teacher: VllmEngine) -> FastAPI:
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     arguments.model = teacher.model_name
     arguments.served_model_name = list(dict.fromkeys([TEACHER, teacher.model_name]))
-    engine = _Held(teacher.client, teacher.gate)
+    engine = _Held(teacher)
     await init_app_state(engine, app.state, arguments, await engine.get_supported_tasks())
     app.state.openai_serving_chat.default_sampling_params["stop_token_ids"] = teacher.stop_ids
     app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers set it; our server watches its engines
@@ -150,17 +148,18 @@ class _Answer:
 
 class _Held:
     """The engine as vLLM's routes see it. Each of its answers holds the gate until the engine has done with it, which
-    after a client has gone may be later than the end of its request."""
+    after a client has gone may be later than the end of its request, and is sampled with the current adapter."""
 
-    def __init__(self, engine: "AsyncLLM", gate: WeightsGate):
-        self._engine = engine
-        self._gate = gate
+    def __init__(self, teacher: VllmEngine):
+        self._teacher = teacher
+        self._engine = teacher.client
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator["RequestOutput"]:
-        with self._gate.inside():
+        with self._teacher.gate.inside():
+            kwargs["lora_request"] = self._teacher.adapter
             async with aclosing(self._engine.generate(*args, **kwargs)) as outputs:
                 async for output in outputs:
                     yield output

@@ -1,0 +1,52 @@
+"""Started by tests/test_lora.py: an engine alone, which answers a line of stdin with a line of stdout.
+
+A line names a folder and the number of its policy version to load, or is empty; the answer holds the log-probs of one
+sampled turn, the version that it was sampled by, and the ids of the adapters that vLLM has.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from config.base import GenerationConfig, LoraConfig, VllmConfig
+from config.train_rl_model import TeacherModelConfig
+from src.errors import DataError
+from src.inference_providers.base import Sampling
+from src.turns import PolicyVersion
+from src.vllm.engine import VllmEngine
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12] * 8  # longer than a block of vLLM's prefix cache
+
+
+async def answer(engine: VllmEngine, folder: str, version: str) -> dict:
+    refused = None
+    if folder:
+        try:
+            await engine.load_policy(Path(folder), PolicyVersion("run", int(version)), 60)
+        except DataError as error:
+            refused = str(error)
+    said = await engine.generate(PROMPT, Sampling(1.0, max_tokens=24))
+    return {
+        "ids": said.ids,
+        "logprobs": said.logprobs,
+        "version": said.policy.version,
+        "adapters": sorted(await engine.client.list_loras()),
+        "refused": refused,
+    }
+
+
+async def main(model: str, lora: dict) -> None:
+    options = VllmConfig(max_length=256, max_num_seqs=4, dtype="float32", enforce_eager=True)
+    teacher = TeacherModelConfig(model, options, LoraConfig(enable=True, **lora))
+    engine = await VllmEngine.start(teacher, 1, GenerationConfig())
+    try:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            folder, _, version = line.rstrip("\n").partition("\t")
+            print("answer " + json.dumps(await answer(engine, folder, version)), flush=True)
+    finally:
+        engine.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
