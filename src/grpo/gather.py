@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import save_file
@@ -18,7 +18,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from src.adapters import ADAPTER_WEIGHTS
+from src.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from src.grpo.collective import on_main_process
 
 logger = logging.getLogger(__name__)
@@ -67,9 +67,15 @@ def save_adapter_together(trainer: Trainer, write: Callable[[Save], None]) -> No
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor for piece in pieces for name, tensor in piece.items()}
         save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        replace(model.peft_config[_ADAPTER], inference_mode=True).save_pretrained(folder)
+        (folder / ADAPTER_CONFIG).write_text(_config_to_publish(model.peft_config[_ADAPTER]), encoding="utf-8")
 
     _gather_and_write(trainer, pieces, save, write)
+
+
+def _config_to_publish(config: PeftConfig) -> str:
+    """As PEFT writes it, but with sets in an order: equal adapters get equal files from every process."""
+    fields = replace(config, inference_mode=True).to_dict().items()
+    return json.dumps({key: sorted(value) if isinstance(value, set) else value for key, value in fields}, indent=2)
 
 
 def trained_model(trainer: Trainer) -> PreTrainedModel | PeftModel:
