@@ -1,6 +1,6 @@
 """Started by tests/test_memory_budget.py under `accelerate launch`: what DeepSpeed holds of a small model, as JSON.
 
-… tests/deepspeed_memory.py MODEL_FOLDER OUTPUT_FILE
+… tests/deepspeed_memory.py MODEL_FOLDER OUTPUT_FILE PRECISION RANK_OF_AN_ADAPTER_OR_0
 """
 
 import json
@@ -9,19 +9,26 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
+from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from config.base import LoraConfig
+from src.adapters import peft_config
 from src.distributed import keep_deepspeed_from_compiling
 
 
-def main(model_folder: str, output: str, precision: str) -> None:
+def main(model_folder: str, output: str, precision: str, rank: str) -> None:
     keep_deepspeed_from_compiling()
     accelerator = Accelerator(mixed_precision=precision, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
     accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder), dtype=torch.float32)
-    engine, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-    zero = engine.optimizer
     stage_3 = accelerator.state.deepspeed_plugin.zero_stage == 3
+    if rank != "0":  # as TRL does
+        adapter = peft_config(LoraConfig(rank=int(rank)))
+        model = get_peft_model(model.to(torch.bfloat16), adapter, autocast_adapter_dtype=not stage_3)
+    learning = [each for each in model.parameters() if each.requires_grad]
+    engine, _ = accelerator.prepare(model, torch.optim.AdamW(learning, lr=1e-3))
+    zero = engine.optimizer
     ids = torch.zeros((1, 8), dtype=torch.long)
     engine.backward(engine(input_ids=ids, labels=ids).loss)
     weights = [getattr(each, "ds_tensor", each) for each in engine.parameters()]

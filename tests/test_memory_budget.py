@@ -12,16 +12,19 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from config.base import LoraConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.values import OPTIMIZERS
+from src.adapters import adapter_shape
 from src.errors import ConfigError
 from src.launcher import main as launcher
 from src.memory_budget import (
     GIB,
     HEAD_TILE,
     OPTIMIZER_STATES,
+    AdapterJob,
     EngineJob,
     Launch,
     ModelShape,
@@ -454,14 +457,15 @@ def kept_per_token(settings, dtype: torch.dtype) -> float:
 
 @pytest.mark.full
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("precision", ["bf16", "no"])
-def test_deepspeed_holds_what_is_reckoned(stage, precision, tmp_path):
+@pytest.mark.parametrize(("precision", "rank"), [("bf16", 0), ("no", 0), ("bf16", 4)])
+def test_deepspeed_holds_what_is_reckoned(stage, precision, rank, tmp_path):
+    """A `rank` above 0 is that of an adapter."""
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     model = write_config(tmp_path / "model", small | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512})
     flags = ["--config_file", "config/deepspeed/1CPU.yaml", "--num_processes", "2", "--zero_stage", str(stage)]
     flags += ["--mixed_precision", precision, "--gradient_accumulation_steps", "1"]
     output = tmp_path / "held.json"
-    program = ["tests/deepspeed_memory.py", model, str(output), precision]
+    program = ["tests/deepspeed_memory.py", model, str(output), precision, str(rank)]
     done = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", *flags, *program],
         cwd=ROOT,
@@ -474,7 +478,9 @@ def test_deepspeed_holds_what_is_reckoned(stage, precision, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     size = 2 if precision == "bf16" else 4
     launch = Launch(2, zero_stage=stage)
-    memory = trainer_memory(job(read_shape(model), launch, number_bytes=size, state_bytes=8, reference=False))
+    adapter = AdapterJob(adapter_shape("", model, LoraConfig(rank=rank)).parameters, 0, False) if rank else None
+    small_job = job(read_shape(model), launch, number_bytes=size, state_bytes=8, reference=False, adapter=adapter)
+    memory = trainer_memory(small_job)
     held = sizes(memory.held)
     assert json.loads(output.read_text()) == {
         "weights": held[f"weights ({8 * size} bit)"],
