@@ -164,22 +164,49 @@ def scripted(room: Room) -> Room:
 
 def phases_in(room: Room) -> list[str]:
     """The phases as the journal shows them, repetitions taken together."""
-    names = {"turn": "dialogue", "verdict": "judging", "solutions": "solutions", "rewards": "rewards"}
+    names = {"turn": "dialogue", "verdict": "judging", "solutions": "solutions", "grades": "rewards"}
+    names["rewards"] = "rewards"
     found = [names[event["event"]] for event in read_journal(room.folder / JOURNAL_NAME) if event["event"] in names]
     return [name for i, name in enumerate(found) if i == 0 or found[i - 1] != name]
 
 
 def test_all_conversations_finish_a_phase_before_the_next_begins(tokenizer, tmp_path, maths) -> None:
+    def teach(prompt: str) -> str:
+        return (
+            "Bye. <end_of_conversation>" if "Teach a to" in prompt else "Say hello."
+        )  # one is done long before others
+
     room = scripted(Room(tokenizer, tmp_path / "phased"))
+    room.teacher = ScriptedEngine(tokenizer, teach)
     records = room.play(maths, problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
     assert phases_in(room) == ["dialogue", "judging", "solutions", "rewards"]
     assert room.turned_to[:3] == [JUDGING, SOLUTIONS, REWARDS]
     assert all(record.reward is not None for record in records)
     together = scripted(Room(tokenizer, tmp_path / "concurrent"))
+    together.teacher = ScriptedEngine(tokenizer, teach)
     together.play(replace(maths, schedule="concurrent"), problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
     assert together.turned_to == [] and len(phases_in(together)) > 4, (
         "without phases they do different things at a time"
     )
+
+
+def test_a_reward_model_grades_when_all_solutions_are_written(tokenizer, tmp_path, maths) -> None:
+    room = scripted(Room(tokenizer, tmp_path / "run"))
+    turned_to = []
+
+    class Reward:
+        model_name = "a reward model"
+
+        async def score(self, messages: list[dict[str, str]]) -> float:
+            turned_to.append(room.turned_to[-1])
+            return len(messages[-1]["content"]) / 100
+
+    room.reward = Reward()
+    records = room.play(maths, problems=["a", "bb"], answers=["1", "2"])
+    assert turned_to == [REWARDS] * 4 and room.turned_to[:3] == [JUDGING, SOLUTIONS, REWARDS]
+    assert [solution.grade for solution in records[0].solutions] == [
+        len(solution.text) / 100 for solution in records[0].solutions
+    ]
 
 
 @pytest.mark.parametrize("kind", ["generation", "maths"])
