@@ -1,4 +1,7 @@
-"""Serves the classroom: teacher, student and judge behind HTTP: `python vllm_server.py --config-name X.yaml`."""
+"""Serves the classroom: teacher, student and judge behind HTTP: `python vllm_server.py --config-name X.yaml`. Without
+a model, the page on what a run left: `python vllm_server.py --view runs/quickstart`."""
+
+import sys
 
 from config.checks import check_train_rl
 from config.load import program
@@ -19,4 +22,8 @@ def main(config: TrainRLConfig) -> None:
 
 
 if __name__ == "__main__":
+    if any(argument.partition("=")[0] == "--view" for argument in sys.argv):
+        from src.viewer.serve import view
+
+        sys.exit(view(sys.argv[1:]))
     main()

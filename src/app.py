@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
@@ -31,6 +30,7 @@ from src.api import (
     SleepRequest,
 )
 from src.batches import BatchDesk, open_desk
+from src.error_answers import add_error_answers, answer_with_message
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
 from src.http_guards import BodyLimit, TokenRequired
 from src.policy_folder import inside_run_folder
@@ -38,6 +38,9 @@ from src.ports import refuse_taken_port
 from src.rewards import REWARDS
 from src.run_lock import claim
 from src.turns import PolicyVersion
+from src.viewer.page import page_files
+from src.viewer.routes import add_viewer
+from src.viewer.tutor import SeatedTutor
 from src.vllm.openai_routes import add_openai_routes
 
 if TYPE_CHECKING:
@@ -128,6 +131,9 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             with _failure_of_the_start(app):
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
             await add_openai_routes(app, desk.classroom.seats.teacher, config.generation.load_weights_timeout_s)
+            app.state.tutor = SeatedTutor(
+                desk.classroom.seats, config.generation, config.generation.load_weights_timeout_s / 2
+            )
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield
@@ -138,16 +144,17 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
-    app.add_exception_handler(ClassroomError, _answer_with_message)
-    app.add_exception_handler(RequestValidationError, _answer_with_what_is_wrong)
+    add_error_answers(app)
+    app.add_exception_handler(EngineFailure, _end_and_answer)
     app.add_middleware(BodyLimit)
     token = token_for(config.generation.server_host)
     if token is not None:
-        app.add_middleware(TokenRequired, token=token)
+        app.add_middleware(TokenRequired, token=token, open_paths=frozenset(page_files()))
     _add_sampling_routes(app)
     _add_weight_routes(app)
     _add_rest_routes(app)
     _add_status_routes(app)
+    add_viewer(app, run_folder, live=True, guarded=token is not None)
     return app
 
 
@@ -180,17 +187,10 @@ def _end(app: FastAPI, failure: EngineFailure) -> None:
         app.state.end()
 
 
-async def _answer_with_message(request: Request, error: Exception) -> JSONResponse:
+async def _end_and_answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, EngineFailure):
         _end(request.app, error)
-    status = error.status if isinstance(error, ClassroomError) else 500
-    return JSONResponse({"detail": str(error)}, status_code=status)
-
-
-async def _answer_with_what_is_wrong(_: Request, error: Exception) -> JSONResponse:
-    """Which field breaks which rule, without the body itself, which may be long."""
-    wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-    return JSONResponse({"detail": "; ".join(wrong[:5])}, status_code=DataError.status)
+    return await answer_with_message(request, error)
 
 
 def _desk(request: Request) -> BatchDesk:

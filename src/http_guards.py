@@ -18,19 +18,24 @@ _TOO_LARGE = f"The body is larger than the {LARGEST_BODY} bytes that this server
 
 
 class TokenRequired:
-    """ASGI middleware: a request without the token is answered with 401, whatever its route."""
+    """ASGI middleware: a request without the token is answered with 401, whatever its route. Only what `open_paths`
+    names may be read without it: the files of the page, which asks for the token itself."""
 
-    def __init__(self, app: ASGIApp, token: str):
+    def __init__(self, app: ASGIApp, token: str, open_paths: frozenset[str] = frozenset()):
         self._app = app
+        self._open_paths = open_paths
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] == "lifespan" or hmac.compare_digest(given, self._expected):
+        if scope["type"] == "lifespan" or self._is_open(scope) or hmac.compare_digest(given, self._expected):
             await self._app(scope, receive, send)
         else:
             refusal = JSONResponse({"detail": _NO_TOKEN}, AccessDenied.status, {"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        return scope.get("method") == "GET" and scope.get("path") in self._open_paths
 
 
 class BodyLimit:

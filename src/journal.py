@@ -29,7 +29,7 @@ from pydantic_core import to_jsonable_python
 from src.disk import storage_errors
 
 JOURNAL_NAME = "journal.jsonl"
-_HEAD = re.compile(rb'\{"event": "(\w+)", "time": [\d.e+]+, "\w+": "([^"]*)"')
+_HEAD = re.compile(rb'\{"event": "(\w+)", "time": ([\d.e+]+), "\w+": "([^"]*)"')
 _HEAD_LENGTH = 400  # ids are at most 200 characters
 
 
@@ -107,10 +107,10 @@ class Journal:
                 position += len(line)
 
     def _note(self, head: bytes, position: int) -> None:
-        found = _HEAD.match(head)
+        found = head_of(head)
         if found is None:
             return
-        event, subject = found[1].decode(), found[2].decode()
+        event, _, subject = found
         if event == "weights":
             self._weights = position
         elif event == "batch":
@@ -124,6 +124,13 @@ class Journal:
         if before is not None and any(before[name] != now[name] for name in ("weights", "body")):
             self._positions.pop(request_id, None)
         self._begun[request_id] = position
+
+
+def head_of(line: bytes) -> tuple[str, float, str] | None:
+    """A journal line's event, its time in seconds since 1970, and what it is about, without reading the rest of the
+    line; None if it is no such line."""
+    found = _HEAD.match(line)
+    return None if found is None else (found[1].decode(), float(found[2]), found[3].decode())
 
 
 def conversation_id(request_id: str, index: int) -> str:

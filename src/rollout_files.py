@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 from src.api import ConversationRecord
 from src.disk import storage_errors
 
+ROWS_PER_GROUP = 128
+"""Rows of a file that are stored together: to read one conversation is to read so many."""
 _NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
 
 
@@ -34,7 +36,7 @@ def write_records(path: Path, records: Sequence[ConversationRecord]) -> None:
         rows.append({name: json.dumps(value) if name in _NESTED else value for name, value in row.items()})
     unfinished = path.with_suffix(".unfinished")
     with storage_errors(path):
-        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), unfinished)
+        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), unfinished, row_group_size=ROWS_PER_GROUP)
         unfinished.replace(path)
 
 

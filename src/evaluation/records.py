@@ -40,7 +40,7 @@ def write_records(
         table = table.append_column("initial_solutions", pa.array(texts, pa.string()))
     if message_scores is not None:
         table = table.append_column("message_scores", pa.array(message_scores, pa.list_(pa.float64())))
-    pq.write_table(table, unfinished)
+    pq.write_table(table, unfinished, row_group_size=rollout_files.ROWS_PER_GROUP)
     unfinished.replace(path)
 
 

@@ -1,0 +1,103 @@
+"""What a list of conversations shows of each, read once per file and without its tokens."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pyarrow.parquet as pq
+from pydantic_core import from_json
+
+_COLUMNS = "id step index problem_id problem type student_name state turns verdicts rewards reward rejected".split()
+_SAMPLING = "sampling"
+LONGEST_TITLE = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One conversation in a list. `personas` counts the student's turns by persona; `judge_failed` is true if a judge
+    attempt brought no verdict. `file` and `position` tell where it lies; both are None for one that is only in the
+    journal."""
+
+    id: str
+    step: int | None
+    index: int
+    problem_id: str
+    title: str
+    type: str
+    student_name: str | None
+    state: str
+    messages: int
+    personas: dict[str, int]
+    rewards: dict[str, float | None]
+    reward: float | None
+    rejected: bool
+    judge_failed: bool
+    sampling: str | None = None
+    file: Path | None = None
+    position: int | None = None
+
+
+def title_of(problem: str) -> str:
+    """A problem in one line: its first lines, cut."""
+    line = " · ".join(part.strip() for part in problem[: 4 * LONGEST_TITLE].splitlines() if part.strip())
+    return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
+
+
+def row_of(record: dict[str, Any], **more: Any) -> Row:
+    """The row of a conversation's record as plain data, its nested parts parsed."""
+    personas = Counter(turn["persona"] for turn in record["turns"] if turn["persona"] is not None)
+    return Row(
+        title=title_of(record["problem"]),
+        messages=len(record["turns"]),
+        personas=dict(personas),
+        judge_failed=any(each["scores"] is None and each["accepted"] is None for each in record["verdicts"]),
+        **{name: record[name] for name in _COPIED},
+        **more,
+    )
+
+
+_COPIED = "id step index problem_id type student_name state rewards reward rejected".split()
+
+
+class Index:
+    """The rows of Parquet files, and the problems in them; a file is read again only when it has changed."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Path, tuple[tuple[int, int], list[Row]]] = {}
+        self._problems: dict[str, str] = {}
+        self._lock = Lock()
+
+    def rows(self, files: Sequence[Path]) -> list[Row]:
+        """All rows of these files, in their order."""
+        return [row for path in files for row in self._rows_of(path)]
+
+    def problem(self, problem_id: str) -> str | None:
+        """The text of a problem that was in a file read so far."""
+        return self._problems.get(problem_id)
+
+    def note(self, problem_id: str, problem: str) -> None:
+        """Remember a problem's text."""
+        self._problems[problem_id] = problem
+
+    def _rows_of(self, path: Path) -> list[Row]:
+        stat = path.stat()
+        stamp = (stat.st_mtime_ns, stat.st_size)
+        with self._lock:
+            if path not in self._rows or self._rows[path][0] != stamp:
+                self._rows[path] = (stamp, self._read(path))
+            return self._rows[path][1]
+
+    def _read(self, path: Path) -> list[Row]:
+        with pq.ParquetFile(path) as file:
+            named = [name for name in (*_COLUMNS, _SAMPLING) if name in file.schema_arrow.names]
+            rows: list[Row] = []
+            for batch in file.iter_batches(columns=named):
+                for record in batch.to_pylist():
+                    nested = {name: from_json(record[name]) for name in ("turns", "verdicts", "rewards")}
+                    self._problems[record["problem_id"]] = record["problem"]
+                    more = {"sampling": record.get(_SAMPLING), "file": path, "position": len(rows)}
+                    rows.append(row_of(record | nested, **more))
+        return rows

@@ -1,0 +1,137 @@
+"""Conversations that are not in a Parquet file yet: what the end of the journal tells of them."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from src.journal import JOURNAL_NAME, head_of
+from src.replay import replay_tokens
+from src.viewer.index import Row, row_of
+
+_LONGEST_TAIL = 64 * 1024**2
+_HEAD_LENGTH = 400
+
+
+@dataclass
+class Playing:
+    """One conversation of the journal's tail: where its events stand, and its row so far."""
+
+    id: str
+    began: float
+    positions: list[int] = field(default_factory=list)
+    messages: int = 0
+    row: Row | None = None
+
+
+class JournalTail:
+    """Follows `journal.jsonl`: each look reads only what was appended since the last, the first one at most the last
+    64 MiB."""
+
+    def __init__(self, run_folder: Path):
+        self.path = run_folder / JOURNAL_NAME
+        self._position: int | None = None
+        self._steps: dict[str, int] = {}
+        self._policy: str | None = None
+        self._playing: dict[str, Playing] = {}
+        self._lock = Lock()
+
+    def look(self, since: float, written: Collection[str]) -> list[Playing]:
+        """The conversations that began after `since` (seconds since 1970), but those whose ids are `written`."""
+        with self._lock:
+            self._follow(since)
+            self._playing = {each.id: each for each in self._playing.values() if each.began > since}
+            return [each for each in self._playing.values() if each.id not in written]
+
+    @property
+    def policy(self) -> str | None:
+        """The last weights that were loaded, as far as the tail tells."""
+        return self._policy
+
+    def row(self, playing: Playing) -> Row:
+        """Its row; of one that is still played, what is known."""
+        if playing.row is not None:
+            return playing.row
+        request = playing.id.rpartition("-")[0]
+        return Row(
+            id=playing.id,
+            step=self._steps.get(request),
+            index=int(playing.id.rpartition("-")[2]),
+            problem_id="",
+            title="still playing",
+            type="",
+            student_name=None,
+            state="PLAYING",
+            messages=playing.messages,
+            personas={},
+            rewards={},
+            reward=None,
+            rejected=False,
+            judge_failed=False,
+        )
+
+    def record(self, playing: Playing) -> dict[str, Any]:
+        """Its record as plain data, tokens included; of one that is still played, as far as it is."""
+        events = [self._read(position) for position in playing.positions]
+        buffer = replay_tokens(events)
+        tokens = {name: getattr(buffer, name) if buffer else [] for name in _TOKENS}
+        finished = [event["record"] for event in events if event["event"] == "conversation"]
+        if finished:
+            return finished[-1] | tokens
+        row = self.row(playing)
+        said = {
+            "turns": [event["turn"] for event in events if event["event"] == "turn"],
+            "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
+            "solutions": [each for event in events if event["event"] == "solutions" for each in event["solutions"]],
+        }
+        unknown = {"problem": "", "answer": "", "meta": {}}
+        return {name: getattr(row, name) for name in _OF_ROW} | said | unknown | tokens
+
+    def _read(self, position: int) -> dict[str, Any]:
+        with self.path.open("rb") as file:
+            file.seek(position)
+            return json.loads(file.readline())
+
+    def _follow(self, since: float) -> None:
+        if not self.path.is_file():
+            return
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            if self._position is None or size < self._position:
+                self._position = max(0, size - _LONGEST_TAIL)
+                if self._position:
+                    file.seek(self._position)
+                    self._position += len(file.readline())
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._note(line, self._position, since)
+                self._position += len(line)
+
+    def _note(self, line: bytes, position: int, since: float) -> None:
+        head = head_of(line[:_HEAD_LENGTH])
+        if head is None:
+            return
+        event, time, subject = head
+        if event == "weights":
+            self._policy = json.loads(line)["policy"]
+        elif event == "batch":
+            self._steps[subject] = json.loads(line)["step"]
+        elif time > since or subject in self._playing:
+            self._note_of_conversation(event, time, subject, line, position)
+
+    def _note_of_conversation(self, event: str, time: float, subject: str, line: bytes, position: int) -> None:
+        playing = self._playing.setdefault(subject, Playing(subject, time))
+        if event == "turn" and b'"prompt_ids"' in line and playing.messages > 1:
+            playing = self._playing[subject] = Playing(subject, time)  # its batch was begun anew
+        playing.positions.append(position)
+        playing.messages += event == "turn"
+        if event == "conversation":
+            playing.row = row_of(json.loads(line)["record"])
+
+
+_TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
+_OF_ROW = "id step index problem_id type student_name state rewards reward rejected".split()

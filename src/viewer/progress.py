@@ -1,0 +1,118 @@
+"""The run as it goes: the training's figures over its steps, its evaluations, and what it was configured to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from src.evaluation.run_folder import is_number, look_up
+from src.viewer.shelf import Shelf
+from src.viewer.wire import EvalMark, Metrics
+
+MOST_POINTS = 400
+_PREFIXES = ("rewards/", "judge/", "seconds/", "conversation/", "mismatch/", "guard/", "heldout/")
+_NAMES = frozenset(
+    "reward reward_std frac_reward_zero_std loss grad_norm learning_rate entropy step_time completions/mean_length "
+    "sampling/sampling_logp_difference/mean".split()
+)
+_FACTS = (
+    ("teacher", "teacher_model.model_name_or_path"),
+    ("student", "student_model.model_name_or_path"),
+    ("judge", "judge_model.model_name_or_path"),
+    ("problems per batch", "train.number_of_problems_per_batch"),
+    ("conversations per problem", "train.num_samples_per_problem"),
+    ("learning rate", "train.learning_rate"),
+    ("messages at most", "generation.max_turns"),
+    ("error turns", "generation.student_error_rate"),
+    ("seed", "seed"),
+)
+
+
+class Progress:
+    """Reads `metrics.jsonl`, the evaluations' `metrics.json` and the configuration of a run folder; the metrics only
+    when they have changed."""
+
+    def __init__(self, run_folder: Path):
+        self._folder = run_folder
+        self._lines: tuple[str, list[dict[str, Any]]] = ("", [])
+
+    def stamp(self) -> str:
+        """Changes when a step was logged."""
+        return _stamp(self._folder / "metrics.jsonl")
+
+    def metrics(self, shelf: Shelf) -> Metrics:
+        """The figures that charts show."""
+        lines = self._read_lines()
+        thinned = (
+            [lines[i * len(lines) // MOST_POINTS] for i in range(MOST_POINTS)] if len(lines) > MOST_POINTS else lines
+        )
+        if len(lines) > MOST_POINTS:
+            thinned[-1] = lines[-1]
+        names = dict.fromkeys(name for line in thinned for name in line if _is_shown(name))
+        steps = look_up(self.config(), "train", "max_steps")
+        return Metrics(
+            steps=[line["step"] for line in thinned],
+            series={name: [_figure(line.get(name)) for line in thinned] for name in names},
+            last={name: value for name, value in (lines[-1] if lines else {}).items() if is_number(value)},
+            marks=[mark for name, path in shelf.evaluations.items() for mark in _marks(name, path)],
+            max_steps=steps if is_number(steps) and steps > 0 else None,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration of the program that left one; empty if none did."""
+        for name in ("train_rl", "vllm_server", "eval"):
+            path = self._folder / "config" / f"{name}.yaml"
+            if path.is_file():
+                return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return {}
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Lines of the configuration worth showing: (label, value)."""
+        config = self.config()
+        found = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
+        return [(label, str(value)) for label, value in found if value is not None]
+
+    def _read_lines(self) -> list[dict[str, Any]]:
+        """One line per step, in order; of a step that was logged twice the last, of one that was cut off nothing."""
+        path, stamp = self._folder / "metrics.jsonl", self.stamp()
+        if stamp == self._lines[0]:
+            return self._lines[1]
+        by_step: dict[int, dict[str, Any]] = {}
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                by_step[line["step"]] = line
+        self._lines = (stamp, [by_step[step] for step in sorted(by_step)])
+        return self._lines[1]
+
+
+def _stamp(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    stat = path.stat()
+    return f"{stat.st_mtime_ns}-{stat.st_size}"
+
+
+def _is_shown(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def _figure(value: Any) -> float | None:
+    return float(value) if is_number(value) else None
+
+
+def _marks(name: str, conversations: Path) -> list[EvalMark]:
+    path = conversations.with_name("metrics.json")
+    if not path.is_file():
+        return []
+    found = []
+    for sampling, measured in json.loads(path.read_text(encoding="utf-8")).items():
+        mean, interval = look_up(measured, "reward", "mean"), look_up(measured, "reward", "ci95")
+        if is_number(mean):
+            low, high = interval if interval else (None, None)
+            found.append(EvalMark(name=name, sampling=sampling, mean=mean, low=low, high=high))
+    return found

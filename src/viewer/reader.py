@@ -1,0 +1,255 @@
+"""A run folder's conversations as the page asks for them: a list, one, a group, two sets side by side."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import pyarrow.parquet as pq
+from pydantic_core import from_json
+
+from src.errors import UnknownConversation
+from src.viewer.choice import LARGEST_PAGE, Choice, ordered
+from src.viewer.index import Index, Row
+from src.viewer.journal_tail import JournalTail
+from src.viewer.parts import pieces_of, split_thoughts
+from src.viewer.shelf import NOW, Shelf, read_shelf
+from src.viewer.tokenizer import ForeignIds, RunTokenizer
+from src.viewer.wire import Comparison, ConversationView, Group, Lessons, Page, Tokens, TurnView
+
+LARGEST_GROUP = 16
+_LISTED = (
+    "id step index problem_id title student_name messages personas rewards reward rejected judge_failed sampling state"
+).split()
+_BARS = 20
+_NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
+_TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
+
+
+class RunReader:
+    """Reads a run folder while programs write to it."""
+
+    def __init__(self, run_folder: Path):
+        self.folder = run_folder
+        self.index = Index()
+        self.tail = JournalTail(run_folder)
+        self._tokenizer = RunTokenizer(run_folder)
+
+    def shelf(self) -> Shelf:
+        return read_shelf(self.folder)
+
+    def playing(self) -> list[Row]:
+        """The conversations that are not in a file yet, finished ones included."""
+        shelf = self.shelf()
+        newest = shelf.steps.get(shelf.latest_step, []) if shelf.latest_step is not None else []
+        written = {row.id for row in self.index.rows(newest)}
+        return [self.tail.row(each) for each in self.tail.look(shelf.settled_until(), written)]
+
+    def rows(self, where: str) -> list[Row]:
+        """All rows of a set; raises as `Shelf.files` does."""
+        return self.playing() if where == NOW else self.index.rows(self.shelf().files(where))
+
+    def page(self, choice: Choice) -> Page:
+        """The part of a set that a list shows."""
+        rows = self.rows(choice.where)
+        wanted = [row for row in rows if choice.keeps(row) and self._is_about(row, choice.problem)]
+        shown = ordered(wanted, choice.sort)[choice.offset : choice.offset + choice.limit]
+        rewards = [row.reward for row in wanted if row.reward is not None]
+        return Page(
+            where=choice.where,
+            total=len(rows),
+            matching=len(wanted),
+            offset=choice.offset,
+            mean=fmean(rewards) if rewards else None,
+            histogram=_histogram(rewards),
+            personas=sorted({persona for row in rows for persona in row.personas}),
+            samplings=_samplings(rows),
+            columns={name: [getattr(row, name) for row in shown] for name in _LISTED},
+        )
+
+    def conversation(self, where: str, conversation_id: str) -> ConversationView:
+        """One conversation without its tokens.
+
+        Raises:
+            UnknownConversation: if the set has none with this id.
+        """
+        row = self._row(where, conversation_id)
+        return _view(where, row, next(self._records([row])))
+
+    def tokens(self, where: str, conversation_id: str) -> Tokens:
+        """The teacher's context of a conversation as text; raises as `conversation` does."""
+        record = next(self._records([self._row(where, conversation_id)], tokens=True))
+        trained = sum(record["mask"])
+        if not record["completion_ids"]:
+            return Tokens(why="No tokens are kept of this conversation.")
+        decode = self._tokenizer.decoder()
+        if decode is None:
+            return Tokens(trained=trained, why=self._tokenizer.why)
+        try:
+            prompt = decode(record["prompt_ids"])
+            parts = pieces_of(decode, record["completion_ids"], record["mask"])
+        except ForeignIds as error:
+            return Tokens(trained=trained, why=str(error))
+        pieces, start = [], 0
+        for text, mask, count in parts:
+            pieces.append((text, mask, sum(record["logprobs"][start : start + count])))
+            start += count
+        return Tokens(prompt=prompt, pieces=pieces, trained=trained)
+
+    def group(self, where: str, problem_id: str, sampling: str = "", limit: int = LARGEST_GROUP) -> Group:
+        """The conversations of a set on one problem, as they were played.
+
+        Raises:
+            UnknownConversation: if the set has none on it.
+        """
+        rows = [row for row in self.rows(where) if row.problem_id == problem_id and sampling in ("", row.sampling)]
+        if not rows:
+            raise UnknownConversation(f"{where} has no conversation on the problem {problem_id!r}.")
+        shown = rows[: min(limit, LARGEST_GROUP)]
+        views = [_view(where, row, record) for row, record in zip(shown, self._records(shown), strict=True)]
+        rewards = [row.reward for row in rows if row.reward is not None]
+        return Group(
+            problem_id=problem_id,
+            problem=views[0].problem,
+            total=len(rows),
+            mean=fmean(rewards) if rewards else None,
+            std=pstdev(rewards) if rewards else None,
+            conversations=views,
+        )
+
+    def compare(self, left: str, right: str, sampling: str, sort: str, offset: int, limit: int) -> Comparison:
+        """The problems that both sets hold, with their mean rewards."""
+        sides = [self.rows(left), self.rows(right)]
+        means = [_means(row for row in rows if sampling in ("", row.sampling)) for rows in sides]
+        titles = {row.problem_id: row.title for row in sides[1]}
+        common = [problem for problem in means[0] if problem in means[1]]
+        entries = [(problem, titles[problem], means[0][problem], means[1][problem]) for problem in common]
+        if sort in ("risen", "fallen"):
+            entries.sort(key=lambda entry: _risen(entry[2], entry[3]), reverse=sort == "risen")
+        shown = entries[offset : offset + min(limit, LARGEST_PAGE)]
+        columns = list(zip(*shown, strict=True)) or [(), (), (), ()]
+        return Comparison(
+            total=len(entries),
+            offset=offset,
+            mean_left=_mean(entry[2] for entry in entries),
+            mean_right=_mean(entry[3] for entry in entries),
+            samplings=[name for name in _samplings(sides[0]) if name in _samplings(sides[1])],
+            columns=dict(zip(("problem_id", "title", "left", "right"), map(list, columns), strict=True)),
+        )
+
+    def lessons(self, where: str, text: str, limit: int) -> Lessons:
+        """The problems of a set that hold the text, in order of appearance."""
+        rows = [row for row in self.rows(where) if row.problem_id and self._is_about(row, text)]
+        titles = {row.problem_id: row.title for row in rows}
+        shown = list(titles.items())[: min(limit, LARGEST_PAGE)]
+        columns = {"problem_id": [problem for problem, _ in shown], "title": [title for _, title in shown]}
+        return Lessons(total=len(titles), columns=columns)
+
+    def problem(self, where: str, problem_id: str) -> str:
+        """The text of a problem of a set; raises as `group` does."""
+        row = next((row for row in self.rows(where) if row.problem_id == problem_id), None)
+        text = self.index.problem(problem_id) if row is not None else None
+        return text if text is not None else self.group(where, problem_id, limit=1).problem
+
+    def _is_about(self, row: Row, wanted: str) -> bool:
+        if not wanted or wanted == row.problem_id:
+            return True
+        return wanted.casefold() in (self.index.problem(row.problem_id) or row.title).casefold()
+
+    def _row(self, where: str, conversation_id: str) -> Row:
+        found = next((row for row in self.rows(where) if row.id == conversation_id), None)
+        if found is None:
+            raise UnknownConversation(f"{where} has no conversation {conversation_id!r}.")
+        return found
+
+    def _records(self, rows: Sequence[Row], tokens: bool = False) -> Iterable[dict[str, Any]]:
+        """The records of rows as plain data, their masks included and, if wanted, the other tokens."""
+        for file, together in groupby(rows, key=lambda row: row.file):
+            some = list(together)
+            if file is None:
+                playing = {each.id: each for each in self.tail.look(0.0, ())}
+                yield from (self.tail.record(playing[row.id]) for row in some)
+            else:
+                yield from _read_records(file, [row.position for row in some], tokens)
+
+
+def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterable[dict[str, Any]]:
+    """The records at these positions of a file; only the row groups that hold them are read."""
+    with pq.ParquetFile(path) as file:
+        left_out = () if tokens else ("prompt_ids", "completion_ids", "logprobs")
+        columns = [name for name in file.schema_arrow.names if name not in left_out]
+        first, tables = 0, {}
+        for number in range(file.num_row_groups):
+            count = file.metadata.row_group(number).num_rows
+            wanted = [position for position in positions if first <= position < first + count]
+            if wanted:
+                table = file.read_row_group(number, columns=columns)
+                tables |= {position: table.slice(position - first, 1) for position in wanted}
+            first += count
+    for position in positions:
+        record = tables[position].to_pylist()[0]
+        yield record | {name: from_json(record[name]) for name in _NESTED}
+
+
+def _view(where: str, row: Row, record: dict[str, Any]) -> ConversationView:
+    mask = record["mask"]
+    return ConversationView(
+        where=where,
+        turns=[_turn_view(turn, mask) for turn in record["turns"]],
+        trained_tokens=sum(mask) if mask else None,
+        context_tokens=len(mask) or None,
+        sampling=row.sampling,
+        **{name: record[name] for name in _SHOWN},
+    )
+
+
+_SHOWN = (
+    "id step index problem_id problem answer type student_name state verdicts solutions rewards reward rejected meta"
+).split()
+
+
+def _turn_view(turn: dict[str, Any], mask: Sequence[int]) -> TurnView:
+    span, policy = turn.get("span"), turn.get("policy")
+    trained = 0 if mask else None
+    if span and mask:
+        trained = sum(mask[span[0] : span[1]])
+    return TurnView(
+        role=turn["role"],
+        parts=split_thoughts(turn["text"]),
+        persona=turn["persona"],
+        tokens=turn["tokens"],
+        trained=trained,
+        ended=turn["ended"],
+        given=turn.get("given", False),
+        policy=f"{policy['run_id'] or 'initial weights'} v{policy['version']}" if policy else None,
+    )
+
+
+def _histogram(rewards: Sequence[float]) -> list[int]:
+    counts = [0] * _BARS
+    for reward in rewards:
+        counts[min(_BARS - 1, max(0, int(reward * _BARS)))] += 1
+    return counts
+
+
+def _samplings(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(row.sampling for row in rows if row.sampling is not None))
+
+
+def _means(rows: Iterable[Row]) -> dict[str, float | None]:
+    """The mean reward of each problem, None for one without any, in order of appearance."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        rewards[row.problem_id] += [] if row.reward is None else [row.reward]
+    return {problem: _mean(found) for problem, found in rewards.items() if problem}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _risen(left: float | None, right: float | None) -> float:
+    return 0.0 if left is None or right is None else right - left

@@ -1,0 +1,165 @@
+"""The viewer's routes: check, read, reply. They are plain functions, so that reading files holds up no conversation."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+
+from src.errors import AccessDenied, DataError
+from src.viewer.choice import LARGEST_PAGE, Choice
+from src.viewer.page import add_page
+from src.viewer.progress import Progress
+from src.viewer.reader import LARGEST_GROUP, RunReader
+from src.viewer.tutor import Tutor
+from src.viewer.wire import (
+    ChatOpening,
+    ChatReply,
+    ChatRequest,
+    ChatSwitch,
+    Comparison,
+    ConversationView,
+    Group,
+    Lessons,
+    Metrics,
+    Page,
+    Pulse,
+    RunInfo,
+    Tokens,
+)
+
+OFF_WITHOUT_A_MODEL = (
+    "This page shows what a run left; no model is loaded. Start the server on the same folder to talk to its tutor: "
+    "python vllm_server.py --config-name … logging.save_dir="
+)
+OFF_WHILE_LOADING = "The server is loading its models."
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+
+
+def add_viewer(app: FastAPI, run_folder: Path, live: bool, guarded: bool) -> None:
+    """The page and its routes.
+
+    Args:
+        live: whether this server has a teacher, which is in `app.state.tutor` once it is loaded.
+        guarded: whether a token is wanted. Without one, a request must name this machine: a page from elsewhere whose
+            name was made to point here (DNS rebinding) gets nothing to read.
+    """
+    app.state.tutor = None
+    add_page(app)
+    routes = APIRouter(prefix="/api", dependencies=[] if guarded else [Depends(_named_as_this_machine)])
+    reader, progress = RunReader(run_folder), Progress(run_folder)
+    _add_run_routes(routes, reader, progress, live)
+    _add_conversation_routes(routes, reader)
+    _add_chat_routes(routes, run_folder, live)
+    app.include_router(routes)
+
+
+def _named_as_this_machine(request: Request) -> None:
+    name = request.url.hostname or ""
+    if name not in LOCAL_NAMES and not name.startswith("127."):
+        raise AccessDenied(
+            f"This server has no token and answers the page for this machine only, not under the name {name!r}. Open "
+            "it as http://127.0.0.1:…, or start the server with a token in CLASSROOM_TOKEN."
+        )
+
+
+def _add_run_routes(routes: APIRouter, reader: RunReader, progress: Progress, live: bool) -> None:
+    @routes.get("/run")
+    def run(request: Request) -> RunInfo:
+        shelf, config = reader.shelf(), progress.config()
+        return RunInfo(
+            name=reader.folder.name,
+            folder=str(reader.folder),
+            live=live,
+            steps=list(shelf.steps),
+            evaluations=list(shelf.evaluations),
+            personas=list((config.get("generation") or {}).get("student_personas_prompts_paths") or {}),
+            facts=progress.facts(),
+            chat=_chat_switch(request, reader.folder, live),
+        )
+
+    @routes.get("/pulse")
+    def pulse(request: Request) -> Pulse:
+        shelf, playing = reader.shelf(), reader.playing()
+        tutor: Tutor | None = request.app.state.tutor
+        journal = reader.tail.path
+        return Pulse(
+            shelf=f"{shelf.latest_step} {len(shelf.steps)} {shelf.settled_until()}",
+            metrics=progress.stamp(),
+            journal=str(journal.stat().st_size if journal.is_file() else 0),
+            latest_step=shelf.latest_step,
+            policy=tutor.policy if tutor else reader.tail.policy,
+            playing=sum(row.state != "END" for row in playing),
+            played=sum(row.state == "END" for row in playing),
+            judge_spent_usd=tutor.judge_spent_usd if tutor else None,
+        )
+
+    @routes.get("/metrics")
+    def metrics() -> Metrics:
+        return progress.metrics(reader.shelf())
+
+
+def _add_conversation_routes(routes: APIRouter, reader: RunReader) -> None:
+    @routes.get("/conversations")
+    def conversations(choice: Annotated[Choice, Query()]) -> Page:
+        return reader.page(choice)
+
+    @routes.get("/conversation")
+    def conversation(where: str, id: str) -> ConversationView:
+        return reader.conversation(where, id)
+
+    @routes.get("/tokens")
+    def tokens(where: str, id: str) -> Tokens:
+        return reader.tokens(where, id)
+
+    @routes.get("/group")
+    def group(
+        where: str,
+        problem_id: str,
+        sampling: str = "",
+        limit: Annotated[int, Query(ge=1, le=LARGEST_GROUP)] = LARGEST_GROUP,
+    ) -> Group:
+        return reader.group(where, problem_id, sampling, limit)
+
+    @routes.get("/compare")
+    def compare(
+        left: str,
+        right: str,
+        sampling: str = "",
+        sort: Literal["played", "risen", "fallen"] = "played",
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 50,
+    ) -> Comparison:
+        return reader.compare(left, right, sampling, sort, offset, limit)
+
+    @routes.get("/lessons")
+    def lessons(
+        where: str, text: str = "", limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
+    ) -> Lessons:
+        return reader.lessons(where, text, limit)
+
+    @routes.get("/problem")
+    def problem(where: str, problem_id: str) -> dict[str, str]:
+        return {"problem_id": problem_id, "problem": reader.problem(where, problem_id)}
+
+
+def _add_chat_routes(routes: APIRouter, run_folder: Path, live: bool) -> None:
+    def tutor(request: Request) -> Tutor:
+        switch = _chat_switch(request, run_folder, live)
+        if not switch.on:
+            raise DataError(switch.why)
+        return request.app.state.tutor
+
+    @routes.post("/chat/opening")
+    def opening(body: ChatRequest, request: Request) -> ChatOpening:
+        return tutor(request).opening(body)
+
+    @routes.post("/chat")
+    async def chat(body: ChatRequest, request: Request) -> ChatReply:
+        return await tutor(request).reply(body)
+
+
+def _chat_switch(request: Request, run_folder: Path, live: bool) -> ChatSwitch:
+    if not live:
+        return ChatSwitch(on=False, why=f"{OFF_WITHOUT_A_MODEL}{run_folder}")
+    on = request.app.state.tutor is not None
+    return ChatSwitch(on=on, why="" if on else OFF_WHILE_LOADING)

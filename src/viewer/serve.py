@@ -1,0 +1,76 @@
+"""The viewer without a model: `python vllm_server.py --view RUN_FOLDER`, with the same overrides as the server."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from config.load import USER_ERRORS, load, read_keys
+from config.train_rl_model import TrainRLConfig
+from src.access import token_for
+from src.error_answers import add_error_answers
+from src.errors import DataError
+from src.http_guards import BodyLimit, TokenRequired
+from src.ports import refuse_taken_port
+from src.viewer.page import page_files
+from src.viewer.routes import add_viewer
+
+FLAG = "--view"
+_LEFT_BY_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", "conversations.parquet")
+
+
+def view(arguments: Sequence[str]) -> int:
+    """Show the run folder that follows `--view`, until interrupted; returns the exit status."""
+    read_keys()
+    try:
+        folder, overrides = _split(arguments)
+        config = load(TrainRLConfig, "train_rl", overrides)
+        host, port = config.generation.server_host, config.generation.server_port
+        refuse_taken_port(host, port)
+        app = create_viewer(_run_folder(folder), token_for(host))
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _run(app, host, port)
+    return 0
+
+
+def create_viewer(run_folder: Path, token: str | None) -> FastAPI:
+    """The page on a run folder; nothing is written there, no model is loaded."""
+    app = FastAPI(title="Classroom viewer")
+    add_error_answers(app)
+    app.add_middleware(BodyLimit)
+    if token is not None:
+        app.add_middleware(TokenRequired, token=token, open_paths=frozenset(page_files()))
+    add_viewer(app, run_folder, live=False, guarded=token is not None)
+    return app
+
+
+def _run(app: FastAPI, host: str, port: int) -> None:
+    import uvicorn
+
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/ shows the run; Ctrl-C ends it", flush=True)
+    uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).run()
+
+
+def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The run folder, and the other arguments."""
+    remaining = list(arguments)
+    place = next(i for i, argument in enumerate(remaining) if argument.partition("=")[0] == FLAG)
+    flag, equals, folder = remaining.pop(place).partition("=")
+    if not equals:
+        folder = remaining.pop(place) if place < len(remaining) else ""
+    if not folder or folder.startswith("-"):
+        raise DataError(f"{flag} needs a run folder: python vllm_server.py {flag} runs/quickstart")
+    return folder, remaining
+
+
+def _run_folder(name: str) -> Path:
+    folder = Path(name).resolve()
+    if not any((folder / left).exists() for left in _LEFT_BY_RUNS):
+        raise DataError(
+            f"{FLAG} {name}: there is nothing to show; a run folder holds one of {', '.join(_LEFT_BY_RUNS)}. Give the "
+            "logging.save_dir of a training or an evaluation."
+        )
+    return folder

@@ -1,0 +1,81 @@
+// A conversation drawn: its messages, its reward and its verdicts; whole, or as a column beside others.
+
+import { el, longText, svg } from "./dom.js";
+import { number, plural, words } from "./format.js";
+import { personaBadge, rewardBar } from "./badges.js";
+
+/** The messages; thoughts are there to be opened. */
+export function dialogue(conversation) {
+  return el("ol", { class: "dialogue" }, conversation.turns.map((turn, i) => message(turn, i, conversation)));
+}
+
+export function message(turn, i, conversation) {
+  const name = turn.role === "teacher" ? "Tutor" : conversation.student_name ?? "Student";
+  return el("li", { class: `message ${turn.role}` },
+    el("div", { class: "who" }, el("strong", { dir: "auto" }, name), el("span", { class: "nr" }, `${i + 1}`),
+      turn.persona ? personaBadge(turn.persona) : null,
+      turn.given ? el("span", { class: "badge plain", title: "It stands in the prompt template" }, "given") : null,
+      turn.ended ? null : el("span", { class: "badge bad", title: "It reached its token limit" }, "cut off")),
+    el("div", { class: "bubble" }, turn.parts.length ? turn.parts.map(([kind, text]) => part(kind, text)) : el("em", {}, "(nothing)")),
+    tokens(turn, conversation));
+}
+
+function part(kind, text) {
+  const said = text.trim();
+  if (!said) return null;
+  if (kind === "said") return el("p", { class: "said" }, longText(said));
+  return el("details", { class: "thought" }, el("summary", {}, "Thought"), el("p", {}, longText(said.replace(/^<think>|<\/think>$/g, "").trim())));
+}
+
+function tokens(turn, conversation) {
+  if (turn.role !== "teacher" || turn.given || !turn.tokens) return null;
+  const trained = conversation.where.startsWith("eval-") ? "" : conversation.reward === null && conversation.state === "END" ? ", left out of training"
+    : turn.trained === null ? "" : `, ${turn.trained === turn.tokens ? "all" : turn.trained} trained on`;
+  return el("p", { class: "tokens" }, `${plural(turn.tokens, "token")}${trained}`);
+}
+
+/** The reward and what it is made of. */
+export function rewardCard(conversation) {
+  const parts = Object.entries(conversation.rewards);
+  return el("section", { class: "card reward-card" }, el("h3", {}, "Reward"),
+    el("p", { class: "figure" }, conversation.reward === null ? (conversation.state === "END" ? "none" : "not yet") : number(conversation.reward, 4),
+      conversation.rejected ? el("span", { class: "badge bad" }, "rejected") : null),
+    conversation.reward === null && conversation.state === "END" ? el("p", { class: "note" }, "No verdict came. It counts neither for nor against the tutor.") : null,
+    parts.length > 1 ? el("dl", {}, parts.map(([name, value]) => [el("dt", {}, words(name)), el("dd", {}, number(value, 4))])) : null,
+    scores(conversation));
+}
+
+function scores(conversation) {
+  const scored = conversation.verdicts.filter((verdict) => verdict.scores);
+  if (!scored.length) return null;
+  const mean = (name) => scored.reduce((sum, verdict) => sum + verdict.scores[name], 0) / scored.length;
+  return el("dl", { class: "scores" }, Object.keys(scored[0].scores).map((name) => {
+    const most = name === "overall_momentum_score" ? 10 : 1;
+    return [el("dt", {}, words(name)), el("dd", {}, meter(mean(name) / most), `${number(mean(name), 2)}${most === 10 ? " of 10" : ""}`)];
+  }));
+}
+
+function meter(share) {
+  return svg("svg", { class: "meter", viewBox: "0 0 60 6", "aria-hidden": "true" }, svg("rect", { class: "rail", width: 60, height: 6, rx: 3 }),
+    svg("rect", { class: "high", width: Math.max(2, 60 * Math.min(1, Math.max(0, share))), height: 6, rx: 3 }));
+}
+
+/** What each judge attempt said. */
+export function verdictCards(conversation, open = true) {
+  return conversation.verdicts.map((verdict) => el("details", { class: "card verdict", open },
+    el("summary", {}, el("span", { class: "rule" }, words(verdict.rule)),
+      conversation.verdicts.length > 1 ? el("span", { class: "nr" }, `attempt ${verdict.attempt + 1}`) : null,
+      verdict.error ? el("span", { class: "badge bad" }, "failed") : null,
+      verdict.accepted === null ? null : el("span", { class: `badge ${verdict.accepted ? "correct" : "bad"}` }, verdict.accepted ? "OK" : "REJECT")),
+    verdict.error ? el("p", { class: "wrong" }, longText(verdict.error)) : null,
+    Object.entries(verdict.reasons ?? {}).filter(([, reason]) => reason).map(([name, reason]) =>
+      el("div", { class: "reason" }, el("h4", {}, words(name), verdict.scores?.[name] === undefined ? null : el("span", { class: "nr" }, number(verdict.scores[name], 2))), el("p", {}, longText(reason)))),
+    verdict.raw ? el("details", { class: "raw" }, el("summary", {}, "The judge's whole answer"), el("pre", {}, longText(verdict.raw))) : null));
+}
+
+/** A conversation as one column among others. */
+export function column(conversation, heading, href, extra = null) {
+  return el("article", { class: "column card" },
+    el("header", {}, el("h3", {}, href ? el("a", { href }, heading) : heading), rewardBar(conversation.reward), extra),
+    dialogue(conversation), el("div", { class: "why" }, verdictCards(conversation, false)));
+}

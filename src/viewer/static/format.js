@@ -1,0 +1,51 @@
+// Numbers and names as people read them.
+
+export function number(value, digits = 3) {
+  return value === null || value === undefined ? "–" : value.toFixed(digits);
+}
+
+export function signed(value, digits = 3) {
+  if (value === null || value === undefined) return "–";
+  return `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(digits)}`;
+}
+
+export function percent(value) {
+  return value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+}
+
+/** A figure of any size in few characters. */
+export function compact(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size >= 10000) return value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 });
+  if (size < 0.001) return value.toExponential(0).replace("e", "e").replace("-", "−");
+  return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
+}
+
+/** Seconds, without more digits than anybody reads. */
+export function seconds(value) {
+  return value === null || value === undefined ? "–" : value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0);
+}
+
+export function dollars(value) {
+  return value === null || value === undefined ? "–" : `$${value.toFixed(value < 1 ? 4 : 2)}`;
+}
+
+export function plural(count, one, many = `${one}s`) {
+  return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+}
+
+/** `task_final_score` as "task final". */
+export function words(name) {
+  return name.replace(/_(score|reasoning)$/, "").replaceAll("_", " ");
+}
+
+/** A set of conversations by its name: "step-12" as "step 12". */
+export function setName(where) {
+  if (where === "now") return "being played";
+  if (where === "training") return "all steps";
+  if (where === "eval-evaluation") return "evaluation";
+  if (where.startsWith("eval-")) return `held out, ${where.slice(5)}`;
+  return where.replace("-", " ");
+}

@@ -1,0 +1,118 @@
+// The conversations of a step, an evaluation, or all of them: filters, the spread of rewards, one page of a table.
+
+import { get, link } from "./api.js";
+import { el, input, select, show, svg } from "./dom.js";
+import { number, plural, setName } from "./format.js";
+import { personaBadge, rewardBar } from "./badges.js";
+import { latestSet, setSelect } from "./sets.js";
+
+const PER_PAGE = 100;
+const JUDGES = [["", "any"], ["failed", "an attempt failed"], ["unrewarded", "no verdict"], ["rejected", "rejected"]];
+const ORDERS = [["played", "as played"], ["worst", "lowest reward"], ["best", "highest reward"], ["longest", "longest"]];
+
+/** The list that was shown last: where a conversation's neighbours are looked for. */
+export const lastList = { parameters: null, ids: [] };
+
+export async function listPage(host, given, run) {
+  const parameters = { where: latestSet(run), ...given };
+  const go = (change) => { location.hash = link("conversations", { ...parameters, offset: null, ...change }); };
+  const filters = el("form", { class: "filters card", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() });
+  const found = el("section", { "aria-label": "Conversations" });
+  show(host, filters, found);
+  const draw = async (its) => {
+    const page = await get("conversations", { ...parameters, limit: PER_PAGE });
+    lastList.parameters = { ...parameters };
+    lastList.ids = page.columns.id;
+    show(filters, drawFilters(page, parameters, its, go));
+    show(found, summary(page, go), page.columns.id.length ? table(page) : nothing(page, parameters, its), pager(page, parameters));
+  };
+  await draw(run);
+  const stamp = parameters.where === "now" ? "journal" : "shelf";
+  return { update: ({ run: its, changed }) => (changed(stamp) && !filters.contains(document.activeElement) ? draw(its) : null) };
+}
+
+function drawFilters(page, parameters, run, go) {
+  const many = [["now", "being played"], ["training", "all steps"]];
+  return [
+    setSelect("Conversations of", run, parameters.where, (where) => go({ where, sampling: null }), many, { id: "where" }),
+    input("Lesson contains", parameters.problem, (problem) => go({ problem }), { type: "search", id: "problem", dir: "auto" }),
+    el("div", { class: "pair" },
+      input("Reward from", parameters.low, (low) => go({ low }), { type: "number", step: "0.05", id: "low" }),
+      input("to", parameters.high, (high) => go({ high }), { type: "number", step: "0.05", id: "high" })),
+    select("Persona", [["", "any"], ...page.personas.map((name) => [name, name.replaceAll("_", " ")])], parameters.persona ?? "", (persona) => go({ persona }), { id: "persona" }),
+    select("Judge", JUDGES, parameters.judge ?? "", (judge) => go({ judge }), { id: "judge" }),
+    page.samplings.length ? select("Sampling", [["", "any"], ...page.samplings.map((name) => [name, name])], parameters.sampling ?? "", (sampling) => go({ sampling }), { id: "sampling" }) : null,
+    select("Order", ORDERS, parameters.sort ?? "played", (sort) => go({ sort }), { id: "sort" }),
+  ];
+}
+
+function summary(page, go) {
+  const filtered = page.matching !== page.total;
+  return el("div", { class: "summary" },
+    el("div", {}, el("h2", {}, setName(page.where)),
+      el("p", { id: "count" }, filtered ? `${page.matching.toLocaleString("en")} of ${plural(page.total, "conversation")}` : plural(page.total, "conversation"),
+        page.mean === null ? null : `, mean reward ${number(page.mean)}`)),
+    histogram(page.histogram, go));
+}
+
+function histogram(counts, go) {
+  const most = Math.max(...counts);
+  if (!most) return null;
+  const width = 9;
+  const bars = counts.map((count, i) => {
+    const height = count ? Math.max(2, 44 * count / most) : 0;
+    const low = i / counts.length, high = (i + 1) / counts.length;
+    return svg("g", { class: "bar", onclick: () => go({ low: low.toFixed(2), high: high.toFixed(2) }) },
+      svg("title", {}, `${low.toFixed(2)} to ${high.toFixed(2)}: ${plural(count, "conversation")}`),
+      svg("rect", { class: "hit", x: i * width, y: 0, width, height: 46 }),
+      svg("rect", { class: "fill", x: i * width + 1, y: 46 - height, width: width - 2, height, rx: 1 }));
+  });
+  return el("figure", { class: "spread" },
+    svg("svg", { viewBox: `0 0 ${counts.length * width} 46`, role: "img", "aria-label": "Rewards from 0 to 1" }, bars),
+    el("figcaption", {}, el("span", {}, "0"), el("span", {}, "reward"), el("span", {}, "1")));
+}
+
+function table(page) {
+  const columns = page.columns;
+  const oneStep = new Set(columns.step).size === 1;
+  return el("div", { class: "scroll card" }, el("table", { class: "list" },
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Reward"), el("th", { scope: "col" }, "Lesson"),
+      oneStep ? null : el("th", { scope: "col" }, "Step"), el("th", { scope: "col" }, "Student"),
+      el("th", { scope: "col", class: "right" }, "Messages"), el("th", { scope: "col" }, "Personas"), el("th", { scope: "col" }, ""))),
+    el("tbody", {}, columns.id.map((id, i) => row(page, i, oneStep)))));
+}
+
+function row(page, i, oneStep) {
+  const of = (name) => page.columns[name][i];
+  const address = link("conversation", { where: page.where, id: of("id") });
+  const open = (event) => { if (!event.target.closest("a")) location.hash = address; };
+  const flags = [of("judge_failed") && ["bad", "judge failed"], of("rejected") && ["bad", "rejected"],
+    of("state") !== "END" && ["busy", "playing"], of("sampling") && ["plain", of("sampling")]].filter(Boolean);
+  return el("tr", { onclick: open },
+    el("td", {}, rewardBar(of("reward"))),
+    el("td", { class: "lesson" }, el("a", { href: address, dir: "auto" }, of("title") || "(no text)")),
+    oneStep ? null : el("td", {}, of("step") === null ? "–" : String(of("step"))),
+    el("td", { dir: "auto" }, of("student_name") ?? "–"),
+    el("td", { class: "right" }, String(of("messages"))),
+    el("td", {}, Object.entries(of("personas")).map(([name, count]) => personaBadge(name, count))),
+    el("td", { class: "flags" }, flags.map(([kind, label]) => el("span", { class: `badge ${kind}` }, label)),
+      of("problem_id") ? el("a", { class: "quiet", href: link("group", { where: page.where, problem_id: of("problem_id"), sampling: of("sampling") }) }, "group") : null));
+}
+
+function nothing(page, parameters, run) {
+  const filtered = page.total > 0;
+  const text = filtered ? "No conversation passes these filters." : page.where === "now" ? "Nothing is being played: all conversations are in the steps and evaluations."
+    : "This set is empty.";
+  return el("p", { class: "empty card" }, text, " ",
+    filtered ? el("a", { href: link("conversations", { where: parameters.where }) }, "Clear the filters")
+      : page.where === "now" && latestSet(run) !== "now" ? el("a", { href: link("conversations", { where: latestSet(run) }) }, `See ${setName(latestSet(run))}`) : null);
+}
+
+function pager(page, parameters) {
+  if (page.matching <= PER_PAGE) return null;
+  const last = Math.min(page.matching, page.offset + PER_PAGE);
+  const to = (offset, label) => offset >= 0 && offset < page.matching
+    ? el("a", { class: "button", href: link("conversations", { ...parameters, offset }) }, label) : el("span", { class: "button off" }, label);
+  return el("nav", { class: "pager", "aria-label": "Pages of the list" }, to(page.offset - PER_PAGE, "Back"),
+    el("span", {}, `${page.offset + 1}–${last} of ${page.matching.toLocaleString("en")}`), to(page.offset + PER_PAGE, "Next"));
+}

@@ -1,0 +1,109 @@
+// The run as it goes: figures of the moment, and charts over its steps.
+
+import { get, link } from "./api.js";
+import { chart } from "./charts.js";
+import { el, show } from "./dom.js";
+import { dollars, number, percent, seconds, signed, words } from "./format.js";
+
+const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
+const SCALES = { "judge/overall_momentum_score": 10 };
+
+export async function runPage(host, _parameters, run, pulse) {
+  const tiles = el("section", { class: "tiles", "aria-label": "The moment" });
+  const charts = el("section", { class: "charts", "aria-label": "Over the steps" });
+  show(host, tiles, charts, facts(run));
+  const draw = async (now, its) => {
+    const metrics = await get("metrics");
+    show(tiles, drawTiles(metrics, now, its));
+    show(charts, drawCharts(metrics, its));
+  };
+  await draw(pulse ?? await get("pulse"), run);
+  return {
+    update: ({ run: its, pulse: now, changed }) =>
+      ["metrics", "shelf", "journal", "policy"].some(changed) ? draw(now, its) : null,
+  };
+}
+
+function drawTiles(metrics, pulse, run) {
+  const { last, series } = metrics;
+  const step = metrics.steps.at(-1) ?? 0;
+  const held = heldOut(metrics.marks);
+  const cost = last["judge/run_cost_usd"] ?? pulse.judge_spent_usd;
+  return [
+    tile("Step", `${step}`, metrics.max_steps ? `of ${metrics.max_steps}` : "", metrics.max_steps ? step / metrics.max_steps : null),
+    tile("Reward", number(last.reward), last.reward_std === undefined ? "" : `± ${number(last.reward_std)} in the batch`),
+    held && tile("Held-out reward", number(held.now), held.before === null ? held.sampling : `${signed(held.now - held.before)} since before, ${held.sampling}`),
+    tile("Judge failures", percent(last["judge/failed_share"]), "of the last batch"),
+    tile("Judging cost", cost === undefined || cost === null ? "nothing" : dollars(cost), cost === undefined || cost === null ? "no judge behind an API" : "so far"),
+    tile("Policy", pulse.policy ? pulse.policy.split(" ").at(-1) : "–", pulse.policy ? pulse.policy.split(" ").slice(0, -1).join(" ") : "nothing published"),
+    tile("Being played", String(pulse.playing), pulse.played ? `${pulse.played} of the batch have ended` : "conversations", null,
+      pulse.playing + pulse.played ? link("conversations", { where: "now" }) : null),
+    series.step_time && tile("A step takes", `${seconds(last.step_time)} s`, phases(last)),
+  ].filter(Boolean);
+}
+
+function phases(last) {
+  return ["rollout", "train", "publish"].filter((name) => last[`seconds/${name}`] !== undefined)
+    .map((name) => `${name} ${seconds(last[`seconds/${name}`])}`).join(", ");
+}
+
+function heldOut(marks) {
+  if (!marks.length) return null;
+  const sampling = marks[0].sampling;
+  const of = (name) => marks.find((mark) => mark.name === name && mark.sampling === sampling)?.mean ?? null;
+  const after = of("after");
+  return after === null ? { now: marks[0].mean, before: null, sampling: `${marks[0].name}, ${sampling}` }
+    : { now: after, before: of("before"), sampling };
+}
+
+function tile(label, value, note, share = null, href = null) {
+  const inside = [el("h3", {}, label), el("p", { class: "figure" }, value), note ? el("p", { class: "note" }, note) : null,
+    share === null ? null : el("progress", { max: "1", value: share, "aria-label": `${label}: ${value} ${note}` })];
+  return href ? el("a", { class: "tile card", href }, inside) : el("div", { class: "tile card" }, inside);
+}
+
+function drawCharts(metrics, run) {
+  const { steps, series } = metrics;
+  if (!steps.length) return el("p", { class: "empty card" }, run.steps.length ? "No step was logged yet." : "No step has been trained yet.");
+  const sampled = (step) => { location.hash = link("conversations", { where: `step-${playedFor(step, run.steps)}` }); };
+  const pick = run.steps.length ? sampled : null;
+  const line = (names, labels) => names.filter((name) => series[name]).map((name, i) => ({
+    label: labels?.[i] ?? words(name.split("/").filter((part) => part !== "mean").at(-1)), colour: COLOURS[i % COLOURS.length],
+    values: series[name].map((value) => value === null ? null : value / (SCALES[name] ?? 1)),
+  }));
+  const named = (prefix, suffix) => Object.keys(series).filter((name) => name.startsWith(prefix) && name.endsWith(suffix));
+  const reward = line(["reward"], ["training reward"]).map((each) => ({ ...each, spread: series.reward_std }));
+  const parts = line(["judge/task_final_score", "judge/forward_progression_score", "judge/overall_momentum_score"]);
+  const rewards = line(named("rewards/", "/mean"));
+  const groups = [
+    reward.length && chart("Reward", steps, reward, { range: series.reward.every((value) => value >= 0) ? [0, 1] : null, marks: marksOf(metrics.marks), pick,
+      note: pick ? "Band: spread in the batch. Choose a step to see its conversations." : "Band: spread in the batch." }),
+    parts.length && chart("What the judge says", steps, parts, { range: [0, 1], note: "Means of the batch; momentum of 10 shown as 1.", pick }),
+    rewards.length > 1 && chart("Parts of the reward", steps, rewards, { pick }),
+    series["seconds/rollout"] && chart("Seconds per step", steps, line(["seconds/rollout", "seconds/train", "seconds/publish"]), { stack: true }),
+    series["judge/failed_share"] && chart("Judge failures and rejections", steps, line(["judge/failed_share", "conversation/rejected_share"], ["without a verdict", "rejected"]),
+      { range: [0, Math.max(0.1, ...series["judge/failed_share"], ...(series["conversation/rejected_share"] ?? [0]))], format: percent, pick }),
+    series["judge/run_cost_usd"] && chart("Cost of judging so far", steps, line(["judge/run_cost_usd"], ["dollars"]), { range: [0, null], format: dollars }),
+    series["conversation/teacher_tokens"] && chart("Length", steps, line(["conversation/teacher_tokens"], ["teacher's tokens per conversation"]), { range: [0, null], pick }),
+    series["frac_reward_zero_std"] && chart("Groups without variance", steps, line(["frac_reward_zero_std"], ["share of groups"]), { range: [0, 1], format: percent, note: "They teach nothing: all their conversations were worth the same.", pick }),
+    series["mismatch/mean_abs_logprob_diff"] && chart("Engine against trainer", steps, line(["mismatch/mean_abs_logprob_diff"], ["mean difference of log-probs"]), { range: [0, null] }),
+  ];
+  return groups.filter(Boolean);
+}
+
+/** The step whose conversations a logged step was trained on: the last one begun before it. */
+function playedFor(step, played) {
+  return played.filter((each) => each < step).at(-1) ?? played[0];
+}
+
+function marksOf(marks) {
+  const sampling = marks[0]?.sampling;
+  return marks.filter((mark) => mark.sampling === sampling && (mark.name === "before" || mark.name === "after"))
+    .map((mark) => ({ label: `held out, ${mark.name}`, colour: "c2", first: mark.name === "before", value: mark.mean, low: mark.low, high: mark.high }));
+}
+
+function facts(run) {
+  return el("section", { class: "card facts" }, el("h2", {}, "Configured"),
+    el("dl", {}, run.facts.map(([label, value]) => [el("dt", {}, label), el("dd", { dir: "auto" }, value)]),
+      el("dt", {}, "run folder"), el("dd", { dir: "auto" }, run.folder)));
+}

@@ -1,0 +1,103 @@
+"""A headless Chromium that loads nothing but what a test serves."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+WAIT_S = 60
+Found = TypeVar("Found")
+_QUIET = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --force-color-profile=srgb"
+).split()
+
+
+def missing() -> str:
+    """What has to be installed before a browser can be driven; empty if nothing."""
+    programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    return f"no {' and no '.join(programs)} here (Debian: apt install chromium chromium-driver)" if programs else ""
+
+
+@contextmanager
+def open_browser(width: int = 1360, height: int = 900, dark: bool = False) -> Iterator["Browser"]:
+    """A browser with a profile of its own; it ends with the block."""
+    if missing():
+        pytest.skip(f"{missing()}: the page is not looked at")
+    with tempfile.TemporaryDirectory() as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which("chromium")
+        for argument in (*_QUIET, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+        driver = webdriver.Chrome(options=options, service=service)
+        try:
+            scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+            yield Browser(driver)
+        finally:
+            driver.quit()
+
+
+class Browser:
+    """Finds, waits, clicks, types."""
+
+    def __init__(self, driver: webdriver.Chrome):
+        self.driver = driver
+
+    def open(self, url: str) -> None:
+        """Load a page from nothing, whatever is shown now."""
+        self.driver.get("about:blank")
+        self.driver.get(url)
+
+    def wait(self, what: Callable[[], Found], said: str) -> Found:
+        """Until it is true; stale elements count as not yet."""
+        from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+
+        ignored = (NoSuchElementException, StaleElementReferenceException, IndexError)
+        return WebDriverWait(self.driver, WAIT_S, 0.05, ignored).until(lambda _: what(), f"waited for {said}")
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector: str) -> WebElement:
+        """The first such element, once there is one."""
+        return self.wait(lambda: self.all(selector)[0], selector)
+
+    def text(self, selector: str) -> str:
+        return self.one(selector).text
+
+    def click(self, selector: str, text: str = "") -> None:
+        """Click the first such element that holds the text, once it is there."""
+
+        def press() -> bool:
+            found = next(each for each in self.all(selector) if text in each.text)
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+            found.click()
+            return True
+
+        self.wait(lambda: any(text in each.text for each in self.all(selector)), f"{selector} with {text!r}")
+        press()
+
+    def until_text(self, selector: str, text: str) -> None:
+        self.wait(lambda: any(text in each.text for each in self.all(selector)), f"{text!r} in {selector}")
+
+    def fill(self, selector: str, text: str) -> None:
+        """Type into a field, in place of what it holds, and leave it."""
+        script = (
+            "arguments[0].value = arguments[1];"
+            "for (const kind of ['input', 'change']) arguments[0].dispatchEvent(new Event(kind, {bubbles: true}))"
+        )
+        self.driver.execute_script(script, self.one(selector), text)
+
+    def complaints(self) -> list[str]:
+        """What the browser's console holds of errors and of breaches of the page's security policy."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
