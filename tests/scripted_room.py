@@ -2,9 +2,21 @@
 
 import asyncio
 import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+import src.app
 from config.base import GenerationConfig
+from config.load import load
+from config.train_rl_model import TrainRLConfig
 from src.api import ConversationRecord, SampleRequest
 from src.batches import BatchDesk
 from src.classroom import Classroom, classroom_rules
@@ -70,3 +82,40 @@ class Room:
     def play(self, generation: GenerationConfig, **request) -> list[ConversationRecord]:
         body = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0} | request
         return asyncio.run(self.open(generation).sample(SampleRequest(**body))).conversations
+
+
+def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
+    """Makes the server's real application, by host and port, with the room's scripted engines in its seats."""
+
+    async def open_desk(*_: object) -> BatchDesk:
+        return room.open(generation)
+
+    monkeypatch.setattr(src.app, "open_desk", open_desk)
+
+    def make(host: str = "127.0.0.1", port: int = 8005) -> FastAPI:
+        config = load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'", f"generation.server_port={port}"])
+        config.generation = replace(
+            generation,
+            server_host=host,
+            server_port=port,
+            load_weights_timeout_s=config.generation.load_weights_timeout_s,
+        )
+        return src.app.create_app(config, room.folder)
+
+    return make
+
+
+@contextmanager
+def serving(app: FastAPI, port: int) -> Iterator[str]:
+    """The URL at which the application listens, on this machine."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(60)

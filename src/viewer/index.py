@@ -10,16 +10,23 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic_core import from_json
 
-_COLUMNS = "id step index problem_id problem type student_name state turns verdicts rewards reward rejected".split()
+_COLUMNS = (
+    "id step index problem_id problem type student_name state turns verdicts rewards reward rejected failure".split()
+)
 _SAMPLING = "sampling"
 LONGEST_TITLE = 110
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation in a list. `personas` counts the student's turns by persona; `judge_failed` is true if a judge
-    attempt brought no verdict. `file` and `position` tell where it lies; both are None for one that is only in the
-    journal."""
+    """One conversation in a list.
+
+    Attributes:
+        personas: the student's turns, counted by persona.
+        judge_failed: whether a judge attempt brought no verdict.
+        failed: whether it could not go on.
+        file, position: where it lies; None for one that is only in the journal.
+    """
 
     id: str
     step: int | None
@@ -35,6 +42,7 @@ class Row:
     reward: float | None
     rejected: bool
     judge_failed: bool
+    failed: bool = False
     sampling: str | None = None
     file: Path | None = None
     position: int | None = None
@@ -54,6 +62,7 @@ def row_of(record: dict[str, Any], **more: Any) -> Row:
         messages=len(record["turns"]),
         personas=dict(personas),
         judge_failed=any(each["scores"] is None and each["accepted"] is None for each in record["verdicts"]),
+        failed=record.get("failure") is not None,
         **{name: record[name] for name in _COPIED},
         **more,
     )

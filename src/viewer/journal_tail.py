@@ -86,7 +86,8 @@ class JournalTail:
             "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
             "solutions": [each for event in events if event["event"] == "solutions" for each in event["solutions"]],
         }
-        unknown = {"problem": "", "answer": "", "meta": {}}
+        failures = [event["reason"] for event in events if event["event"] == "failure"]
+        unknown = {"failure": failures[-1] if failures else None, "problem": "", "answer": "", "meta": {}}
         return {name: getattr(row, name) for name in _OF_ROW} | said | unknown | tokens
 
     def _read(self, position: int) -> dict[str, Any]:

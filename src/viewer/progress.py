@@ -11,7 +11,17 @@ from src.viewer.shelf import Shelf
 from src.viewer.wire import EvalMark, Metrics
 
 MOST_POINTS = 400
-_PREFIXES = ("rewards/", "judge/", "seconds/", "conversation/", "mismatch/", "guard/", "heldout/")
+_PREFIXES = (
+    "rewards/",
+    "judge/",
+    "student/",
+    "teacher/",
+    "seconds/",
+    "conversation/",
+    "mismatch/",
+    "guard/",
+    "heldout/",
+)
 _NAMES = frozenset(
     "reward reward_std frac_reward_zero_std loss grad_norm learning_rate entropy step_time completions/mean_length "
     "sampling/sampling_logp_difference/mean".split()

@@ -21,7 +21,8 @@ from src.viewer.wire import Comparison, ConversationView, Group, Lessons, Page, 
 
 LARGEST_GROUP = 16
 _LISTED = (
-    "id step index problem_id title student_name messages personas rewards reward rejected judge_failed sampling state"
+    "id step index problem_id title student_name messages personas rewards reward rejected judge_failed failed "
+    "sampling state"
 ).split()
 _BARS = 20
 _NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
@@ -201,6 +202,7 @@ def _view(where: str, row: Row, record: dict[str, Any]) -> ConversationView:
         trained_tokens=sum(mask) if mask else None,
         context_tokens=len(mask) or None,
         sampling=row.sampling,
+        failure=record.get("failure"),
         **{name: record[name] for name in _SHOWN},
     )
 

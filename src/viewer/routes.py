@@ -90,7 +90,7 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, progress: Progress, li
             policy=tutor.policy if tutor else reader.tail.policy,
             playing=sum(row.state != "END" for row in playing),
             played=sum(row.state == "END" for row in playing),
-            judge_spent_usd=tutor.judge_spent_usd if tutor else None,
+            spent_usd=tutor.spent_usd if tutor else None,
         )
 
     @routes.get("/metrics")

@@ -1,17 +1,21 @@
 """Talking to the current teacher as a student: in the chat it is given what it is given in a lesson."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
+from uuid import uuid4
 
 from config.base import GenerationConfig
-from src.chat_template import encode_chat
-from src.conversation import END_OF_CONVERSATION, visible_text
+from src.chat_template import Message, encode_chat
+from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, visible_text
+from src.data import Problem
 from src.errors import DataError, DeadlineExceeded
-from src.schedule import ConversationType
+from src.inference_providers.base import Completion
+from src.schedule import ConversationType, Setup
 from src.seats import Seats
-from src.teacher_prompt import first_messages, forced_ids, opened_thought, opening_turns, system_message
-from src.turns import Turn
+from src.teacher_prompt import chat_so_far, forced_ids, opened_thought, opening_turns, system_message
+from src.turns import Turn, approximate_tokens
 from src.viewer.parts import split_thoughts
 from src.viewer.wire import ChatOpening, ChatReply, ChatRequest, Said
 
@@ -27,7 +31,7 @@ class Tutor(Protocol):
     def policy(self) -> str: ...
 
     @property
-    def judge_spent_usd(self) -> float | None: ...
+    def spent_usd(self) -> float | None: ...
 
 
 class SeatedTutor:
@@ -42,16 +46,20 @@ class SeatedTutor:
         self._seats = seats
         self._generation = generation
         self._longest_s = longest_s
-        self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
-        self._opened_thought = opened_thought(generation, seats.teacher.frame)
+        self._forced_ids, self._opened_thought = [], ""
+        if seats.teacher_has_tokens:
+            self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
+            self._opened_thought = opened_thought(generation, seats.teacher.frame)
 
     @property
     def policy(self) -> str:
         return str(self._seats.teacher.policy)
 
     @property
-    def judge_spent_usd(self) -> float | None:
-        return None if self._seats.judge_api is None else self._seats.judge_api.ledger.spent_usd
+    def spent_usd(self) -> float | None:
+        """Dollars of this run for all seats behind an API; None if there is none."""
+        apis = self._seats.apis.values()
+        return sum(api.ledger.spent_usd for api in apis) if apis else None
 
     @property
     def _kind(self) -> ConversationType:
@@ -76,17 +84,10 @@ class SeatedTutor:
             DataError: if the chat has no room left in the context.
             DeadlineExceeded: if it takes too long: the engine sleeps while a trainer uses its GPU, or is busy.
         """
-        ids = self._prompt(request)
-        room = min(self._generation.max_tokens_in_conversation - len(ids), self._generation.max_tokens_per_turn)
-        if room < 1:
-            raise DataError(
-                f"The chat has {len(ids)} tokens, and a conversation may have "
-                f"{self._generation.max_tokens_in_conversation} (generation.max_tokens_in_conversation): begin anew."
-            )
+        messages = self._messages(request)
         try:
             async with asyncio.timeout(self._longest_s):
-                sampling = replace(self._seats.teacher_sampling, max_tokens=room)
-                answer = await self._seats.teacher.generate(ids, sampling)
+                answer = await self._answer(messages)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"The teacher did not answer within {self._longest_s:g} s: its engine is busy, or sleeps while the "
@@ -96,19 +97,37 @@ class SeatedTutor:
         return ChatReply(
             text=text,
             parts=split_thoughts(text),
-            tokens=len(answer.ids),
+            tokens=answer.tokens,
             ended=answer.ended,
             over=END_OF_CONVERSATION in visible_text(text),
             policy=str(answer.policy),
         )
 
-    def _prompt(self, request: ChatRequest) -> list[int]:
-        turns = [Turn(said.role, said.text) for said in request.turns]
+    async def _answer(self, messages: Sequence[Message]) -> Completion:
+        teacher, sampling = self._seats.teacher, self._seats.teacher_sampling
+        if not self._seats.teacher_has_tokens:
+            room = self._room(sum(approximate_tokens(message["content"]) for message in messages))
+            return await teacher.chat(messages, replace(sampling, max_tokens=room, draw=("chat", uuid4().hex)))
+        system = [{**messages[0], "role": "system"}, *messages[1:]]
+        ids = encode_chat(teacher.tokenizer, system) + self._forced_ids
+        return await teacher.generate(ids, replace(sampling, max_tokens=self._room(len(ids))))
+
+    def _room(self, used: int) -> int:
+        """How many tokens the answer may have after `used` ones."""
+        room = min(self._generation.max_tokens_in_conversation - used, self._generation.max_tokens_per_turn)
+        if room < 1:
+            raise DataError(
+                f"The chat has {used} tokens, and a conversation may have "
+                f"{self._generation.max_tokens_in_conversation} (generation.max_tokens_in_conversation): begin anew."
+            )
+        return room
+
+    def _messages(self, request: ChatRequest) -> list[Message]:
+        """The chat from the teacher's chair, as in a lesson."""
         opened = opening_turns(self._generation, request.problem, request.student_name)
-        first = next((i for i, turn in enumerate(turns) if turn.role == "teacher" and i >= len(opened)), len(turns))
-        kind = self._kind
-        messages = first_messages(self._generation, request.problem, request.student_name, kind, turns[:first])
-        for turn in turns[first:]:
-            role = "assistant" if turn.role == "teacher" else "user"
-            messages.append({"role": role, "content": visible_text(turn.text)})
-        return encode_chat(self._seats.teacher.tokenizer, messages) + self._forced_ids
+        said = [Turn(each.role, each.text) for each in request.turns[len(opened) :]]
+        setup = Setup(self._kind, request.student_name, ())
+        conversation = Conversation(
+            "chat", Problem.of(request.problem), setup, ClassroomRules(), turns=[*opened, *said]
+        )
+        return chat_so_far(self._generation, conversation)

@@ -31,7 +31,8 @@ class RunInfo(BaseModel):
 
 class Pulse(BaseModel):
     """Answer of `GET /api/pulse`, asked for every few seconds: what changed, as stamps to compare, and the figures of
-    the moment. `playing` and `played` count the conversations that are not in a file yet."""
+    the moment. `playing` and `played` count the conversations that are not in a file yet; `spent_usd` is what the seats
+    behind an API took so far."""
 
     shelf: str
     metrics: str
@@ -40,7 +41,7 @@ class Pulse(BaseModel):
     policy: str | None
     playing: int
     played: int
-    judge_spent_usd: float | None = None
+    spent_usd: float | None = None
 
 
 class EvalMark(BaseModel):
@@ -114,6 +115,7 @@ class ConversationView(BaseModel):
     rewards: dict[str, float | None]
     reward: float | None
     rejected: bool
+    failure: str | None
     trained_tokens: int | None
     context_tokens: int | None
     meta: dict[str, Any]

@@ -86,7 +86,7 @@ function row(page, i, oneStep) {
   const of = (name) => page.columns[name][i];
   const address = link("conversation", { where: page.where, id: of("id") });
   const open = (event) => { if (!event.target.closest("a")) location.hash = address; };
-  const flags = [of("judge_failed") && ["bad", "judge failed"], of("rejected") && ["bad", "rejected"],
+  const flags = [of("judge_failed") && ["bad", "judge failed"], of("failed") && ["bad", "broken off"], of("rejected") && ["bad", "rejected"],
     of("state") !== "END" && ["busy", "playing"], of("sampling") && ["plain", of("sampling")]].filter(Boolean);
   return el("tr", { onclick: open },
     el("td", {}, rewardBar(of("reward"))),

@@ -6,6 +6,7 @@ import { el, show } from "./dom.js";
 import { dollars, number, percent, seconds, signed, words } from "./format.js";
 
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
+const SEATS = ["judge", "student", "teacher"];
 const SCALES = { "judge/overall_momentum_score": 10 };
 
 export async function runPage(host, _parameters, run, pulse) {
@@ -28,13 +29,14 @@ function drawTiles(metrics, pulse, run) {
   const { last, series } = metrics;
   const step = metrics.steps.at(-1) ?? 0;
   const held = heldOut(metrics.marks);
-  const cost = last["judge/run_cost_usd"] ?? pulse.judge_spent_usd;
+  const paid = SEATS.map((seat) => last[`${seat}/run_cost_usd`]).filter((value) => value !== undefined);
+  const cost = paid.length ? paid.reduce((sum, value) => sum + value, 0) : pulse.spent_usd;
   return [
     tile("Step", `${step}`, metrics.max_steps ? `of ${metrics.max_steps}` : "", metrics.max_steps ? step / metrics.max_steps : null),
     tile("Reward", number(last.reward), last.reward_std === undefined ? "" : `± ${number(last.reward_std)} in the batch`),
     held && tile("Held-out reward", number(held.now), held.before === null ? held.sampling : `${signed(held.now - held.before)} since before, ${held.sampling}`),
     tile("Judge failures", percent(last["judge/failed_share"]), "of the last batch"),
-    tile("Judging cost", cost === undefined || cost === null ? "nothing" : dollars(cost), cost === undefined || cost === null ? "no judge behind an API" : "so far"),
+    tile("Cost", cost === null ? "nothing" : dollars(cost), cost === null ? "no model behind an API" : paid.length > 1 ? "of all models behind an API" : "of judging, so far"),
     tile("Policy", pulse.policy ? pulse.policy.split(" ").at(-1) : "–", pulse.policy ? pulse.policy.split(" ").slice(0, -1).join(" ") : "nothing published"),
     tile("Being played", String(pulse.playing), pulse.played ? `${pulse.played} of the batch have ended` : "conversations", null,
       pulse.playing + pulse.played ? link("conversations", { where: "now" }) : null),
@@ -75,6 +77,7 @@ function drawCharts(metrics, run) {
   const reward = line(["reward"], ["training reward"]).map((each) => ({ ...each, spread: series.reward_std }));
   const parts = line(["judge/task_final_score", "judge/forward_progression_score", "judge/overall_momentum_score"]);
   const rewards = line(named("rewards/", "/mean"));
+  const costs = line(SEATS.map((seat) => `${seat}/run_cost_usd`).filter((name) => series[name])).map((each, i) => ({ ...each, label: SEATS.filter((seat) => series[`${seat}/run_cost_usd`])[i] }));
   const groups = [
     reward.length && chart("Reward", steps, reward, { range: series.reward.every((value) => value >= 0) ? [0, 1] : null, marks: marksOf(metrics.marks), pick,
       note: pick ? "Band: spread in the batch. Choose a step to see its conversations." : "Band: spread in the batch." }),
@@ -83,7 +86,7 @@ function drawCharts(metrics, run) {
     series["seconds/rollout"] && chart("Seconds per step", steps, line(["seconds/rollout", "seconds/train", "seconds/publish"]), { stack: true }),
     series["judge/failed_share"] && chart("Judge failures and rejections", steps, line(["judge/failed_share", "conversation/rejected_share"], ["without a verdict", "rejected"]),
       { range: [0, Math.max(0.1, ...series["judge/failed_share"], ...(series["conversation/rejected_share"] ?? [0]))], format: percent, pick }),
-    series["judge/run_cost_usd"] && chart("Cost of judging so far", steps, line(["judge/run_cost_usd"], ["dollars"]), { range: [0, null], format: dollars }),
+    costs.length && chart("Cost so far", steps, costs, { range: [0, null], format: dollars }),
     series["conversation/teacher_tokens"] && chart("Length", steps, line(["conversation/teacher_tokens"], ["teacher's tokens per conversation"]), { range: [0, null], pick }),
     series["frac_reward_zero_std"] && chart("Groups without variance", steps, line(["frac_reward_zero_std"], ["share of groups"]), { range: [0, 1], format: percent, note: "They teach nothing: all their conversations were worth the same.", pick }),
     series["mismatch/mean_abs_logprob_diff"] && chart("Engine against trainer", steps, line(["mismatch/mean_abs_logprob_diff"], ["mean difference of log-probs"]), { range: [0, null] }),
