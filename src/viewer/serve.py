@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -51,7 +52,8 @@ def _run(app: FastAPI, host: str, port: int) -> None:
     import uvicorn
 
     print(f"http://{f'[{host}]' if ':' in host else host}:{port}/ shows the run; Ctrl-C ends it", flush=True)
-    uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).run()
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).run()
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
