@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("server", nargs="?", help="the address of a server on that run, for the chat")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, open_browser(1360, 940) as browser:
+    with tempfile.TemporaryDirectory() as folder, open_browser(1360, 1080) as browser:
         rewound = rewind(options.run, Path(folder) / options.run.name, STEPS_OF_A_RUN_IN_PROGRESS)
         with serving(create_viewer(rewound, None), free_port()) as url:
             take_run(browser, url)

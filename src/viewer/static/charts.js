@@ -5,10 +5,14 @@ import { compact } from "./format.js";
 
 const WIDTH = 560, HEIGHT = 220, LEFT = 44, RIGHT = 14, TOP = 10, BOTTOM = 26;
 
-function ticks(low, high, count = 5) {
+function tickStep(low, high, count = 5) {
   const span = high - low || 1;
   const power = 10 ** Math.floor(Math.log10(span / count));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => span / size <= count);
+  return [1, 2, 5, 10].map((factor) => factor * power).find((size) => span / size <= count) ?? 10 * power;
+}
+
+function ticks(low, high, count = 5) {
+  const step = tickStep(low, high, count);
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
   return found;
@@ -17,7 +21,9 @@ function ticks(low, high, count = 5) {
 function range(values, wanted) {
   const known = values.filter((value) => value !== null);
   const low = wanted?.[0] ?? Math.min(...known), high = wanted?.[1] ?? Math.max(...known);
-  return low === high ? [low, low + (Math.abs(low) || 1)] : [low, high];
+  if (low === high) return [low, low + (Math.abs(low) || 1)];
+  const step = tickStep(low, high);
+  return [wanted?.[0] ?? Math.floor(low / step) * step, wanted?.[1] ?? Math.ceil(high / step - 1e-9) * step];
 }
 
 function stacked(series) {

@@ -70,9 +70,9 @@ async function tokenView(conversation) {
   const tokens = await get("tokens", { where: conversation.where, id: conversation.id });
   if (tokens.why) return el("p", { class: "note" }, tokens.why);
   return [
-    el("p", { class: "legend" }, el("mark", {}, "sampled by the tutor: mask 1"), " ", el("span", { class: "given" }, "given: mask 0"),
-      ` ${plural(tokens.trained, "token")} of ${plural(conversation.context_tokens, "token")} after the prompt`,
-      conversation.where.startsWith("eval-") ? "; an evaluation trains on none" : "", ". Point at one for its probability."),
+    el("p", { class: "legend" }, el("mark", {}, "sampled by the tutor: mask 1"), " ", el("span", { class: "given" }, "given: mask 0"), el("br"),
+      `${tokens.trained} of the ${plural(conversation.context_tokens, "token")} after the prompt`,
+      conversation.where.startsWith("eval-") ? " were sampled; an evaluation trains on none" : " are trained on", ". Point at one for its probability."),
     el("details", {}, el("summary", {}, "Prompt"), el("pre", { dir: "auto" }, longText(tokens.prompt))),
     el("p", { class: "pieces", dir: "auto" }, tokens.pieces.map(([text, mask, logprob]) => mask
       ? el("mark", { title: `probability ${number(Math.exp(logprob), 3)}` }, visible(text)) : el("span", {}, visible(text)))),

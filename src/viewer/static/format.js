@@ -10,7 +10,7 @@ export function signed(value, digits = 3) {
 }
 
 export function percent(value) {
-  return value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  return value === null || value === undefined ? "–" : `${Number((100 * value).toFixed(value < 0.1 ? 1 : 0))} %`;
 }
 
 /** A figure of any size in few characters. */

@@ -85,7 +85,7 @@ function drawCharts(metrics, run) {
     rewards.length > 1 && chart("Parts of the reward", steps, rewards, { pick }),
     series["seconds/rollout"] && chart("Seconds per step", steps, line(["seconds/rollout", "seconds/train", "seconds/publish"]), { stack: true }),
     series["judge/failed_share"] && chart("Judge failures and rejections", steps, line(["judge/failed_share", "conversation/rejected_share"], ["without a verdict", "rejected"]),
-      { range: [0, Math.max(0.1, ...series["judge/failed_share"], ...(series["conversation/rejected_share"] ?? [0]))], format: percent, pick }),
+      { range: [0, Math.max(...series["judge/failed_share"], ...(series["conversation/rejected_share"] ?? [0])) > 0.05 ? null : 0.1], format: percent, pick }),
     costs.length && chart("Cost so far", steps, costs, { range: [0, null], format: dollars }),
     series["conversation/teacher_tokens"] && chart("Length", steps, line(["conversation/teacher_tokens"], ["teacher's tokens per conversation"]), { range: [0, null], pick }),
     series["frac_reward_zero_std"] && chart("Groups without variance", steps, line(["frac_reward_zero_std"], ["share of groups"]), { range: [0, 1], format: percent, note: "They teach nothing: all their conversations were worth the same.", pick }),
