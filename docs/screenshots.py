@@ -1,8 +1,9 @@
-"""Makes docs/screenshots/*.png of the viewer in a headless Chromium, from a finished run:
+"""Makes docs/screenshots/*.png of the page in a headless Chromium, from a finished run of the quickstart:
 
-    python -m docs.screenshots runs/quickstart [http://127.0.0.1:8005]
+    python -m docs.screenshots runs/quickstart
 
-The address is that of a server that has been started on the run; without it the chat is not taken.
+The run in progress is that run as it was in the middle of a batch. In the chat its trained model answers, greedily and
+without an engine.
 """
 
 import argparse
@@ -13,24 +14,34 @@ import sys
 import tempfile
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
+
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.chat_template import ReplyFrame
+from src.inference_providers.base import Completion, Sampling
 from src.journal import JOURNAL_NAME, head_of
+from src.seats import Seats
+from src.turns import PolicyVersion
+from src.viewer.routes import add_viewer
 from src.viewer.serve import create_viewer
+from src.viewer.tutor import SeatedTutor
 from tests.browser import Browser, open_browser
 from tests.conftest import free_port
 from tests.scripted_room import serving
 
 FOLDER = Path(__file__).with_name("screenshots")
 STEPS_OF_A_RUN_IN_PROGRESS = 18
-ANSWERS = ("Every day my brother collect two maps.", "Every day my brother collects two maps.")
+ANSWERS = ("Every day I collects two maps in the garden.", "Every day I collect two maps in the garden.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a finished run of the quickstart")
-    parser.add_argument("server", nargs="?", help="the address of a server on that run, for the chat")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, open_browser(1360, 1080) as browser:
@@ -39,8 +50,7 @@ def main() -> None:
             take_run(browser, url)
         with serving(create_viewer(options.run, None), free_port()) as url:
             take_conversations(browser, url)
-        if options.server is not None:
-            take_chat(browser, options.server.rstrip("/"))
+        take_chat(browser, options.run)
 
 
 def rewind(run: Path, folder: Path, steps: int) -> Path:
@@ -110,7 +120,45 @@ def take_conversations(browser: Browser, url: str) -> None:
     save(browser, "before_after")
 
 
-def take_chat(browser: Browser, url: str) -> None:
+def take_chat(browser: Browser, run: Path) -> None:
+    generation = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart"]).generation
+    engine = TrainedModel(run)
+    seats = Seats(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
+    app = FastAPI()
+    add_viewer(app, run, live=True, guarded=False)
+    app.state.tutor = SeatedTutor(seats, generation, longest_s=60)
+    with serving(app, free_port()) as url:
+        talk(browser, url)
+
+
+class TrainedModel:
+    """The teacher's seat, taken by the run's trained model in this process."""
+
+    def __init__(self, run: Path):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        safe = {"trust_remote_code": False, "use_safetensors": True}
+        self._model = AutoModelForCausalLM.from_pretrained(run / "model", **safe)
+        self.tokenizer = AutoTokenizer.from_pretrained(run / "model", trust_remote_code=False)
+        self.frame = ReplyFrame(self.tokenizer)
+        version = max(int(path.name[1:]) for path in (run / "policy").iterdir())
+        self.policy = PolicyVersion((run / "run_id").read_text(encoding="utf-8").strip(), version)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        import torch
+
+        prompt = torch.tensor([list(prompt_ids)])
+        end = self.frame.turn_end_id
+        options = {"max_new_tokens": sampling.max_tokens, "do_sample": False, "eos_token_id": end, "pad_token_id": end}
+        ids = self._model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[
+            0, len(prompt_ids) :
+        ].tolist()
+        ended = ids[-1:] == [end]
+        text = self.tokenizer.decode(ids[:-1] if ended else ids)
+        return Completion(tuple(ids), (), text, ended, self.policy)
+
+
+def talk(browser: Browser, url: str) -> None:
     browser.open(f"{url}/#/chat")
     browser.fill("#lesson-search", "collect, every day")
     browser.click(".pick button", "collect, every day")
