@@ -36,7 +36,7 @@ from tests.scripted_room import serving
 
 FOLDER = Path(__file__).with_name("screenshots")
 STEPS_OF_A_RUN_IN_PROGRESS = 18
-ANSWERS = ("Every day I collects two maps in the garden.", "Every day I collect two maps in the garden.")
+ANSWERS = ("Every day I collect two map in the garden.", "Every day I collect two maps in the garden.")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
@@ -60,8 +61,6 @@ class Browser:
 
     def wait(self, what: Callable[[], Found], said: str) -> Found:
         """Until it is true; stale elements count as not yet."""
-        from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
-
         ignored = (NoSuchElementException, StaleElementReferenceException, IndexError)
         return WebDriverWait(self.driver, WAIT_S, 0.05, ignored).until(lambda _: what(), f"waited for {said}")
 
@@ -79,13 +78,14 @@ class Browser:
         """Click the first such element that holds the text, once it is there."""
 
         def press() -> bool:
-            found = next(each for each in self.all(selector) if text in each.text)
+            found = next((each for each in self.all(selector) if text in each.text), None)
+            if found is None:
+                return False
             self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
             found.click()
             return True
 
-        self.wait(lambda: any(text in each.text for each in self.all(selector)), f"{selector} with {text!r}")
-        press()
+        self.wait(press, f"{selector} with {text!r}")
 
     def until_text(self, selector: str, text: str) -> None:
         self.wait(lambda: any(text in each.text for each in self.all(selector)), f"{text!r} in {selector}")
@@ -96,7 +96,12 @@ class Browser:
             "arguments[0].value = arguments[1];"
             "for (const kind of ['input', 'change']) arguments[0].dispatchEvent(new Event(kind, {bubbles: true}))"
         )
-        self.driver.execute_script(script, self.one(selector), text)
+
+        def put() -> bool:
+            self.driver.execute_script(script, self.all(selector)[0], text)
+            return True
+
+        self.wait(put, selector)
 
     def complaints(self) -> list[str]:
         """What the browser's console holds of errors and of breaches of the page's security policy."""
