@@ -83,6 +83,20 @@ def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerB
     return tokenizer
 
 
+def weight_files(name: str) -> list[Path]:
+    """The safetensors of a model: of a folder, or of the Hub's files as they were fetched for it.
+
+    Raises:
+        ConfigError: if it has none.
+        OSError: if the Hub cannot be asked for them.
+    """
+    from huggingface_hub import snapshot_download
+
+    if not Path(name).is_dir():
+        return _weight_files(Path(snapshot_download(name, allow_patterns=["*.safetensors", _INDEX])))
+    return _weight_files(Path(name))
+
+
 def check_weights(folder: Path) -> None:
     """Refuse a folder whose safetensors are missing or damaged.
 

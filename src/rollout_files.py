@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,6 +50,22 @@ def read_records(path: Path) -> list[ConversationRecord]:
         )
         for row in rows
     ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a conversation in a batch; `reward` is None for one without a verdict."""
+
+    step: int
+    problem_id: str
+    reward: float | None
+
+
+def read_outcomes(run_folder: Path) -> list[Outcome]:
+    """What came of every conversation that a run trained on, without reading what was said."""
+    columns = ["step", "problem_id", "reward"]
+    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
+    return [Outcome(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]
 
 
 _SCHEMA = pa.schema(

@@ -55,7 +55,8 @@ def test_the_summary_has_the_agreed_shape(run: Path):
     seconds = {"sft": 100.0, "server_start": 30.0, "rollout": 81.0, "eval": 55.0, "total": 333.0}
     summary = write_summary(run, seconds)
     assert json.loads((run / "summary.json").read_text()) == summary
-    assert list(summary) == ["heldout", "training", "engine", "mismatch"]
+    assert list(summary) == ["learning", "heldout", "training", "engine", "mismatch"]
+    assert summary["learning"]["verdict"] == "learned" and "rose by" in summary["learning"]["reasons"][0]
     assert list(summary["heldout"]) == ["before", "after"]
     for side in summary["heldout"].values():
         assert list(side) == ["sampled", "greedy"]
@@ -287,7 +288,8 @@ def test_rejected_and_unjudged_conversations_are_marked(tmp_path: Path):
 def test_a_run_without_evaluations_shows_its_training(tmp_path: Path):
     write_training(tmp_path, [step_line(1, 0.3)])
     page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "<svg" in page and "side by side" not in page and "Did the tutor learn" not in page
+    assert "<svg" in page and "side by side" not in page
+    assert "Did the tutor learn? No evidence of it." in page and "not measured on held-out lessons" in page
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path, capsys):
@@ -305,8 +307,9 @@ def test_the_answer_follows_the_interval_of_the_change(run: Path, tmp_path: Path
     for folder, sides in ((swapped, (good, bad)), (same, (good, good))):
         for name, records in zip(("before", "after"), sides, strict=True):
             write_evaluation(folder / "eval" / name, {"sampled": records})
-    assert answer(load_run(swapped)).word == "It got worse."
-    assert answer(load_run(same)).word == "No evidence of it."
+    worse, equal = answer(load_run(swapped)), answer(load_run(same))
+    assert worse.word == equal.word == "No evidence of it."
+    assert "fell by" in worse.reasons[0] and "did not change by more than chance" in equal.reasons[0]
 
 
 def test_the_command_writes_summary_page_and_table(run: Path, capsys):

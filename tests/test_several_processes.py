@@ -65,6 +65,17 @@ def assert_published_are_the_gathered(run_folder: Path) -> None:
     assert set(trained) == set(published) and all(torch.equal(trained[name], published[name]) for name in trained)
 
 
+def assert_movement_is_that_of(now: dict[str, torch.Tensor], then: dict[str, torch.Tensor], run_folder: Path) -> None:
+    """What the trainer wrote down of how far its parameters moved is what their files say."""
+    movement = json.loads((run_folder / "learning.json").read_text())["figures"]["movement"]
+    moved, norm = (
+        sum(each.double().square().sum() for each in tensors) ** 0.5
+        for tensors in ([now[name] - then[name] for name in then], then.values())
+    )
+    assert movement["relative_norm"] == pytest.approx(float(moved / norm), rel=1e-5) and moved > 0
+    assert movement["compared"] == movement["of"] == sum(each.numel() for each in then.values())
+
+
 @dataclass
 class Recorded:
     """A run with two processes, ZeRO-3 and a real server, and the conversations that it trained on."""
@@ -169,6 +180,7 @@ def test_two_processes_train_as_one_does(
     assert_published_are_the_gathered(tmp_path)
     published = weights_in(policy_path(tmp_path, _STEPS))
     assert set(published) == set(one_process.weights)
+    assert_movement_is_that_of(published, weights_in(world / "blank"), tmp_path)
     for name, weight in published.items():
         assert torch.allclose(weight, one_process.weights[name], rtol=0, atol=1e-4), name
 

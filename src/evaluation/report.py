@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 from src.errors import ClassroomError
 from src.evaluation.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
+from src.evaluation.learning import describe, learning_of, write_learning
 from src.evaluation.run_folder import STAGES, RunData, is_number, load_run, look_up
 from src.evaluation.showcase import Pair, ShownConversation, choose_pairs, show
 from src.evaluation.summary import MISMATCH, write_summary
@@ -35,12 +36,15 @@ _SCORES = (
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write `report.html` (and, for a trained run, `reward.png`) into the run folder and return its path.
+    """Write `report.html` (and, for a trained run, `learning.json` and `reward.png`) into the run folder and return the
+    page's path.
 
     Raises:
         DataError: if the folder holds neither an evaluation nor a step of training.
     """
     data = load_run(Path(run_folder))
+    if data.steps:
+        write_learning(data.folder)
     path = data.folder / "report.html"
     path.write_text(render_report(data), encoding="utf-8", errors="replace")
     if data.series("reward"):
@@ -144,28 +148,18 @@ def minutes(seconds: Any) -> Optional[str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the evaluations say about learning, in a word and in a sentence."""
+    """Whether the tutor learned, in a word and in sentences."""
 
     word: str
-    text: str
+    reasons: tuple[str, ...]
 
 
 def answer(data: RunData) -> Optional[Answer]:
-    """Whether the held-out reward rose by more than chance, sampled if that was measured; None unless measured twice.
-
-    It did if the 95 % interval of the paired change lies above 0, and fell if it lies below.
-    """
-    changes = data.reward_changes()
-    sampling = next((name for name in SAMPLING_NAMES if changes.get(name, {}).get("ci95")), None)
-    if sampling is None:
+    """What the guard of `src.evaluation.learning` says; None of a run neither trained nor measured twice."""
+    if not data.steps and not data.reward_changes():
         return None
-    mean, (low, high) = changes[sampling]["mean"], changes[sampling]["ci95"]
-    change = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}] ({sampling}, {changes[sampling]['n']} lessons)".replace("-", "−")
-    if low > 0:
-        return Answer("Yes.", f"The held-out reward rose: {change}.")
-    if high < 0:
-        return Answer("It got worse.", f"The held-out reward fell: {change}.")
-    return Answer("No evidence of it.", f"The held-out reward did not change by more than chance: {change}.")
+    learning, _ = learning_of(data)
+    return Answer("Yes." if learning.learned else "No evidence of it.", learning.reasons)
 
 
 @dataclass(frozen=True)
@@ -369,6 +363,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(comparison_table(data))
+    if data.steps:
+        print(f"\n{describe(learning_of(data)[0])}")
     print(f"\n{path}")
     return 0
 

@@ -95,8 +95,8 @@ def load_run(folder: Path) -> RunData:
         after=_load_measurement(folder / "eval" / "after"),
         lines=_read_lines(folder / "metrics.jsonl"),
         config=_read_yaml(folder / "config" / "train_rl.yaml") or _read_yaml(folder / "config" / "vllm_server.yaml"),
-        environment=_read_json(folder / "config" / "train_rl.environment.json"),
-        summary=_read_json(folder / "summary.json"),
+        environment=read_json(folder / "config" / "train_rl.environment.json"),
+        summary=read_json(folder / "summary.json"),
     )
     if not data.lines and not data.measurements:
         raise DataError(
@@ -107,11 +107,12 @@ def load_run(folder: Path) -> RunData:
 
 
 def _load_measurement(folder: Path) -> Optional[Measurement]:
-    metrics = _read_json(folder / "metrics.json")
+    metrics = read_json(folder / "metrics.json")
     return Measurement(metrics, read_records(folder / "conversations.parquet")) if metrics else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

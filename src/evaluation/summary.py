@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, Optional
 
 from src.errors import DataError
+from src.evaluation.learning import learning_of
 from src.evaluation.run_folder import STAGES, Measurement, RunData, load_run
 
 MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -39,7 +40,9 @@ def build_summary(data: RunData, seconds: Mapping[str, float]) -> dict[str, Any]
     rewards = data.series("reward")
     mismatch = [value for _, value in data.series(MISMATCH)]
     known = [value for value in by_stage.values() if value is not None]
+    learning, _ = learning_of(data)
     return {
+        "learning": {"verdict": learning.verdict, "reasons": list(learning.reasons)},
         "heldout": {name: _held_out(measured) for name, measured in data.measurements.items()},
         "training": {
             "steps": len(data.steps),

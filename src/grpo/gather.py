@@ -19,7 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from src.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from src.grpo.collective import on_main_process
+from src.grpo.collective import Result, on_main_process
 
 logger = logging.getLogger(__name__)
 SHARD_BYTES = 1_000_000_000
@@ -54,7 +54,7 @@ def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
         write_shards(pieces, folder)
         tokenizer.save_pretrained(folder)
 
-    _gather_and_write(trainer, pieces, save, write)
+    use_together(trainer, pieces, lambda: write(save))
 
 
 def save_adapter_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
@@ -69,7 +69,7 @@ def save_adapter_together(trainer: Trainer, write: Callable[[Save], None]) -> No
         save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         (folder / ADAPTER_CONFIG).write_text(_config_to_publish(model.peft_config[_ADAPTER]), encoding="utf-8")
 
-    _gather_and_write(trainer, pieces, save, write)
+    use_together(trainer, pieces, lambda: write(save))
 
 
 def _config_to_publish(config: PeftConfig) -> str:
@@ -83,16 +83,23 @@ def trained_model(trainer: Trainer) -> PreTrainedModel | PeftModel:
     return trainer.accelerator.unwrap_model(trainer.model_wrapped)
 
 
-def _gather_and_write(trainer: Trainer, pieces: Iterator[Weights], save: Save, write: Callable[[Save], None]) -> None:
-    def write_and_gather() -> None:
+def use_together(trainer: Trainer, pieces: Iterator[Weights], use: Callable[[], Result]) -> Result:
+    """Have the main process run `use`, which goes through the pieces, and give its result to all; all processes take
+    part.
+
+    Raises:
+        ClassroomError: on every process, if `use` raised one.
+    """
+
+    def use_and_gather() -> Result:
         try:
-            write(save)
+            return use()
         finally:
             _exhaust(pieces)  # the other processes go through all of it, whatever went wrong in this one
 
     if not trainer.accelerator.is_main_process:
         _exhaust(pieces)
-    on_main_process(trainer.accelerator, write_and_gather)
+    return on_main_process(trainer.accelerator, use_and_gather)
 
 
 def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
@@ -115,10 +122,10 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
     if keep and together:
         logger.warning("%s has to be gathered whole to be saved in the Hub's format.", type(model).__name__)
     piece: Weights = {}
-    layers = {id(_adapted_weight(layer)): layer for layer in _adapted_layers(model)}
+    layers = {id(adapted_weight(layer)): layer for layer in adapted_layers(model)}
     for name, tensor in tensors.items():
         layer = layers.get(id(tensor))
-        with zero.GatheredParameters([tensor, *(_adapter_weights(layer) if layer else ())]):
+        with zero.GatheredParameters([tensor, *(adapter_weights(layer) if layer else ())]):
             if keep:
                 piece[name] = (_merged(tensor, layer) if layer else tensor).detach().to("cpu", copy=True)
         if keep and not together:
@@ -142,16 +149,18 @@ def gathered_adapter(model: PeftModel, keep: bool) -> Iterator[Weights]:
                 yield get_peft_model_state_dict(model, held, _ADAPTER, save_embedding_layers=False)
 
 
-def _adapted_layers(model: PreTrainedModel) -> list[LoraLayer]:
+def adapted_layers(model: PreTrainedModel) -> list[LoraLayer]:
+    """PEFT's layers in a model; none without an adapter."""
     return [each for each in model.modules() if isinstance(each, LoraLayer)]
 
 
-def _adapted_weight(layer: LoraLayer) -> torch.Tensor:
+def adapted_weight(layer: LoraLayer) -> torch.Tensor:
     """That of a linear layer, or the one of several experts' that PEFT's layer is about."""
     return layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
 
 
-def _adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
+def adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
+    """What such a layer trains."""
     return [each for name in layer.adapter_layer_names for each in getattr(layer, name).parameters()]
 
 
@@ -162,8 +171,8 @@ def _merged(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
 def _saved_tensors(model: PreTrainedModel) -> Weights:
     """Parameters and buffers by the names that they have without an adapter, in the model's order; of tied ones only
     that from which the others follow."""
-    layers = _adapted_layers(model)
-    learned = {id(tensor) for layer in layers for tensor in _adapter_weights(layer)}
+    layers = adapted_layers(model)
+    learned = {id(tensor) for layer in layers for tensor in adapter_weights(layer)}
     tensors = {
         name.replace(".base_layer", "") if layers else name: tensor
         for name, tensor in model.state_dict(keep_vars=True).items()

@@ -16,9 +16,11 @@ from src.adapters import check_checkpoint
 from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
+from src.evaluation.learning import describe, write_learning
 from src.grpo.checkpoints import last_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
+from src.grpo.movement import parameter_movement
 from src.grpo.progress import GRPOProgress
 from src.grpo.servers import OwnServer, own_server
 from src.grpo.shared_gpus import SharedGpus
@@ -73,8 +75,10 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     if trainer.has_adapter:
         trainer.save_adapter(run_folder / "adapter")
     trainer.save_whole(run_folder / "model")
+    base = config.teacher_model.model_name_or_path
+    movement = parameter_movement(trainer, base)
     if state.is_main_process:  # alone: an upload may take longer than the others would wait
-        base = config.teacher_model.model_name_or_path
+        print(describe(write_learning(run_folder, movement)), flush=True)
         release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from config.load import USER_ERRORS, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ClassroomError, ConfigError
+from src.evaluation.learning import describe, learning_of
 from src.evaluation.report import write_report
 from src.evaluation.run_folder import load_run
 from src.evaluation.summary import write_summary
@@ -201,7 +202,9 @@ def run_quickstart(plan: Plan, signals: Signals) -> None:
         seconds = read_notes(plan.folder)["seconds"]
         write_summary(plan.folder, {**_for_summary(seconds), "total": round(sum(seconds.values()), 3)})
         report = write_report(plan.folder)
-    print(f"\n{comparison_table(load_run(plan.folder))}\n\nThe report, to be opened in a browser: {report.resolve()}")
+    data = load_run(plan.folder)
+    print(f"\n{comparison_table(data)}\n\n{describe(learning_of(data)[0])}")
+    print(f"\nThe report, to be opened in a browser: {report.resolve()}")
 
 
 def _for_summary(seconds: dict[str, float]) -> dict[str, float]:
