@@ -13,7 +13,7 @@ from config.base import (
     LoraConfig,
     VllmConfig,
 )
-from config.train_rl_model import RewardModelConfig, TrainConfig, TrainRLConfig
+from config.train_rl_model import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
 from config.values import (
     ADAPTER_BIASES,
     ENGINE_DTYPES,
@@ -95,6 +95,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
             "trains a model on an engine of its server. Leave out its base_url, use_openrouter and use_gemini. eval.py "
             "can measure a teacher behind an API."
         )
+    _check_guards(config.guards, config.generation)
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     check_seed(config.seed)
@@ -258,11 +259,39 @@ def check_reward_model(reward: RewardModelConfig, generation: GenerationConfig) 
         )
 
 
-def check_judge(judge: JudgeModelConfig, generation: GenerationConfig) -> None:
+def _check_guards(guards: GuardsConfig, generation: GenerationConfig) -> None:
+    check_at_least("guards.judge_check_every_n_steps", guards.judge_check_every_n_steps, 0)
+    check_at_least("guards.judge_check_sample", guards.judge_check_sample, 1)
+    check_above("guards.judge_check_timeout_s", guards.judge_check_timeout_s, 0)
+    for key in ("largest_gap_growth", "largest_canary_score"):
+        check_between(f"guards.{key}", getattr(guards, key), 0, 1)
+    judge = guards.held_out_judge_model
+    if judge is not None:
+        check_judge(judge, generation, "guards.held_out_judge_model")
+        if judge.model_name_or_path != "rubric" and not judge.is_remote:
+            raise ConfigError(
+                f"guards.held_out_judge_model is {judge.model_name_or_path}, a model for an engine of this server; it "
+                "must be behind an API (use_openrouter, use_gemini or base_url), or the rubric."
+            )
+    if guards.judge_check_every_n_steps == 0:
+        return
+    if judge is None and not guards.canaries:
+        raise ConfigError(
+            "guards.judge_check_every_n_steps is above 0, but there is nothing to check with: set "
+            "guards.held_out_judge_model, or guards.canaries=true."
+        )
+    if not generation.judges_rules_prompts_paths or generation.number_judge_attempts < 1:
+        raise ConfigError(
+            "guards.judge_check_every_n_steps is above 0, but there is no judge to check: set "
+            "generation.judges_rules_prompts_paths and generation.number_judge_attempts, or set it to 0."
+        )
+
+
+def check_judge(judge: JudgeModelConfig, generation: GenerationConfig, name: str = "judge_model") -> None:
     """How the judge is reached, how fast and for how much money, and how many of its failures are borne."""
-    check_model("judge_model", judge, generation)
-    check_between("judge_model.max_failed_share", judge.max_failed_share, 0, 1)
-    check_at_least("judge_model.replies_per_attempt", judge.replies_per_attempt, 1)
+    check_model(name, judge, generation)
+    check_between(f"{name}.max_failed_share", judge.max_failed_share, 0, 1)
+    check_at_least(f"{name}.replies_per_attempt", judge.replies_per_attempt, 1)
 
 
 def check_model(name: str, model: ApiModelConfig, generation: GenerationConfig) -> None:

@@ -22,7 +22,7 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import hydra
 import yaml
@@ -265,8 +265,9 @@ def config_keys(schema: type, prefix: str = "") -> list[str]:
         keys.append(prefix + item.name)
         if is_dataclass(item.type):
             keys += config_keys(item.type, f"{prefix}{item.name}.")
+        place = "[]" if get_origin(item.type) is list else ""
         for inner in filter(is_dataclass, get_args(item.type)):
-            keys += config_keys(inner, f"{prefix}{item.name}[].")
+            keys += config_keys(inner, f"{prefix}{item.name}{place}.")
     return keys
 
 

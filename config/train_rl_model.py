@@ -94,6 +94,28 @@ class TrainDatasetConfig:
 
 
 @dataclass
+class GuardsConfig:
+    """Whether the judge is being fooled, looked after while training. Nothing here changes a reward.
+
+    Every `judge_check_every_n_steps` optimizer steps, beginning with the first batch (0: never), `judge_check_sample`
+    conversations of the batch are judged again by `held_out_judge_model`: a model behind an API, or `rubric`; null
+    leaves that out. With `canaries`, the training's judge judges planted conversations whose teacher says nothing,
+    only praises, or hands everything over. It is warned about a gap between the two judges' mean scores that is more
+    than `largest_gap_growth` above what the run began with, and about a canary that scores above
+    `largest_canary_score`; both count in [0, 1]. A judgement that takes longer than `judge_check_timeout_s` counts as
+    failed.
+    """
+
+    held_out_judge_model: JudgeModelConfig | None = None
+    judge_check_every_n_steps: int = 0
+    judge_check_sample: int = 16
+    canaries: bool = True
+    largest_gap_growth: float = 0.15
+    largest_canary_score: float = 0.5
+    judge_check_timeout_s: float = 300.0
+
+
+@dataclass
 class TrainRLConfig:
     """Everything that the server and the trainer read. `skip_first_samples` leaves out as many problems at the
     beginning of the shuffled data. The teacher is trained, so it has to be an engine of the server: not behind an API.
@@ -106,6 +128,7 @@ class TrainRLConfig:
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
+    guards: GuardsConfig = field(default_factory=GuardsConfig)
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     skip_first_samples: int = 0

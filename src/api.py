@@ -175,6 +175,49 @@ class RewardResponse(BaseModel):
     rewards: list[float | None]
 
 
+class JudgeCheckRequest(_Strict):
+    """Body of `POST /check_judge`: finished conversations that the held-out judge is to judge, too. With `canaries`,
+    the training's judge judges planted conversations on the first one's problem.
+
+    `request_id` names this check: sent again it gives the same answer.
+    """
+
+    request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
+    step: int
+    conversations: list[str] = Field(min_length=1, max_length=LARGEST_BATCH)
+    canaries: bool = True
+
+
+class SecondOpinion(BaseModel):
+    """What the training's judge and the held-out one give a conversation, in [0, 1]; null where one has no verdict.
+    `verdicts` are the held-out judge's."""
+
+    conversation: str
+    problem_id: str
+    training: float | None
+    held_out: float | None
+    verdicts: list[Verdict]
+
+
+class CanaryVerdict(BaseModel):
+    """What the training's judge gives a planted conversation, in [0, 1]; null without a verdict."""
+
+    canary: str
+    problem_id: str
+    score: float | None
+    verdicts: list[Verdict]
+
+
+class JudgeCheckResponse(BaseModel):
+    """Answer of `/check_judge`. `second_opinions` is empty without a held-out judge; `held_out` is what asking it took,
+    where it is behind an API."""
+
+    request_id: str
+    second_opinions: list[SecondOpinion]
+    canaries: list[CanaryVerdict]
+    held_out: Usage | None = None
+
+
 class LoadWeightsRequest(_Strict):
     """Body of `POST /load_weights`: a folder inside the run folder that holds a complete published policy."""
 

@@ -20,6 +20,8 @@ from src.access import token_for
 from src.api import (
     ConversationRecord,
     Health,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
     LoadWeightsRequest,
     LoadWeightsResponse,
     RestResponse,
@@ -33,6 +35,7 @@ from src.batches import BatchDesk, open_desk
 from src.error_answers import add_error_answers, answer_with_message
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
 from src.http_guards import BodyLimit, TokenRequired
+from src.judge_check import open_judge_check
 from src.policy_folder import inside_run_folder
 from src.ports import refuse_taken_port
 from src.rewards import REWARDS
@@ -129,6 +132,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
         watch = asyncio.create_task(_end_with_an_engine(app))
         try:
             with _failure_of_the_start(app):
+                app.state.judge_check = open_judge_check(config, desk, own_folder)
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
             await add_openai_routes(app, desk.classroom.seats.teacher, config.generation.load_weights_timeout_s)
             app.state.tutor = SeatedTutor(
@@ -140,10 +144,13 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
         finally:
             watch.cancel()
             desk.loan.close()
+            if app.state.judge_check is not None:
+                app.state.judge_check.close()
             desk.classroom.seats.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
+    app.state.judge_check = None
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _end_and_answer)
     app.add_middleware(BodyLimit)
@@ -201,6 +208,10 @@ def _add_sampling_routes(app: FastAPI) -> None:
     @app.post("/sample_conversations")
     async def sample_conversations(body: SampleRequest, request: Request) -> SampleResponse:
         return await _desk(request).sample(body)
+
+    @app.post("/check_judge")
+    async def check_judge(body: JudgeCheckRequest, request: Request) -> JudgeCheckResponse:
+        return await request.app.state.judge_check.run(body)
 
     @app.get("/wait_batch")
     async def wait_batch(request_id: str, request: Request) -> SampleResponse:

@@ -61,6 +61,11 @@ class BatchDesk:
         """Which engines are awake, and for whose sake the others sleep."""
         return self._loan
 
+    @property
+    def journal(self) -> Journal:
+        """Where everything that happens is written."""
+        return self._journal
+
     async def sample(self, request: SampleRequest) -> SampleResponse:
         """The answer to a request, run now unless it ran or runs already; what the journal holds of it is not done
         again.

@@ -122,6 +122,11 @@ class Classroom:
         return self._seats
 
     @property
+    def schedule(self) -> Schedule:
+        """When conversations, and whoever else needs the engines, may do what."""
+        return self._schedule
+
+    @property
     def rules(self) -> ClassroomRules:
         """What holds for every conversation."""
         return self._rules

@@ -14,6 +14,7 @@ Events, each named by its first field after the time:
     failure       conversation  a model behind an API refused to answer in it, and why
     rewards       conversation  every reward
     conversation  conversation  it finished: its record, without the tokens, which its turns hold
+    judge_check   request       what a check of the judge found; no conversation and no reward depends on it
 """
 
 import json
@@ -115,7 +116,7 @@ class Journal:
             self._weights = position
         elif event == "batch":
             self._note_batch(subject, position)
-        else:
+        elif event != "judge_check":
             self._positions[request_of(subject)].setdefault(subject, []).append(position)
 
     def _note_batch(self, request_id: str, position: int) -> None:

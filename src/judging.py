@@ -205,6 +205,14 @@ class Judgement:
     scores: Scores | None
     rejecting_rules: tuple[str, ...]
 
+    @property
+    def score(self) -> float:
+        """What the judge thinks of it, in [0, 1], whatever the rewards make of that: 0 if a decision rule rejected it,
+        else the weighed scores, or 1 without any."""
+        if self.rejecting_rules:
+            return 0.0
+        return 1.0 if self.scores is None else self.scores.final_reward
+
 
 def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | None:
     """The judgement of a conversation, or None if any rule was left without a valid verdict."""

@@ -15,6 +15,7 @@ from src.api import ConversationRecord
 from src.errors import ConfigError, DeadlineExceeded, EngineFailure, PolicyMismatch, TooManyFailedJudgements
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
+from src.grpo.judge_guard import JudgeGuard
 from src.grpo.rollout import ClassroomRollout, batch_metrics, construct_reward_func, to_rollout
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.judging import Scores, Verdict
@@ -125,7 +126,8 @@ def test_metrics_of_a_batch() -> None:
 
 
 def _rollout(share: float, tmp_path: Path) -> ClassroomRollout:
-    return ClassroomRollout({}, ClassroomClient("http://127.0.0.1:1"), tmp_path, "run", 1, share)
+    client = ClassroomClient("http://127.0.0.1:1")
+    return ClassroomRollout({}, client, tmp_path, "run", 1, share, JudgeGuard(TrainRLConfig(), client, tmp_path))
 
 
 def test_too_many_failed_judgements_stop_the_run(tmp_path: Path) -> None:

@@ -110,6 +110,15 @@ def test_signs_of_nothing_to_learn_from() -> None:
     assert "The gradient's norm was 0 in the median step: nothing was to be learned." in reasons
 
 
+def test_doubts_about_the_judge_are_told_along_with_the_verdict() -> None:
+    learning = weigh_up(replace(GOOD, judge_checks=5, judge_warnings=2))
+    assert learning.learned and learning.reasons[-1] == (
+        "2 of 5 checks of the judge warned that it can be fooled, so what its rewards show is in doubt: see "
+        "judge_checks.jsonl."
+    )
+    assert weigh_up(replace(GOOD, judge_checks=5)).reasons[-1].startswith("0 of 5 checks of the judge warned")
+
+
 # The training's reward, by hand -----------------------------------------------------------------------------------
 
 

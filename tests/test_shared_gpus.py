@@ -226,6 +226,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     from accelerate import PartialState
 
     from src.data import Problem
+    from src.grpo.judge_guard import JudgeGuard
     from src.grpo.rollout import ClassroomRollout
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
@@ -244,7 +245,8 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     )
     trainer.gpus.take()
     problem = Problem.of(_LESSON, "")
-    rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, 1.0)
+    guard = JudgeGuard(TrainRLConfig(), client, Path(folder))
+    rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, 1.0, guard)
     rollout([problem.id] * 2, trainer)
     (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))
     state.wait_for_everyone()

@@ -52,7 +52,8 @@ class Figures:
     """What the question is decided by; None where it is not known.
 
     `without_variance` is the mean share of groups whose rewards were all equal; `gradient_norm` the median over
-    steps, before clipping. `held_out`: by sampling, how far the reward rose, lesson by lesson.
+    steps, before clipping. `held_out`: by sampling, how far the reward rose, lesson by lesson. `judge_checks` counts
+    how often the judge was checked while it trained, `judge_warnings` how many of these checks warned of it.
     """
 
     steps: int
@@ -61,6 +62,8 @@ class Figures:
     gradient_norm: Optional[float] = None
     held_out: Mapping[str, Estimate] = field(default_factory=dict)
     training: Optional[Trend] = None
+    judge_checks: int = 0
+    judge_warnings: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,10 @@ def _signal_reasons(figures: Figures) -> list[str]:
     if figures.gradient_norm is not None:
         none = ": nothing was to be learned" if figures.gradient_norm == 0 else ""
         reasons.append(f"The gradient's norm was {figures.gradient_norm:.3g} in the median step{none}.")
+    if figures.judge_checks:
+        warned = f"{figures.judge_warnings} of {figures.judge_checks} checks of the judge warned that it can be fooled"
+        doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if figures.judge_warnings else ""
+        reasons.append(f"{warned}{doubt}.")
     return reasons
 
 
@@ -158,6 +165,8 @@ def figures_of(data: RunData, movement: Optional[Movement]) -> Figures:
         gradient_norm=median(gradient_norms) if gradient_norms else None,
         held_out=data.reward_changes(),
         training=trend_of(read_outcomes(data.folder)),
+        judge_checks=len(data.judge_checks),
+        judge_warnings=sum(bool(check["warnings"]) for check in data.judge_checks),
     )
 
 

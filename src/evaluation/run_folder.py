@@ -45,6 +45,7 @@ class RunData:
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+    judge_checks: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def measurements(self) -> dict[str, Measurement]:
@@ -97,6 +98,7 @@ def load_run(folder: Path) -> RunData:
         config=_read_yaml(folder / "config" / "train_rl.yaml") or _read_yaml(folder / "config" / "vllm_server.yaml"),
         environment=read_json(folder / "config" / "train_rl.environment.json"),
         summary=read_json(folder / "summary.json"),
+        judge_checks=_read_lines(folder / "judge_checks.jsonl"),
     )
     if not data.lines and not data.measurements:
         raise DataError(

@@ -13,6 +13,7 @@ from src.api import ConversationRecord, SampleRequest, SampleResponse
 from src.data import Problem
 from src.errors import PolicyMismatch, TooManyFailedJudgements
 from src.grpo.collective import on_every_process
+from src.grpo.judge_guard import JudgeGuard
 from src.inference_providers.call_ledger import Usage
 from src.rollout_files import write_rollouts
 from src.vllm.client import ClassroomClient
@@ -30,6 +31,7 @@ class ClassroomRollout:
         problems: the training problems by id.
         max_failed_share: above this share of conversations without a verdict in a batch, over all ranks, the run
             stops.
+        guard: looks after the judge.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ClassroomRollout:
         run_id: str,
         seed: int,
         max_failed_share: float,
+        guard: JudgeGuard,
     ):
         self._problems = problems
         self._client = client
@@ -47,6 +50,7 @@ class ClassroomRollout:
         self._run_id = run_id
         self._seed = seed
         self._max_failed_share = max_failed_share
+        self._guard = guard
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> dict[str, list[Any]]:
@@ -62,9 +66,10 @@ class ClassroomRollout:
         rank = trainer.accelerator.process_index
         response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
         records = response.conversations
+        checked = self._guard.check(trainer.accelerator, request.step, records)  # while the engines are awake
         trainer.gpus.take()
         self._check_judging(records)
-        metrics = batch_metrics(records)
+        metrics = batch_metrics(records) | checked
         for seat in ("judge", "student"):
             metrics |= usage_metrics(seat, gather_object([getattr(response, seat)]))
         for name, value in metrics.items():

@@ -20,6 +20,7 @@ from src.data import Problem
 from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.gather import save_adapter_together, save_together, weight_bytes
+from src.grpo.judge_guard import JudgeGuard
 from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
 from src.grpo.servers import OwnServer
 from src.grpo.shared_gpus import SharedGpus
@@ -67,6 +68,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
             run_id,
             config.seed,
             config.judge_model.max_failed_share,
+            JudgeGuard(config, client, run_folder),
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)

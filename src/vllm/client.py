@@ -14,6 +14,8 @@ from src.access import token_from_environment
 from src.api import (
     LARGEST_BODY,
     Health,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
     LoadWeightsRequest,
     LoadWeightsResponse,
     ProcessId,
@@ -152,6 +154,19 @@ class ClassroomClient:
         body = {"conversations": list(conversations)}
         answer = self._insist("POST", f"/get_{name}_reward", body, self._return_timeout_s, f"the {name} rewards")
         return RewardResponse.model_validate(answer).rewards
+
+    def check_judge(self, body: JudgeCheckRequest, timeout_s: float) -> JudgeCheckResponse:
+        """Have the judge checked.
+
+        Args:
+            timeout_s: how long the server may take for one judgement; it makes all of them at once.
+
+        Raises:
+            ClassroomError: if nothing came of it.
+        """
+        what = f"the check of the judge {body.request_id}"
+        answer = self._insist("POST", "/check_judge", body.model_dump(), timeout_s + _ONE_REQUEST_S, what)
+        return JudgeCheckResponse.model_validate(answer)
 
     def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
         """Have published weights loaded.
