@@ -212,7 +212,7 @@ def test_the_page_is_whole_and_loads_nothing(run: Path):
     assert tags.depth == [], "every tag is closed"
     assert not {"script", "iframe", "img", "object", "embed"} & set(tags.opened)
     assert tags.links == ["data:,"] and "url(" not in page and "@import" not in page and "http" not in page
-    assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "plots" / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert tags.opened.count("svg") == 4
     for said in ("tiny &lt;tutor&gt;", "first &lt;try&gt;", "vllm 0.32.0", "8 lessons × 4 conversations", "6 min 40 s"):
         assert said in page

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from src.errors import ClassroomError
 from src.evaluation.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from src.evaluation.learning import describe, learning_of, write_learning
+from src.evaluation.plots import write_plots
 from src.evaluation.run_folder import STAGES, RunData, is_number, load_run, look_up
 from src.evaluation.showcase import Pair, ShownConversation, choose_pairs, show
 from src.evaluation.summary import MISMATCH, write_summary
@@ -36,8 +37,8 @@ _SCORES = (
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write `report.html` (and, for a trained run, `learning.json` and `reward.png`) into the run folder and return the
-    page's path.
+    """Write `report.html`, the plots (and, for a trained run, `learning.json`) into the run folder and return the path
+    of the page.
 
     Raises:
         DataError: if the folder holds neither an evaluation nor a step of training.
@@ -47,8 +48,7 @@ def write_report(run_folder: Path) -> Path:
         write_learning(data.folder)
     path = data.folder / "report.html"
     path.write_text(render_report(data), encoding="utf-8", errors="replace")
-    if data.series("reward"):
-        write_reward_plot(data, data.folder / "reward.png")
+    write_plots(data)
     return path
 
 
@@ -290,29 +290,6 @@ def time_split(data: RunData) -> list[TimeShare]:
     known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
     total = sum(known.values())
     return [TimeShare(names.get(stage, stage), minutes(each), 100 * each / total) for stage, each in known.items()]
-
-
-def write_reward_plot(data: RunData, path: Path) -> None:
-    """The reward curve as a PNG."""
-    from matplotlib.figure import Figure
-
-    points = data.series("reward")
-    figure = Figure(figsize=(7, 4), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    axes.plot(*zip(*points, strict=True), color="#9db8e8", linewidth=1, label="batch")
-    axes.plot(*zip(*smooth(points), strict=True), color="#2457b3", linewidth=2, label="running mean")
-    shapes = {"b": ("#c2410c", "o"), "c": ("#0f766e", "s")}
-    named: set[str] = set()
-    for mark in _held_out_marks(data, points):
-        (colour, shape), label = shapes[mark.colour], None if mark.legend in named else mark.legend
-        named.add(mark.legend)
-        low, high = mark.interval or (mark.y, mark.y)
-        reach = [[max(0.0, mark.y - low)], [max(0.0, high - mark.y)]]
-        axes.errorbar(mark.x, mark.y, reach, color=colour, fmt=shape, capsize=3, label=label)
-    axes.set(xlabel="step", ylabel="reward", title=f"{data.folder.resolve().name}: reward")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, loc="lower right")
-    figure.savefig(path)
 
 
 # Lessons ---------------------------------------------------------------------------------------------------------

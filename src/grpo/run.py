@@ -21,6 +21,7 @@ from src.grpo.checkpoints import last_checkpoint
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
 from src.grpo.movement import parameter_movement
+from src.grpo.plot_log import PlotLog
 from src.grpo.progress import GRPOProgress
 from src.grpo.servers import OwnServer, own_server
 from src.grpo.shared_gpus import SharedGpus
@@ -63,6 +64,7 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     progress = GRPOProgress(run_folder)
     trainer = ClassroomGRPOTrainer(config, arguments, problems, client, server, run_folder, run_id, gpus, [progress])
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(PlotLog(run_folder, trainer))
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     check_lengths(problems, config.generation, trainer.processing_class, limit)
     try:

@@ -1,0 +1,48 @@
+"""Plots of a training while it goes on: as files in the run folder, and as images of the trackers that show them."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+
+from src.evaluation.plots import write_plots
+from src.evaluation.run_folder import load_run
+from src.reporting import METRICS_NAME
+
+
+class PlotLog(TrainerCallback):
+    """Draws the plots anew with every checkpoint and at the end, on the main process.
+
+    Args:
+        trainer: whose trackers get them.
+    """
+
+    def __init__(self, run_folder: Path, trainer: Trainer):
+        self._run_folder = run_folder
+        self._trainer = trainer
+        self._drawn_at = -1
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        drawn = state.global_step == self._drawn_at or not (self._run_folder / METRICS_NAME).exists()
+        if state.is_world_process_zero and not drawn:
+            self._drawn_at = state.global_step
+            paths = write_plots(load_run(self._run_folder))
+            self._show(paths, args, state)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.on_save(args, state, control)
+
+    def _show(self, paths: list[Path], args: TrainingArguments, state: TrainerState) -> None:
+        from matplotlib.image import imread
+
+        for callback in self._trainer.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
+                for path in paths:
+                    image = imread(path)
+                    callback.tb_writer.add_image(f"plots/{path.stem}", image, state.global_step, dataformats="HWC")
+        if "wandb" in args.report_to:
+            import wandb
+
+            images = {f"plots/{path.stem}": wandb.Image(str(path)) for path in paths}
+            wandb.log({**images, "train/global_step": state.global_step})
