@@ -1,4 +1,4 @@
-"""docs/config_keys.md: every key of PedagogicalRL stands there, loads with the value it had, and has a test that exists."""
+"""docs/config_keys.md: every key of PedagogicalRL stands there, loads with its value there, and has a test that exists."""
 
 import ast
 import logging
@@ -50,8 +50,8 @@ UPSTREAM = {
         "generation": "ignore_rejected_judge number_judge_attempts number_student_attempts student_attempt_prompt_path",
         "teacher_model": "use_openrouter use_gemini",
         "dataset": "eval_datasets max_val_examples",
-        "": """num_samples_per_problem score_using_pedagogical_reward pedagogical_reward_model recompute_initial_attempts
-            seed""",
+        "": """num_samples_per_problem score_using_pedagogical_reward pedagogical_reward_model
+            recompute_initial_attempts seed""",
     },
     "train_sft": {
         "train": """gradient_accumulation_steps gradient_checkpointing per_device_train_batch_size lr_scheduler_type
