@@ -1,4 +1,4 @@
-"""docs/config_keys.md: every key of PedagogicalRL stands there, loads with its value there, and has a test that exists."""
+"""docs/config_keys.md: every key of PedagogicalRL stands there, loads with the value it had, has a test that exists."""
 
 import ast
 import logging
