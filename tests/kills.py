@@ -1,7 +1,7 @@
 """Kills the trainer, the server and the engines of real runs with SIGKILL, again and again, starts what was killed
 again with its own command, and compares what comes out with a run that was left alone:
 
-    python -m tests.kills [--kills 10] [--steps 12] [--targets trainer server engine] [--folder runs/kills]
+    python -m tests.kills [--kills 10] [--steps 18] [--targets trainer server engine] [--folder runs/kills]
 
 Each phase of a step (rollout, judging, publish, optimizer step, checkpoint) is hit in turn; within it, the moment is
 drawn. Ends with status 1 if a run differs, loses a conversation or asks for a verdict twice.
@@ -248,7 +248,7 @@ def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--targets", nargs="*", default=["trainer", "server", "engine"])
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--seed", type=int, default=1)
