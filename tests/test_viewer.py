@@ -373,6 +373,19 @@ def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, ru
     assert listed(http, where="now")["total"] == 0 and listed(http, where="step-3")["total"] == 2
 
 
+def test_the_journals_of_further_servers_belong_to_the_run(http: TestClient, run: Path) -> None:
+    (run / "server1").mkdir()
+    write_journal(run, events_of(conversation(3, 0, LESSONS[0]), True))
+    write_journal(run / "server1", events_of(conversation(3, 1, LESSONS[1]), False))
+    pulse = http.get("/api/pulse").json()
+    assert (pulse["playing"], pulse["played"]) == (1, 1)
+    assert len(one(http, 1, "now")["turns"]) == 3
+    with (run / "server1" / "journal.jsonl").open("a") as file:
+        file.write(json.dumps(events_of(conversation(3, 1, LESSONS[1]), True)[-1]) + "\n")
+    after = http.get("/api/pulse").json()
+    assert (after["playing"], after["played"]) == (0, 2) and after["journal"] != pulse["journal"]
+
+
 def test_a_finished_run_plays_nothing(http: TestClient, run: Path) -> None:
     old = [event | {"time": 1.0} for event in events_of(conversation(0, 0, LESSONS[0]), True)]
     write_journal(run, old)

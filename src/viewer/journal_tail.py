@@ -26,12 +26,37 @@ class Playing:
     row: Row | None = None
 
 
-class JournalTail:
-    """Follows `journal.jsonl`: each look reads only what was appended since the last, the first one at most the last
-    64 MiB."""
+class JournalTails:
+    """The journals of all servers of a run: the first one's lies in the run folder, those of others in `server1`, …"""
 
     def __init__(self, run_folder: Path):
-        self.path = run_folder / JOURNAL_NAME
+        self._folder = run_folder
+        self._tails: dict[Path, JournalTail] = {}
+
+    def look(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", Playing]]:
+        """What is being played, with the journal that tells of it; as `JournalTail.look`."""
+        found = [self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))]
+        for path in found:
+            if path not in self._tails and path.is_file():
+                self._tails[path] = JournalTail(path)
+        return [(tail, each) for tail in self._tails.values() for each in tail.look(since, written)]
+
+    @property
+    def policy(self) -> str | None:
+        """The last weights that the first server loaded, as far as its tail tells."""
+        return next((tail.policy for tail in self._tails.values() if tail.policy is not None), None)
+
+    def stamp(self) -> str:
+        """Changes when something was said or judged."""
+        return " ".join(str(path.stat().st_size) for path in self._tails if path.is_file())
+
+
+class JournalTail:
+    """Follows one journal: each look reads only what was appended since the last, the first one at most the last
+    64 MiB."""
+
+    def __init__(self, path: Path):
+        self.path = path
         self._position: int | None = None
         self._steps: dict[str, int] = {}
         self._policy: str | None = None

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from src.errors import UnknownConversation
 from src.viewer.choice import LARGEST_PAGE, Choice, ordered
 from src.viewer.index import Index, Row
-from src.viewer.journal_tail import JournalTail
+from src.viewer.journal_tail import JournalTails
 from src.viewer.parts import pieces_of, split_thoughts
 from src.viewer.shelf import NOW, Shelf, read_shelf
 from src.viewer.tokenizer import ForeignIds, RunTokenizer
@@ -35,7 +35,7 @@ class RunReader:
     def __init__(self, run_folder: Path):
         self.folder = run_folder
         self.index = Index()
-        self.tail = JournalTail(run_folder)
+        self.tails = JournalTails(run_folder)
         self._tokenizer = RunTokenizer(run_folder)
 
     def shelf(self) -> Shelf:
@@ -46,7 +46,7 @@ class RunReader:
         shelf = self.shelf()
         newest = shelf.steps.get(shelf.latest_step, []) if shelf.latest_step is not None else []
         written = {row.id for row in self.index.rows(newest)}
-        return [self.tail.row(each) for each in self.tail.look(shelf.settled_until(), written)]
+        return [tail.row(each) for tail, each in self.tails.look(shelf.settled_until(), written)]
 
     def rows(self, where: str) -> list[Row]:
         """All rows of a set; raises as `Shelf.files` does."""
@@ -170,8 +170,9 @@ class RunReader:
         for file, together in groupby(rows, key=lambda row: row.file):
             some = list(together)
             if file is None:
-                playing = {each.id: each for each in self.tail.look(0.0, ())}
-                yield from (self.tail.record(playing[row.id]) for row in some)
+                playing = {each.id: (tail, each) for tail, each in self.tails.look(0.0, ())}
+                for tail, each in (playing[row.id] for row in some):
+                    yield tail.record(each)
             else:
                 yield from _read_records(file, [row.position for row in some], tokens)
 

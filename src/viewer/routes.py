@@ -81,13 +81,12 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, progress: Progress, li
     def pulse(request: Request) -> Pulse:
         shelf, playing = reader.shelf(), reader.playing()
         tutor: Tutor | None = request.app.state.tutor
-        journal = reader.tail.path
         return Pulse(
             shelf=f"{shelf.latest_step} {len(shelf.steps)} {shelf.settled_until()}",
             metrics=progress.stamp(),
-            journal=str(journal.stat().st_size if journal.is_file() else 0),
+            journal=reader.tails.stamp(),
             latest_step=shelf.latest_step,
-            policy=tutor.policy if tutor else reader.tail.policy,
+            policy=tutor.policy if tutor else reader.tails.policy,
             playing=sum(row.state != "END" for row in playing),
             played=sum(row.state == "END" for row in playing),
             spent_usd=tutor.spent_usd if tutor else None,
