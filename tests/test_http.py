@@ -22,6 +22,7 @@ from src.access import TOKEN_VARIABLE, token_for
 from src.api import LARGEST_BATCH, LARGEST_BODY, SampleRequest
 from src.errors import AccessDenied, ClassroomError, ConfigError, RequestTooLarge, UnknownConversation
 from src.grpo.run import connect
+from src.grpo.servers import OwnServer, own_server
 from src.http_guards import BodyLimit
 from src.journal import read_journal
 from src.policy_folder import policy_path, write_policy
@@ -253,7 +254,7 @@ def test_a_server_for_others_does_not_start_without_a_token(app: Callable[..., F
     with pytest.raises(ConfigError, match=r"other machines can reach.*CLASSROOM_TOKEN.*openssl rand -hex 32"):
         app(host)
     with pytest.raises(ConfigError, match="CLASSROOM_TOKEN"):
-        connect(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]))
+        own_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert app(host) and token_for(host) == TOKEN
 
@@ -324,9 +325,9 @@ def test_the_server_of_another_run_is_refused_with_both_folders(listening: str, 
     def config(folder: Path) -> TrainRLConfig:
         return load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={folder}"])
 
-    assert connect(config(room.folder)).url == listening
+    assert connect(config(room.folder), OwnServer(0, listening, True)).url == listening
     with pytest.raises(ConfigError) as caught:
-        connect(config(tmp_path / "other"))
+        connect(config(tmp_path / "other"), OwnServer(0, listening, True))
     for part in (str(room.folder), str(tmp_path / "other"), "same logging.save_dir", "generation.server_port"):
         assert part in str(caught.value)
 
