@@ -38,7 +38,7 @@ async def answer(engine: VllmEngine, folder: str, version: str) -> dict:
 
 async def main(model: str, lora: dict) -> None:
     options = VllmConfig(max_length=256, max_num_seqs=4, dtype="float32", enforce_eager=True)
-    teacher = TeacherModelConfig(model, options, LoraConfig(enable=True, **lora))
+    teacher = TeacherModelConfig(model, options, lora=LoraConfig(enable=True, **lora))
     engine = await VllmEngine.start(teacher, 1, GenerationConfig())
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):

@@ -108,10 +108,11 @@ def by_hand(record: ConversationRecord, outcome: str, hard: bool) -> dict[str, f
     right = [solution.text != WRONG for solution in record.solutions]
     unbalanced = sum(turn.text.count("<think>") != turn.text.count("</think>") for turn in said)
     closed = sum(turn.text.count("<think>") == turn.text.count("</think>") > 0 for turn in said)
+    goodbye = any("<end_of_conversation>" in turn.text and "<think>" not in turn.text for turn in said)
     return {
         "end_rm": fmean(right) - (LAMBDA if outcome != "accepted" else 0.0),
         "thinking": 0.5 * closed / len(said) - 0.5 * unbalanced,
-        "end_of_conversation": 0.0,
+        "end_of_conversation": 0.1 if goodbye else 0.0,
         "length": length,
     }
 

@@ -173,7 +173,7 @@ def test_two_processes_train_as_one_does(
         overrides = [*quickstart_overrides(tmp_path, world / "blank", world, port), *_TRAINING]
         done = launch(accelerate_config, overrides)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "Traceback" not in done.stderr and done.stderr.count("the trained teacher is in") == 1
+    assert "Traceback" not in done.stderr and done.stderr.count("the trained model is in") == 1
     assert [policy.version for policy in replay.loaded] == [0, 1, 2, 3]
     assert [line["loss"] for line in metrics_of(tmp_path)] == pytest.approx(one_process.losses, abs=1e-4)
     assert max(map(abs, one_process.losses)) > 1e-3
