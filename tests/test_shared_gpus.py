@@ -74,7 +74,7 @@ class RecordingEngine:
         self.events.append(f"{self.name}: wake {', '.join(tags or ['all'])}")
         self.awake |= set(tags or BOTH)
 
-    async def generate(self, prompt: dict, params, request_id: str):
+    async def generate(self, prompt: dict, params, request_id: str, lora_request: object = None):
         assert self.awake == BOTH, "a turn was sampled by an engine that sleeps"
         self.events.append("turns")
         await asyncio.sleep(self.pause_s)
