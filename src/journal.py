@@ -116,7 +116,7 @@ class Journal:
             self._weights = position
         elif event == "batch":
             self._note_batch(subject, position)
-        elif event != "judge_check":
+        else:
             self._positions[request_of(subject)].setdefault(subject, []).append(position)
 
     def _note_batch(self, request_id: str, position: int) -> None:

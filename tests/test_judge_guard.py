@@ -1,11 +1,12 @@
 """Is the judge being fooled? A judge that rewards the word "Great", a held-out one over HTTP that does not, and what
 the checks of a training say; the server is the real application with scripted engines."""
 
+import asyncio
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +17,14 @@ from accelerate import PartialState
 import src.app
 from config.base import GenerationConfig, JudgeModelConfig
 from config.train_rl_model import GuardsConfig, TrainRLConfig
-from src.api import CanaryVerdict, ConversationRecord, JudgeCheckResponse, SampleRequest, SecondOpinion
+from src.api import (
+    CanaryVerdict,
+    ConversationRecord,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
+    SampleRequest,
+    SecondOpinion,
+)
 from src.canaries import CANARIES
 from src.data import Problem
 from src.evaluation.agreement import rank_correlation
@@ -24,7 +32,9 @@ from src.grpo.judge_guard import JUDGE_CHECKS_NAME, JudgeGuard, read_checks, wei
 from src.inference_providers.rubric_inference import analyse, verdict
 from src.inference_providers.scripted_inference import ScriptedJudge
 from src.journal import read_journal
+from src.judge_check import JudgeCheck
 from src.judging import Judgement, Scores, parse_judge_output
+from src.phases import PhaseClock
 from src.vllm.client import ClassroomClient
 from tests.conftest import free_port
 from tests.judge_endpoint import Behaviour, Script, hangs, judge_endpoint, says
@@ -212,6 +222,34 @@ def test_a_batch_of_two_passes_is_checked_once_and_on_time(room: Room) -> None:
     assert [step for step in range(0, 30, 2) if guard.is_due(step)] == [0, 6, 10, 16, 20, 26]
     config.guards.judge_check_every_n_steps = 0
     assert not any(guard.is_due(step) for step in range(30))
+
+
+def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generation: GenerationConfig) -> None:
+    """With generation.schedule: phased."""
+    awake: list[tuple[str, ...]] = []
+
+    async def turn_to(seats: Collection[str]) -> None:
+        awake.append(tuple(seats))
+
+    def judge(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
+        assert awake[-1] == ("judge",)
+        return scores(0.25)
+
+    async def check() -> JudgeCheckResponse:
+        desk = room.open(generation)
+        desk.classroom._schedule = PhaseClock(turn_to)
+        request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
+        played = (await desk.sample(request)).conversations
+        found = await JudgeCheck(desk, None, None, 60).run(
+            JudgeCheckRequest(request_id="check", step=0, conversations=[played[0].id])
+        )
+        await asyncio.sleep(0.01)
+        return found
+
+    room.judge = ScriptedJudge(judge)
+    found = asyncio.run(check())
+    assert [each.score for each in found.canaries] == [0.25] * 3
+    assert awake[-1] == ("teacher", "student"), "and then the next batch can begin"
 
 
 # The figures, by hand ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
 
 from src.evaluation.learning import (
     LEARNED,
@@ -182,11 +183,10 @@ def test_a_start_that_is_gone_or_another_is_said_and_stops_nothing(tmp_path: Pat
 
 
 def test_an_adapter_is_measured_by_what_it_adds(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     start = model_from_folder("untied", tmp_path)
     weight = start.model.layers[0].self_attn.q_proj.weight.detach().clone()
     options = {"r": 2, "lora_alpha": 4, "target_modules": ["layers.0.self_attn.q_proj"]}
-    trainer = trainer_of(peft.get_peft_model(start, peft.LoraConfig(**options)))
+    trainer = trainer_of(get_peft_model(start, LoraConfig(**options)))
     assert parameter_movement(trainer, str(tmp_path)).relative_norm == 0, "B begins as 0"
     layer = trainer.model_wrapped.base_model.model.model.layers[0].self_attn.q_proj
     torch.nn.init.normal_(layer.lora_B["default"].weight)
