@@ -297,6 +297,25 @@ def test_the_configuration_that_wrong_values_are_put_into_is_right():
             "dataset.train_datasets is empty",
         ),
         ("train_rl", ["train.epochs=0", "train.max_steps=0"], "nothing would be trained"),
+        (
+            "train_rl",
+            ["guards.judge_check_every_n_steps=5", "guards.canaries=false"],
+            "there is nothing to check with: set guards.held_out_judge_model",
+        ),
+        (
+            "train_rl",
+            [
+                "guards.judge_check_every_n_steps=5",
+                "generation.number_judge_attempts=0",
+                "train.reward_weights={length: 1.0}",
+            ],
+            "there is no judge to check",
+        ),
+        (
+            "train_rl",
+            ["guards.held_out_judge_model.model_nam=x"],
+            r"mean guards\.held_out_judge_model\.model_name_or_path\?",
+        ),
         ("train_sft", ["train.learning_rate=nan"], "train.learning_rate is nan"),
         ("train_sft", ["dataset.max_val_examples=0"], "at least 1, or -1 for all"),
         ("train_sft", ["logging.save_steps=-1"], "logging.save_steps is -1; it must be at least 0"),
