@@ -1,0 +1,205 @@
+"""What a teacher makes of a student's message, and what the student makes of that: rules on the text of both.
+
+Kinds of feedback, uptake and repair as in Lyster and Ranta (1997), "Corrective feedback and learner uptake", Studies in
+Second Language Acquisition 19. Of several moves in one message the first in `KINDS` counts.
+"""
+
+import re
+from collections.abc import Callable
+from difflib import SequenceMatcher
+
+from src.evaluation.messages import RETRY, holds, normal, own_words, quotes, read_message, sentences, spoken
+from src.evaluation.plans import Plan
+from src.quickstart.language import Slip, corrected, find_slips, holds_statement, parse_sentence
+
+KINDS = ("explicit", "recast", "metalinguistic", "repetition", "clarification", "elicitation", "none")
+GIVING_KINDS = ("explicit", "recast")
+"""Those that give the right form."""
+
+ALIKE, HARDLY_DIFFERENT = 0.6, 0.75
+"""Shares of common letters from which two texts are attempts at one phrase, and one the other put right."""
+
+_TERMS = re.compile(
+    r"\b(?:tense|past|present|future|endings?|articles?|plural|singular|prepositions?|particles?|verbs?|adjectives?|"
+    r"nouns?|pronouns?|infinitive|gender|masculine|feminine|neuter|word order|agreement|polite|politeness|formal|"
+    r"informal|familiar|case|accusative|dative|genitive|conjugat\w*|auxiliary|helping verb|form|suffix|prefix|aspect|"
+    r"missing|(?:last|first|second|one|wrong|extra|small) words?|comes first|goes)\b|"
+    r"\b(?:look|check) (?:at|the|your)\b|\bthink about (?:the|where)\b|\bhere\s*:",
+    re.IGNORECASE,
+)
+_WRONG = re.compile(
+    r"\bnot (?:quite|right|correct|yet|exactly)\b|\b(?:is|was|are|isn't|sounds?|a bit|little|quite) (?:wrong|incorrect|off)\b|"
+    r"\b(?:a|one|small|little|the|my) (?:mistake|error|slip)\b|\b(?:almost|nearly|careful|oops|incorrect|wrong)\b|"
+    r"^close\b|^(?:no|nope)\b[,.!]|\bdon't think that|\bisn't (?:right|correct)\b|\bare you sure\b|\bdon't (?:use|say)\b",
+    re.IGNORECASE,
+)
+_NAMES_THE_RIGHT = re.compile(
+    r"\b(?:correct|right) (?:form|word|answer|sentence)\b|\bshould be\b|\byou mean\b|\b(?:it's|it is) Q|\bwe say\b|"
+    r"\buse\b|\bmust be\b|\byou (?:have to|need to) say\b",
+    re.IGNORECASE,
+)
+_CLARIFIES = re.compile(
+    r"\b(?:sorry|pardon)\b[^.!]*\?|\bwhat do you mean\b|\b(?:do not|don't|didn't|did not) (?:quite )?understand\b|"
+    r"\bsay that again\?|\bnot sure what\b|\bwhat did you (?:say|mean)\b",
+    re.IGNORECASE,
+)
+_ELICITS = re.compile(r"(?:…|\.\.\.)$|\bhow (?:do|would|can) (?:you|we) say\b|\bwhich (?:word|form)\b", re.IGNORECASE)
+_AFTER_ME = re.compile(r"\b(?:say|repeat|copy|write)\b[^.?!:]*:\s*(?P<form>\S.*)", re.IGNORECASE)
+_CHOICE = re.compile(r"\b(?:which|choose|pick|fits?|or)\b", re.IGNORECASE)
+_STOPWORDS = frozenset(
+    "a an the i you he she it we they me my your to of in on at for is are do does what how if".split()
+)
+_SHORT_SENTENCE = 8
+
+
+def feedback_kind(error: str, reply: str, plan: Plan) -> str:
+    """Which of `KINDS` a teacher's reply to a message with an error is.
+
+    Args:
+        error: the student's message.
+        reply: the teacher's message after it.
+    """
+    plain = own_words(spoken(reply))
+    if gives_right_form(error, reply, plan):
+        says_so = _WRONG.search(plain) or _NAMES_THE_RIGHT.search(plain)
+        return "explicit" if says_so else "recast"
+    if _TERMS.search(_remarks(reply)):
+        return "metalinguistic"
+    if _wonders_at(error, reply):
+        return "repetition"
+    if _CLARIFIES.search(plain):
+        return "clarification"
+    if RETRY.search(plain) or any(_ELICITS.search(own_words(each)) for each in sentences(spoken(reply))):
+        return "elicitation"
+    return "none"
+
+
+def gives_right_form(error: str, reply: str, plan: Plan) -> bool:
+    """Whether the reply shows the right form of what the student said wrongly."""
+    if plan.lesson:
+        return any(_shows_fix(slip, error, reply) for slip in find_slips(error))
+    target = nearest_phrase(error, plan)
+    if target and holds(reply, target):
+        return True
+    shown = quotes(reply) + sentences(spoken(reply))
+    if any(_is_put_right(error, each) for each in shown):
+        return True
+    said = normal(error).split()
+    inside = [normal(each) for each in quotes(reply)]
+    return any(each and holds(target or "", each) and not set(each.split()) <= set(said) for each in inside) or (
+        bool(_NAMES_THE_RIGHT.search(own_words(reply)))
+        and any(len(each.split()) <= 2 and each not in said and _is_variant(each, said) for each in inside)
+    )
+
+
+def _shows_fix(slip: Slip, error: str, reply: str) -> bool:
+    stated = normal(" ".join(each for each in sentences(spoken(reply)) if not each.endswith("?")))
+    if holds(stated, f"use {slip.fix}"):
+        return True
+    if slip.kind == "article":
+        return holds(stated, f"{slip.fix} {slip.word}")
+    if slip.kind == "preposition":
+        place = re.search(rf"\b{re.escape(slip.word)} (?:the )?(\w+)", error.lower())
+        return place is not None and holds(stated, f"{slip.fix} the {place[1]}")
+    return holds(stated, slip.fix)
+
+
+def _is_put_right(error: str, shown: str) -> bool:
+    """Whether `shown` is the student's message with something changed in it."""
+    before, after = normal(error), normal(shown)
+    if not after or after in before or before in after:
+        return False
+    return _likeness(before, after) >= HARDLY_DIFFERENT
+
+
+def _is_variant(word: str, said: list[str]) -> bool:
+    return any(_likeness(word, each) >= ALIKE for each in said)
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def _remarks(reply: str) -> str:
+    """A message's own words but for sentences that explain a phrase, or ask what was meant."""
+    found = [own_words(each) for each in sentences(spoken(reply))]
+    return " ".join(
+        each for each in found if not re.search(r"\b(?:means|mean that)\b", each) and not _CLARIFIES.search(each)
+    )
+
+
+def _wonders_at(error: str, reply: str) -> bool:
+    for each in sentences(spoken(reply)):
+        words = normal(each)
+        if each.rstrip('"”» ').endswith(("?", "？")) and words and holds(error, words) and len(words.split()) <= 6:
+            return True
+    return False
+
+
+def nearest_phrase(text: str, plan: Plan) -> str | None:
+    """The phrase of the plan that the student's text is an attempt at; None if it is like none of them."""
+    said = normal(text)
+    best = max(plan.phrases, key=lambda phrase: _likeness(said, normal(phrase.text)), default=None)
+    return best.text if best and _likeness(said, normal(best.text)) >= ALIKE else None
+
+
+def falsely_corrects(reply: str) -> bool:
+    """Whether a reply to a message without an error treats it as wrong."""
+    found = [own_words(each) for each in sentences(spoken(reply))]
+    for each in found:
+        short = len(each.split()) <= _SHORT_SENTENCE
+        if _WRONG.search(each) and (short or _TERMS.search(each)) and not re.search(r"\bdon't worry\b", each):
+            return True
+    return bool(any(RETRY.search(each) for each in found) and any(_TERMS.search(each) for each in found[:2]))
+
+
+def hands_over(reply: str, produced: Callable[[str], bool], plan: Plan) -> bool:
+    """Whether a teacher's message that follows no error gives, word for word, what the student is to say now.
+
+    Args:
+        produced: whether the student has said a phrase before.
+    """
+    said = spoken(reply)
+    if plan.lesson:
+        return any(holds_statement(each) for each in sentences(said) if not each.endswith("?"))
+    task = read_message(reply).task_text
+    after_me = _AFTER_ME.search(task)
+    if after_me and len(normal(after_me["form"])) > 1 and not produced(after_me["form"]):
+        return True
+    shown = [phrase for phrase in plan.phrases if holds(said, phrase.text) and not produced(phrase.text)]
+    asked = own_words(task)
+    if not asked or _CHOICE.search(asked):
+        return False
+    return any(holds(task, phrase.text) or _asks_for(asked, phrase.meaning) for phrase in shown)
+
+
+def _asks_for(task: str, meaning: str) -> bool:
+    """Whether most content words of a meaning stand in the task."""
+    wanted = set(normal(meaning).split()) - _STOPWORDS
+    return bool(wanted) and len(wanted & set(normal(task).split())) / len(wanted) > 0.5
+
+
+def takes_up(error: str, kind: str, answer: str, plan: Plan) -> bool:
+    """Whether the student's answer to feedback of `kind` deals with the place of its error again."""
+    if kind == "none":
+        return False
+    if plan.lesson:
+        one, other = parse_sentence(error), parse_sentence(answer)
+        if one and other:
+            return (one.subject, corrected(one).verb) == (other.subject, corrected(other).verb)
+    target = nearest_phrase(error, plan)
+    return any(
+        _likeness(normal(error), normal(each)) >= HARDLY_DIFFERENT or (target is not None and holds(each, target))
+        for each in sentences(answer)
+    )
+
+
+def repairs(error: str, kind: str, answer: str, plan: Plan) -> bool:
+    """Whether the student's answer to feedback of `kind` puts its error right. In open language that is told by the
+    phrase of the plan it was an attempt at; without one, by the student having changed what it said."""
+    if not takes_up(error, kind, answer, plan):
+        return False
+    if plan.lesson:
+        return not {slip.kind for slip in find_slips(error)} & {slip.kind for slip in find_slips(answer)}
+    target = nearest_phrase(error, plan)
+    return holds(answer, target) if target else normal(error) != normal(answer)

@@ -1,0 +1,158 @@
+"""A teacher's message taken apart by rules: its sentences, the tasks in it, and whether it ends with one.
+
+The rules read English instructions around any language: what stands in quotation marks is shown, not asked. They are
+measured against hand-labelled conversations (docs/evaluation.md says how far they can be trusted).
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+
+from src.conversation import END_OF_CONVERSATION, visible_text
+
+_QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^“”]+[“”]|「[^」]+」")
+_INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")
+_SENTENCE = re.compile(r"[^.?!…。？！\n]*(?:\.\.\.|[.?!…。？！])+[\")”»]*|[^.?!…。？！\n]+")
+_CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
+"""A cue in brackets with something after it: part of a role-play's line."""
+
+_LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
+_FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+)*"
+_VERBS = (
+    "say|tell|ask|try|repeat|answer|write|choose|complete|describe|give|translate|finish|explain|warn|remind|thank|"
+    "complain|suggest|pick|greet|invite|reply|respond|name|introduce|read|spell|make|form|correct|rewrite|change|order"
+)
+_IMPERATIVE = re.compile(rf"(?:^|[,:;–]\s*){_FILLERS}(?:{_VERBS})\b", re.IGNORECASE)
+_ELLIPTIC = re.compile(r"^(?:once more|again|your turn|go ahead|and now you)\b", re.IGNORECASE)
+_HINT = re.compile(rf"(?:^|[,:;–]\s*){_FILLERS}(?:look|check|think|fix|mind|watch|remember)\b", re.IGNORECASE)
+_NO_TASK = re.compile(r"\btake your (?:time|pick)\b|\bdon't worry\b|\btry not to\b", re.IGNORECASE)
+_SAME_TASK = re.compile(
+    rf"^{_FILLERS}(?:say|try|answer|tell me|ask|write)?\b[^:]*\b(?:again|once more)\b|"
+    rf"^{_FILLERS}(?:tell me|answer|answer me)[.!]*$|^{_FILLERS}answer in \w+[.!]*$|^{_FILLERS}once more\b",
+    re.IGNORECASE,
+)
+RETRY = re.compile(r"\b(?:again|once more|one more time)\b|\btry (?:it|that|to)\b", re.IGNORECASE)
+"""Asks the student to say something another time."""
+
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
+_FRAGMENT_WORDS = 3
+
+
+def normal(text: str) -> str:
+    """Letters and digits alone, in lower case, words apart by one space: what two spellings of a phrase share."""
+    letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in text.casefold()]
+    plain = " ".join("".join(letters).replace("_", " ").split())
+    return plain.replace(" ", "") if _UNSPACED.search(plain) else plain
+
+
+def holds(text: str, phrase: str) -> bool:
+    """Whether the phrase stands in the text, whole words only where there are words."""
+    inner, outer = normal(phrase), normal(text)
+    if not inner:
+        return False
+    return inner in outer if _UNSPACED.search(inner) else f" {inner} " in f" {outer} "
+
+
+def spoken(text: str) -> str:
+    """What the student reads of a teacher's message: thoughts and the mark of the end left out."""
+    return visible_text(text).replace(END_OF_CONVERSATION, "").strip()
+
+
+def quotes(text: str) -> list[str]:
+    """What stands in quotation marks."""
+    return [found[1:-1] for found in _QUOTED.findall(text)]
+
+
+def own_words(text: str) -> str:
+    """The text without what stands in quotation marks."""
+    return _QUOTED.sub("Q", text)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences; a quotation is a part of the sentence it stands in."""
+    kept = _QUOTED.findall(text)
+    marked = _INNER_DOTS.sub("", _QUOTED.sub("\x00", text))
+    found = [each.strip() for each in _SENTENCE.findall(marked) if each.strip(" .!?…。？！–—)\n\t")]
+    remaining = iter(kept)
+    return [re.sub("\x00", lambda _: next(remaining), each) for each in found]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A teacher's message.
+
+    Attributes:
+        text: what the student reads of it.
+        sentences: its sentences in order.
+        tasks: for each task the positions of its sentences: a question and "Say it again." after it are one task.
+    """
+
+    text: str
+    sentences: tuple[str, ...]
+    tasks: tuple[tuple[int, ...], ...]
+
+    @property
+    def ends_with_task(self) -> bool | None:
+        """Whether a task is the last thing in it; None without a task."""
+        return self.tasks[-1][-1] == len(self.sentences) - 1 if self.tasks else None
+
+    @property
+    def task_text(self) -> str:
+        """The sentences of the last task; empty without one."""
+        return " ".join(self.sentences[place] for place in self.tasks[-1]) if self.tasks else ""
+
+    @property
+    def words(self) -> int:
+        """How many words it has, split at white space."""
+        return len(self.text.split())
+
+
+@lru_cache(maxsize=4096)
+def read_message(text: str) -> Message:
+    """A teacher's message taken apart."""
+    said = spoken(text)
+    narration, *lines = _LINE.split(_CUE.sub("", said), maxsplit=1)
+    found = sentences(narration)
+    tasks = _group(found)
+    if lines:  # what the other person of a role-play says is to be answered, whatever came before
+        spoken_lines = sentences(lines[0])
+        if spoken_lines:
+            tasks.append(tuple(range(len(found), len(found) + len(spoken_lines))))
+            found += spoken_lines
+    return Message(said, tuple(found), tuple(tasks))
+
+
+def _group(found: list[str]) -> list[tuple[int, ...]]:
+    """The tasks among the sentences: those that belong together as one."""
+    kinds = [_kind(sentence) for sentence in found]
+    places = [place for place, kind in enumerate(kinds) if kind in ("question", "task")]
+    if not places:
+        return [(place,) for place, kind in enumerate(kinds) if kind == "hint"][-1:]
+    groups: list[list[int]] = []
+    for place in places:
+        if groups and _belongs(found, kinds, groups[-1][-1], place):
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return [tuple(group) for group in groups]
+
+
+def _belongs(found: list[str], kinds: list[str], before: int, place: int) -> bool:
+    if _SAME_TASK.search(own_words(found[place])):
+        return True
+    if kinds[before] == kinds[place] == "question":
+        return any(len(own_words(found[each]).split()) <= _FRAGMENT_WORDS for each in (before, place))
+    return False
+
+
+def _kind(sentence: str) -> str:
+    """What a sentence is: "question", "task", "hint" or "" for anything else."""
+    plain = own_words(sentence).strip()
+    if _NO_TASK.search(plain):
+        return ""
+    if re.search(r"[?？][\")”»]*$|か[。.]?$", plain):
+        return "question"
+    if _IMPERATIVE.search(plain) or _ELLIPTIC.search(plain) or re.search(r"(?:…|\.\.\.)$", plain):
+        return "task"
+    return "hint" if _HINT.search(plain) else ""
