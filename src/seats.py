@@ -19,6 +19,7 @@ from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
+from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
 from src.phases import PHASED
 from src.pretrained import check_model, load_tokenizer
 from src.prompt_check import check_prompts
@@ -42,7 +43,7 @@ class Seats:
     graded by the model in `reward`, or else by `answers`, which compares their boxed answers with the reference.
     """
 
-    teacher: "VllmEngine | ApiChatEngine"
+    teacher: "VllmEngine | ApiChatEngine | ScriptedTeacher"
     teacher_sampling: Sampling
     student: ChatEngine
     student_sampling: Sampling
@@ -66,8 +67,8 @@ class Seats:
 
     @property
     def teacher_has_tokens(self) -> bool:
-        """Whether the teacher takes and gives token ids; one behind an API takes and gives text."""
-        return not isinstance(self.teacher, ApiChatEngine)
+        """Whether the teacher takes and gives token ids; one behind an API, or a script, takes and gives text."""
+        return not isinstance(self.teacher, ApiChatEngine | ScriptedTeacher)
 
     def health(self) -> dict[str, EngineHealth]:
         """What is in each seat but an embedded judge.
@@ -79,7 +80,8 @@ class Seats:
             seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[])
             for seat, api in self.apis.items()
         }
-        return {seat: engine.health() for seat, engine in self.engines.items()} | remote
+        scripted = {"teacher": self.teacher.health()} if isinstance(self.teacher, ScriptedTeacher) else {}
+        return {seat: engine.health() for seat, engine in self.engines.items()} | remote | scripted
 
     def check_alive(self) -> None:
         """Raises:
@@ -131,7 +133,7 @@ async def open_seats(
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
         remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
     return Seats(
-        teacher=engines.get("teacher") or ApiChatEngine(teacher, apis["teacher"]),
+        teacher=engines.get("teacher") or _teacher_without_engine(teacher, apis),
         teacher_sampling=_sampling(teacher.vllm, generation.max_tokens_per_turn),
         student=engines.get("student") or ApiChatEngine(student, apis["student"]),
         student_sampling=_sampling(student.vllm, generation.max_tokens_per_turn),
@@ -170,9 +172,16 @@ def _models_in_use(
     teacher: ApiModelConfig, student: ApiModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
 ) -> dict[str, ApiModelConfig]:
     models = {"teacher": teacher, "student": student}
+    if is_script(teacher.model_name_or_path):
+        del models["teacher"]
     if generation.judges_rules_prompts_paths and judge.model_name_or_path != RUBRIC:
         models["judge"] = judge
     return models
+
+
+def _teacher_without_engine(teacher: ApiModelConfig, apis: Mapping[str, ChatApi]) -> ApiChatEngine | ScriptedTeacher:
+    name = teacher.model_name_or_path
+    return ScriptedTeacher(name) if is_script(name) else ApiChatEngine(teacher, apis["teacher"])
 
 
 def _cap_usd(model: ApiModelConfig, generation: GenerationConfig) -> float | None:

@@ -28,9 +28,11 @@ _TERMS = re.compile(
     re.IGNORECASE,
 )
 _WRONG = re.compile(
-    r"\bnot (?:quite|right|correct|yet|exactly)\b|\b(?:is|was|are|isn't|sounds?|a bit|little|quite) (?:wrong|incorrect|off)\b|"
+    r"\bnot (?:quite|right|correct|yet|exactly)\b|\b(?:is|was|are|isn't|sounds?|a bit|little|quite) "
+    r"(?:wrong|incorrect|off)\b|"
     r"\b(?:a|one|small|little|the|my) (?:mistake|error|slip)\b|\b(?:almost|nearly|careful|oops|incorrect|wrong)\b|"
-    r"^close\b|^(?:no|nope)\b[,.!]|\bdon't think that|\bisn't (?:right|correct)\b|\bare you sure\b|\bdon't (?:use|say)\b",
+    r"^close\b|^(?:no|nope)\b[,.!]|\bdon't think that|\bisn't (?:right|correct)\b|\bare you sure\b|"
+    r"\bdon't (?:use|say)\b",
     re.IGNORECASE,
 )
 _NAMES_THE_RIGHT = re.compile(
