@@ -1,6 +1,7 @@
 """Schema of `eval.py`: which tutor is measured, on which problems, and how."""
 
 import copy
+import re
 from dataclasses import dataclass, field
 
 from config.base import (
@@ -30,6 +31,11 @@ from src.judging import SCORING_RULES
 from src.rewards import default_weights
 
 SAMPLINGS = ("sampled", "greedy")
+BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
+RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)
+"""What the untrained base and the control arms are called in every comparison."""
+
+_TUTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PROMPTS = "prompt_templates"
 MATHS_CLASSROOM = {
     "teacher_prompt_path": f"{_PROMPTS}/teacher_prompt.txt",
@@ -55,8 +61,31 @@ class EvalDatasetConfig:
 
 
 @dataclass
+class TutorConfig:
+    """One of several tutors. What it does not name is as in `teacher_model`.
+
+    `model_name_or_path` is a folder, a Hub name or an API's model; with `adapter`, a folder with a LoRA adapter, it is
+    the adapter's base (null: the one that the adapter names), into which the adapter is merged. With `server_url` the
+    tutor is the one that a running server holds, under that server's own student and rules.
+    """
+
+    name: str = ""
+    model_name_or_path: str | None = None
+    adapter: str | None = None
+    server_url: str | None = None
+    use_openrouter: bool = False
+    use_gemini: bool = False
+    base_url: str | None = None
+    api_key_env: str | None = None
+
+
+@dataclass
 class EvalConfig:
-    """One measurement of one tutor.
+    """One measurement of one tutor, or of several side by side.
+
+    `tutors` are compared with each other, with `teacher_model`, which is then the untrained base, and with the control
+    arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They come one after the
+    other, so that one tutor at a time is in memory.
 
     `server_url` names a running server, whose tutor is then measured under that server's own models and classroom
     rules; null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled` is the
@@ -76,6 +105,7 @@ class EvalConfig:
     """
 
     server_url: str | None = None
+    tutors: list[TutorConfig] = field(default_factory=list)
     samplings: list[str] = field(default_factory=lambda: list(SAMPLINGS))
     num_samples_per_problem: int = 1
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
@@ -144,8 +174,37 @@ def check_eval(config: EvalConfig) -> None:
         raise ConfigError(f"server_url is {config.server_url!r}; it must begin with http:// or https://, or be null.")
     if config.server_url is None:
         _check_classroom(config)
+    if config.tutors:
+        _check_tutors(config)
     if is_measured_by_solutions(config):
         _check_solutions(config)
+
+
+def _check_tutors(config: EvalConfig) -> None:
+    """What several tutors side by side need: names of their own, and a classroom in this process."""
+    names = [tutor.name for tutor in config.tutors]
+    for name in names:
+        if not _TUTOR_NAME.fullmatch(name) or name in RESERVED_NAMES or names.count(name) > 1:
+            raise ConfigError(
+                f"tutors has one whose name is {name!r}; each needs a name of its own, of letters, digits and ._- (it "
+                f"names a folder), other than {', '.join(RESERVED_NAMES)}: tutors=[{{name: trained, "
+                "model_name_or_path: DIR}]."
+            )
+    for tutor in config.tutors:
+        if tutor.server_url is None and tutor.model_name_or_path is None and tutor.adapter is None:
+            raise ConfigError(f"The tutor {tutor.name} names no model_name_or_path, adapter or server_url: give one.")
+        if tutor.server_url is not None and not tutor.server_url.startswith(("http://", "https://")):
+            raise ConfigError(f"server_url of the tutor {tutor.name} is {tutor.server_url!r}; it must begin with http.")
+    if config.server_url is not None:
+        raise ConfigError(
+            "server_url is set beside tutors: the base and the control arms are played here, so set server_url=null "
+            "and name a server as one of the tutors, {name: served, server_url: http://127.0.0.1:8005}."
+        )
+    if is_measured_by_solutions(config):
+        raise ConfigError(
+            "tutors compares language tutors, whose judge rule scores; name pedagogical_eval in "
+            "generation.judges_rules_prompts_paths, or measure tutors of maths one by one."
+        )
 
 
 def _check_classroom(config: EvalConfig) -> None:

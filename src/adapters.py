@@ -169,3 +169,30 @@ def _is_same_model(one: str, other: str) -> bool:
     if Path(one).is_dir() and Path(other).is_dir():
         return Path(one).resolve() == Path(other).resolve()
     return one == other
+
+
+def merge_adapter(adapter: Path, base: str | None, into: Path) -> None:
+    """Write the model that an adapter makes of its base into a folder, with the base's tokenizer.
+
+    Args:
+        base: a folder or Hub name; None: the base that the adapter names.
+
+    Raises:
+        ConfigError: if the folder holds no adapter in safetensors, or the base is no model.
+    """
+    if not (is_adapter(adapter) and (adapter / ADAPTER_WEIGHTS).is_file()):
+        raise ConfigError(
+            f"{adapter} holds no LoRA adapter: it needs {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as PEFT's "
+            "save_pretrained writes them. A whole model is named by model_name_or_path."
+        )
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    from src.pretrained import check_model, load_tokenizer
+
+    base = base or str(read_adapter_config(adapter).get("base_model_name_or_path"))
+    check_model("the adapter's base", base)
+    load_tokenizer("the adapter's base", base).save_pretrained(into)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", trust_remote_code=False)
+    merged = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    merged.save_pretrained(into, safe_serialization=True)

@@ -29,7 +29,7 @@ def loaded(name: str) -> EvalConfig:
 
 
 def test_all_are_here():
-    assert set(FILES) == {*TUTORS, "maths", "quickstart"}
+    assert set(FILES) == {*TUTORS, "maths", "quickstart", "quickstart_compare", "language_tutor"}
 
 
 @pytest.mark.parametrize("name", TUTORS)

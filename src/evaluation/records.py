@@ -44,6 +44,16 @@ def write_records(
     unfinished.replace(path)
 
 
+def write_compared(path: Path, records: Mapping[str, Sequence[tuple[str, ConversationRecord]]]) -> None:
+    """Write the conversations of several tutors, (sampling, record) pairs by tutor, with a column `tutor`."""
+    write_records(path, [pair for pairs in records.values() for pair in pairs])
+    tutors = pa.array([name for name, pairs in records.items() for _ in pairs], pa.string())
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    table = pq.read_table(path).append_column("tutor", tutors)
+    pq.write_table(table, unfinished, row_group_size=rollout_files.ROWS_PER_GROUP)
+    unfinished.replace(path)
+
+
 def read_records(path: Path) -> dict[str, list[ConversationRecord]]:
     """The records of a file that `write_records` wrote, by sampling, in the order of the file.
 

@@ -54,15 +54,7 @@ def write_report(run_folder: Path) -> Path:
 
 def render_report(data: RunData) -> str:
     """The page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["as_text"] = as_text
-    return environment.get_template("report.html.j2").render(
+    return page_template("report.html.j2").render(
         name=data.folder.resolve().name,
         answer=answer(data),
         facts=facts(data),
@@ -71,12 +63,24 @@ def render_report(data: RunData) -> str:
         charts=charts(data),
         time_split=time_split(data),
         showcases=showcases(data),
-        score_names=_SCORES,
-        scores_of=scores_of,
         measured=bool(data.before and data.after),
         scored=_any_metric(data, "scores"),
         marked=_any_metric(data, "error_turns"),
     )
+
+
+def page_template(name: str) -> jinja2.Template:
+    """A page of this folder; what it is filled with is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["as_text"] = as_text
+    environment.globals["scores_of"] = scores_of
+    return environment.get_template(name)
 
 
 def as_text(text: str) -> Markup:

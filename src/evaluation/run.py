@@ -2,70 +2,32 @@
 
 Tutors of maths are measured by the student's solutions as well, before and after the dialogue, and their messages by a
 pedagogical reward model, which is loaded when the other models have ended.
-
-The same problems, seeds and error schedules meet every tutor. The conversations on one problem always travel in one
-request: their position in it is part of what seeds them.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
-from uuid import uuid4
+from collections.abc import Sequence
+from typing import Any, Optional
 
-from config.checks import solutions_are_graded
-from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weights
+from config.eval_model import EvalConfig, is_measured_by_solutions
 from config.load import record_run
-from src.api import ConversationRecord, EngineHealth, Health, SampleRequest, SampleResponse
-from src.data import Problem, load_problems
-from src.errors import DeadlineExceeded, PolicyMismatch
+from src.data import load_problems
+from src.evaluation.compare import compare_tutors
 from src.evaluation.exchanges import read_exchanges
-from src.evaluation.initial import InitialSolutions, initial_solutions
+from src.evaluation.language import language_metrics
 from src.evaluation.maths import summarise_maths
 from src.evaluation.metrics import summarise
 from src.evaluation.pedagogical_reward import check_scorer, score_messages
-from src.evaluation.progress import Progress
+from src.evaluation.playing import Found, play_all
 from src.evaluation.records import write_records
 from src.evaluation.tables import measurement_table
 from src.evaluation.tracking import log_to_wandb
-from src.seats import Seats
-from src.turns import PolicyVersion
-
-if TYPE_CHECKING:
-    from src.vllm.client import ClassroomClient
-
-CONVERSATIONS_PER_REQUEST = 16
-REQUESTS_IN_FLIGHT = 16
-
-
-@dataclass
-class Tutor:
-    """Whoever is measured: how it is asked for conversations, what it is, and the models beside it if they are in this
-    process."""
-
-    sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
-    teacher: EngineHealth
-    policy: PolicyVersion
-    seats: Optional[Seats] = None
-
-
-@dataclass
-class Found:
-    """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, and
-    the student's solutions before the dialogue, if they are known."""
-
-    records: list[tuple[str, ConversationRecord]]
-    about: dict[str, Any]
-    initial: Optional[InitialSolutions] = None
 
 
 def evaluate(config: EvalConfig) -> dict[str, Any]:
-    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`.
+    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`; with `tutors`,
+    several beside each other, as `compare_tutors` does.
 
     Returns:
         What stands in metrics.json.
@@ -75,12 +37,14 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
+    if config.tutors:
+        return compare_tutors(config)
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     folder = record_run(config, "eval")
     scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
     if scored:
         check_scorer(config)
-    found = asyncio.run(_play_all(config, problems, folder))
+    found = asyncio.run(play_all(config, problems, folder))
     conversations = folder / "conversations.parquet"
     write_records(conversations, found.records, found.initial)
     scores = None
@@ -108,127 +72,6 @@ def _summarise(config: EvalConfig, found: Found, scores: Optional[Sequence[Seque
             here = None if scores is None else [scores[place] for place in places]
             by_answer = not config.reward_model.is_model
             metrics[sampling] |= summarise_maths(records, found.initial, here, by_answer)
+        else:
+            metrics[sampling] |= language_metrics(records)
     return metrics
-
-
-async def _play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> Found:
-    async with _open_tutor(config, folder) as tutor:
-        started = time.monotonic()
-        found = Found(
-            [],
-            {
-                "tutor": tutor.teacher.model,
-                "policy": {"run_id": tutor.policy.run_id, "version": tutor.policy.version},
-                "engine": {"name": tutor.teacher.engine, "version": tutor.teacher.engine_version},
-                "server_url": config.server_url,
-                "seed": config.seed,
-                "problems": len(problems),
-                "num_samples_per_problem": config.num_samples_per_problem,
-            },
-        )
-        if is_measured_by_solutions(config):
-            found.initial = await initial_solutions(config, problems, tutor.seats, folder)
-        run = uuid4().hex[:12]
-        for sampling in config.samplings:
-            requests = list(make_requests(problems, config, sampling, tutor.policy, run))
-            found.records += [(sampling, record) for record in await _play(tutor, requests, sampling)]
-        found.about["seconds"] = round(time.monotonic() - started, 3)
-    return found
-
-
-def make_requests(
-    problems: Sequence[Problem], config: EvalConfig, sampling: str, policy: PolicyVersion, run: str
-) -> Iterator[SampleRequest]:
-    """The conversations of one sampling as requests; everything in them but their ids is the same for every tutor.
-
-    Args:
-        run: names this measurement: a second one of the same tutor must not be answered from the first one's batches.
-    """
-    samples = config.num_samples_per_problem
-    per_request = max(1, CONVERSATIONS_PER_REQUEST // samples)
-    for number, first in enumerate(range(0, len(problems), per_request)):
-        group = problems[first : first + per_request]
-        repeated = [problem for problem in group for _ in range(samples)]
-        yield SampleRequest(
-            problems=[problem.text for problem in repeated],
-            answers=[problem.answer for problem in repeated],
-            request_id=f"eval-{run}-v{policy.version}-{sampling}-seed{config.seed}-{number:04d}",
-            seed=config.seed,
-            step=0,
-            greedy=sampling == "greedy",
-            fixed_seeds=True,
-        )
-
-
-async def _play(tutor: Tutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
-    """The records of all requests, in order."""
-    slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
-    total = sum(len(request.problems) for request in requests)
-    progress = Progress(total, f"evaluating ({sampling})", "conversations")
-
-    async def ask(request: SampleRequest) -> list[ConversationRecord]:
-        async with slots:
-            response = await tutor.sample(request)
-        if response.policy != tutor.policy:
-            raise PolicyMismatch(
-                f"The tutor changed while it was measured: from {tutor.policy} to {response.policy}. "
-                "Evaluate when no training publishes to this server."
-            )
-        progress.add(len(response.conversations))
-        return response.conversations
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(request)) for request in requests]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    finally:
-        progress.close()
-    return [record for task in tasks for record in task.result()]
-
-
-@asynccontextmanager
-async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
-    if config.server_url is not None:
-        async with _tutor_on_server(config) as tutor:
-            yield tutor
-    else:
-        async with _tutor_in_process(config, folder) as tutor:
-            yield tutor
-
-
-@asynccontextmanager
-async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[Tutor]:
-    from src.vllm.client import ClassroomClient
-
-    client = ClassroomClient(config.server_url, sample_timeout_s=config.generation.sample_timeout_s)
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(REQUESTS_IN_FLIGHT) as threads:
-        health = await loop.run_in_executor(threads, _health, client)
-
-        async def sample(request: SampleRequest) -> SampleResponse:
-            return await loop.run_in_executor(threads, client.sample, request)
-
-        yield Tutor(sample, health.seats["teacher"], health.policy)
-
-
-def _health(client: "ClassroomClient") -> Health:
-    try:
-        return client.health()
-    except DeadlineExceeded as error:
-        raise DeadlineExceeded(
-            f"{error} Start a server with: python vllm_server.py --config-name …, or measure a model without one: "
-            "server_url=null teacher_model.model_name_or_path=FOLDER"
-        ) from error
-
-
-@asynccontextmanager
-async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
-    from src.batches import open_desk
-
-    desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), folder)
-    seats = desk.classroom.seats
-    try:
-        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats)
-    finally:
-        seats.shutdown()

@@ -100,6 +100,12 @@ def cell(measure: Measure, metrics: Mapping[str, Any]) -> Cell:
     return Cell(_number(value, measure), _interval(interval, measure), "" if count is None else f"{count}")
 
 
+def change_cell(measure: Measure, mean: float, interval: Optional[Sequence[float]], note: str) -> Cell:
+    """A difference in one measure, with its sign; `note` stands behind the interval."""
+    text = f"{_change(mean, measure)}"
+    return Cell(text, f"{_interval(interval, measure, '+')} {note}".strip())
+
+
 def _number(value: float, measure: Measure, sign: str = "") -> str:
     if measure.is_share:
         return _minus(f"{100 * value:{sign}.1f} %")
@@ -156,7 +162,7 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
             rows.append([measure.label, *map(str, cells)])
     policy = metrics["policy"]
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
-    return f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{_align(rows)}"
+    return f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{align(rows)}"
 
 
 def compare_run(data: RunData) -> dict[str, list[Line]]:
@@ -176,11 +182,11 @@ def comparison_table(data: RunData) -> str:
         rows += [
             [line.label, str(line.before), str(line.after), str(line.change)] for line in lines if not line.is_empty
         ]
-        blocks.append(_align(rows))
+        blocks.append(align(rows))
     return "\n\n".join(blocks)
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
+def align(rows: Sequence[Sequence[str]]) -> str:
     """Columns padded to equal width, a rule under the first row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

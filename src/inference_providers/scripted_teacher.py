@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
+from config.eval_model import ACKNOWLEDGES, IDEAL
 from src.api import EngineHealth
 from src.chat_template import Message
 from src.errors import ConfigError, DataError
@@ -12,7 +13,6 @@ from src.quickstart.scripted import ideal
 from src.turns import PolicyVersion, approximate_tokens
 
 PREFIX = "script:"
-ACKNOWLEDGES, IDEAL = "acknowledges", "ideal"
 _LESSON = re.compile(r"Lesson: .+\nPlan: .+")
 
 

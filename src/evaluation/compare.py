@@ -1,0 +1,163 @@
+"""Several tutors side by side, with the control arms: the same lessons, seeds and error schedules for all."""
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from config.base import ApiModelConfig
+from config.eval_model import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig
+from config.load import record_run
+from src.adapters import merge_adapter
+from src.api import ConversationRecord
+from src.data import Problem, load_problems
+from src.evaluation.comparison_report import write_comparison_report
+from src.evaluation.comparison_table import comparison_text
+from src.evaluation.figures import FIGURES, ByLesson, figures_by_lesson
+from src.evaluation.metrics import lacks_verdict, mean_with_ci, share
+from src.evaluation.paired import differences
+from src.evaluation.plans import read_plan
+from src.evaluation.playing import play_all
+from src.evaluation.records import write_compared
+from src.evaluation.tracking import log_to_wandb
+from src.inference_providers.scripted_teacher import PREFIX
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A tutor of a comparison; `config` None is the untrained base, `script` a control arm."""
+
+    name: str
+    config: TutorConfig | None = None
+    script: str | None = None
+
+
+@dataclass
+class Measured:
+    """What came of one arm: what metrics.json says of it, and (sampling, record) of each conversation."""
+
+    about: dict[str, Any]
+    records: list[tuple[str, ConversationRecord]]
+
+    def of(self, sampling: str) -> list[ConversationRecord]:
+        """The conversations of one sampling."""
+        return [record for name, record in self.records if name == sampling]
+
+
+def compare_tutors(config: EvalConfig) -> dict[str, Any]:
+    """Measure `teacher_model` (the untrained base), each of `tutors`, and the control arms, one after the other, and
+    write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`.
+
+    Returns:
+        What stands in metrics.json.
+
+    Raises:
+        As `src.evaluation.playing.play_all`; ConfigError and DataError if a tutor's folder is none.
+    """
+    problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
+    folder = record_run(config, "eval")
+    measured: dict[str, Measured] = {}
+    for arm in arms_of(config, problems):
+        logger.info("measuring the tutor %s", arm.name)
+        own = folder / "tutors" / arm.name
+        own.mkdir(parents=True, exist_ok=True)
+        with _config_of(arm, config, own) as its:
+            found = asyncio.run(play_all(its, problems, own))
+        measured[arm.name] = Measured(found.about, found.records)
+    metrics = summarise_comparison(config, measured)
+    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
+    report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
+    print(comparison_text(metrics))
+    print(f"\n{folder / 'metrics.json'}\n{folder / 'conversations.parquet'}\n{report}")
+    log_to_wandb(config, metrics, folder)
+    return metrics
+
+
+def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
+    """The untrained base, the tutors, the one that only acknowledges, and the scripted ideal where there is one."""
+    arms = [Arm(BASE), *(Arm(tutor.name, tutor) for tutor in config.tutors), Arm(ACKNOWLEDGES, script=ACKNOWLEDGES)]
+    if all(read_plan(problem.text).lesson for problem in problems):
+        arms.append(Arm(IDEAL, script=IDEAL))
+    return arms
+
+
+@contextmanager
+def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
+    """The evaluation of one arm alone."""
+    alone = replace(config, tutors=[])
+    if arm.script is not None:
+        yield replace(alone, teacher_model=ApiModelConfig(PREFIX + arm.script, vllm=config.teacher_model.vllm))
+    elif arm.config is None:
+        yield alone
+    elif arm.config.server_url is not None:
+        yield replace(alone, server_url=arm.config.server_url)
+    elif arm.config.adapter is not None:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="merged-") as merged:
+            merge_adapter(Path(arm.config.adapter), arm.config.model_name_or_path, Path(merged))
+            yield replace(alone, teacher_model=replace(config.teacher_model, model_name_or_path=merged))
+    else:
+        yield replace(alone, teacher_model=_model_of(arm.config, config.teacher_model))
+
+
+def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
+    """The tutor's model; where it is, it says itself, and everything else is as for the base."""
+    return replace(
+        base,
+        model_name_or_path=tutor.model_name_or_path,
+        use_openrouter=tutor.use_openrouter,
+        use_gemini=tutor.use_gemini,
+        base_url=tutor.base_url,
+        api_key_env=tutor.api_key_env,
+    )
+
+
+def summarise_comparison(config: EvalConfig, measured: Mapping[str, Measured]) -> dict[str, Any]:
+    """What stands in metrics.json: `tutors`, and for each sampling `figures` by tutor, `paired` differences by figure,
+    and the student's `fidelity` beside each tutor."""
+    first = next(iter(measured.values())).about
+    metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
+    metrics["base"] = BASE
+    metrics["tutors"] = {name: _about(each.about) for name, each in measured.items()}
+    metrics["seconds"] = round(sum(each.about["seconds"] for each in measured.values()), 3)
+    for sampling in config.samplings:
+        by_tutor: dict[str, ByLesson] = {}
+        fidelity = {}
+        for name, each in measured.items():
+            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling))
+        metrics[sampling] = {
+            "figures": {name: _estimates(found) for name, found in by_tutor.items()},
+            "paired": paired_figures(by_tutor),
+            "fidelity": fidelity,
+            "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
+        }
+    return metrics
+
+
+def _about(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: about[name] for name in ("tutor", "policy", "engine", "server_url", "seconds")}
+
+
+def _estimates(found: ByLesson) -> dict[str, Any]:
+    return {figure.key: mean_with_ci(found[figure.key]) for figure in FIGURES if figure.key in found}
+
+
+def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
+    without, total = share(lacks_verdict(record) for record in records)
+    return {"share": without, "n": total}
+
+
+def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:
+    """Every pair of tutors in every figure that any of them has."""
+    keys = [figure.key for figure in FIGURES if any(figure.key in found for found in by_tutor.values())]
+    return {
+        key: [asdict(each) for each in differences({name: found.get(key, {}) for name, found in by_tutor.items()})]
+        for key in keys
+    }
