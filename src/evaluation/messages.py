@@ -71,6 +71,7 @@ def own_words(text: str) -> str:
 
 def sentences(text: str) -> list[str]:
     """The sentences; a quotation is a part of the sentence it stands in."""
+    text = text.replace("\x00", "")
     kept = _QUOTED.findall(text)
     marked = _INNER_DOTS.sub("", _QUOTED.sub("\x00", text))
     found = [each.strip() for each in _SENTENCE.findall(marked) if each.strip(" .!?…。？！–—)\n\t")]

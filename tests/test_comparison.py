@@ -1,0 +1,270 @@
+"""Several tutors side by side: statistics on hand-worked numbers, and the way from a configuration to the page."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from config.base import ApiModelConfig
+from config.eval_model import EvalConfig, TutorConfig, check_eval
+from config.load import load
+from src.batches import BatchDesk
+from src.errors import ConfigError, DataError
+from src.evaluation.compare import arms_of, summarise_comparison
+from src.evaluation.comparison_report import choose_lessons
+from src.evaluation.comparison_table import comparison_text, say_p
+from src.evaluation.paired import DRAWS, differences, holm, sign_flip_p
+from src.evaluation.run import evaluate
+from src.inference_providers.base import Sampling
+from src.inference_providers.rubric_inference import RubricJudge
+from src.inference_providers.scripted_inference import ScriptedEngine
+from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
+from src.quickstart.lessons import make_lessons, render_problem
+from src.quickstart.scripted import SCRIPTED_TEACHERS
+from tests.scripted_room import Room
+from tests.synthetic_run import record_of
+
+LESSONS = [render_problem(lesson) for lesson in make_lessons(3)[1]]
+
+# Statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sign_flip_test_counts_all_assignments_of_signs():
+    # Three lessons, all +1: of 8 assignments +++ and −−− are as far from 0. p = 2/8.
+    assert sign_flip_p([1.0, 1.0, 1.0]) == 0.25
+    # 3, 1, −2: the sum is 2. |±3 ± 1 ± 2| is 6, 2, 4, 0, 0, 4, 2, 6: six of eight are at least 2.
+    assert sign_flip_p([3.0, 1.0, -2.0]) == 0.75
+    assert sign_flip_p([0.0, 0.0]) == 1.0 and sign_flip_p([]) is None
+
+
+def test_with_many_lessons_signs_are_drawn():
+    # Of 10,000 draws none gives twenty equal signs but by a chance of 2 in a million: only the observed one counts.
+    assert sign_flip_p([1.0] * 20) == 1 / (DRAWS + 1)
+    assert sign_flip_p([1.0, -1.0] * 10) == 1.0
+    # Thirteen ones and a seven: |sum| = 20 needs all signs equal, p = 2 / 2¹⁴ = 0.0001.
+    assert sign_flip_p([1.0] * 13 + [7.0]) < 0.001
+
+
+def test_holm():
+    # Sorted 0.01, 0.02, 0.03, 0.04 × 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.04, each at least the one before.
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.5, None, 0.9]) == [1.0, None, 1.0] and holm([]) == []
+
+
+def test_differences_are_of_lesson_means_over_common_lessons():
+    found = differences({"base": {"a": [0.0, 1.0], "b": [0.5]}, "new": {"a": [1.0], "b": [0.75], "c": [9.0]}})
+    assert [(each.tutor, each.against, each.lessons) for each in found] == [("new", "base", 2)]
+    # a: 1 − 0.5, b: 0.75 − 0.5. Resamples of two lessons have means 0.25, 0.375, 0.5.
+    assert found[0].mean == 0.375 and found[0].ci95 == [0.25, 0.5]
+    assert found[0].p == found[0].p_holm == 0.5  # ++ and −− of four
+
+
+def test_every_pair_is_compared_once_and_corrected_together():
+    ones, zeros = {str(i): [1.0] for i in range(5)}, {str(i): [0.0] for i in range(5)}
+    found = differences({"base": zeros, "x": ones, "y": ones})
+    assert [(each.tutor, each.against) for each in found] == [("x", "base"), ("y", "base"), ("y", "x")]
+    assert [each.p for each in found] == [2 / 32, 2 / 32, 1.0]
+    assert [each.p_holm for each in found] == [3 * 2 / 32, 3 * 2 / 32, 1.0]
+
+
+def test_a_figure_that_one_tutor_lacks_has_no_difference():
+    (found,) = differences({"base": {"a": [1.0]}, "x": {}})
+    assert (found.mean, found.ci95, found.p, found.p_holm, found.lessons) == (None, None, None, None, 0)
+    assert say_p(0.0312) == " = 0.031" and say_p(0.0001) == " < 0.001"
+
+
+# Arms ------------------------------------------------------------------------------------------------------------
+
+
+def test_scripted_teachers_are_seats_like_those_behind_an_api():
+    assert is_script("script:ideal") and not is_script("owner/model")
+    with pytest.raises(ConfigError, match="script:acknowledges, script:ideal"):
+        ScriptedTeacher("script:nobody")
+
+
+async def _say(name: str, messages: list[dict[str, str]]) -> str:
+    return (await ScriptedTeacher(f"script:{name}").chat(messages, Sampling(1.0))).text
+
+
+def test_what_the_arms_say():
+    import asyncio
+
+    prompt = {"role": "user", "content": f"You teach English.\n\n{LESSONS[0]}\n"}
+    opening = asyncio.run(_say("ideal", [prompt]))
+    lesson = make_lessons(3)[1][0]
+    assert opening == SCRIPTED_TEACHERS["ideal"](lesson, [])
+    assert asyncio.run(_say("acknowledges", [prompt])) == "Good!"
+    with pytest.raises(DataError, match="lessons of the quickstart"):
+        asyncio.run(_say("ideal", [{"role": "user", "content": "Teach Dutch."}]))
+
+
+# The whole way ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EvalConfig:
+    lessons = tmp_path / "lessons.jsonl"
+    lessons.write_text("".join(json.dumps({"problem": text, "answer": ""}) + "\n" for text in LESSONS[:6]))
+    overrides = [
+        "--config-name=quickstart_compare",
+        f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]",
+        f"logging.save_dir={tmp_path / 'compare'}",
+    ]
+    return load(EvalConfig, "eval", overrides, check_eval)
+
+
+@pytest.fixture
+def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Tutors and students of scripts in the place of models: the base ignores errors, the trained one repeats itself.
+    Returns the names of the tutors, as they are opened."""
+    opened: list[str] = []
+
+    def student(prompt: str) -> str:
+        return "Every day I cooks egg in the kitchen." if "mistake" in prompt else "Every day I cook an egg."
+
+    async def open_desk(config: EvalConfig, weights, graded, folder: Path) -> BatchDesk:
+        name = config.teacher_model.model_name_or_path
+        opened.append(name)
+        room = Room(tokenizer, folder)
+        room.student, room.judge = ScriptedEngine(tokenizer, student), RubricJudge()
+        room.teacher = ScriptedEngine(tokenizer, lambda _: "Good! What do you say?" if "sft" in name else "Good.")
+        if is_script(name):
+            room.teacher = ScriptedTeacher(name)
+        desk = room.open(config.generation)
+        if is_script(name):
+            del desk.classroom.seats.engines["teacher"]
+        return desk
+
+    monkeypatch.setattr("src.batches.open_desk", open_desk)
+    return opened
+
+
+def test_tutors_and_control_arms_meet_the_same_lessons_one_after_the_other(config, models, tmp_path, capsys):
+    metrics = evaluate(config)
+    assert models == ["runs/quickstart/sft/model", "runs/quickstart/model", "script:acknowledges", "script:ideal"]
+    assert list(metrics["tutors"]) == ["base", "trained", "acknowledges", "ideal"]
+    folder = tmp_path / "compare"
+    assert json.loads((folder / "metrics.json").read_text()) == metrics
+    table = pd.read_parquet(folder / "conversations.parquet")
+    assert len(table) == 4 * 6 * 2 and set(table["tutor"]) == set(metrics["tutors"])
+    personas = {
+        tutor: [[turn["persona"] for turn in json.loads(turns)][1:6:2] for turns in group["turns"]]
+        for tutor, group in table.groupby("tutor")
+    }
+    drawn = personas["acknowledges"]  # it never ends a conversation early
+    assert any("error_student" in each for each in drawn)
+    for found in personas.values():  # equal schedules, as far as the conversations go
+        assert all(one == other[: len(one)] for one, other in zip(found, drawn, strict=True))
+    sampled = metrics["sampled"]
+    assert sampled["figures"]["ideal"]["reward"]["mean"] > sampled["figures"]["acknowledges"]["reward"]["mean"]
+    assert sampled["figures"]["acknowledges"]["tasks_per_message"]["mean"] == 0
+    pairs = {(each["tutor"], each["against"]): each for each in sampled["paired"]["reward"]}
+    assert len(pairs) == 6 and pairs["ideal", "base"]["lessons"] == 6
+    text = capsys.readouterr().out
+    assert "against base, lesson by lesson" in text and "p = " in text
+
+
+def test_the_page_is_one_file_and_shows_every_tutor(config, models, tmp_path):
+    evaluate(config)
+    page = (tmp_path / "compare" / "report.html").read_text(encoding="utf-8")
+    assert page.count("<h4>acknowledges</h4>") == page.count("<h4>ideal</h4>") >= 3
+    for outside in ("http://", "https://", "<script", "src=", '<link rel="stylesheet'):
+        assert outside not in page, outside
+
+
+def test_open_lessons_have_no_scripted_ideal(config):
+    from src.data import Problem
+
+    assert [arm.name for arm in arms_of(config, [Problem.of("Language: Dutch")])] == ["base", "trained", "acknowledges"]
+
+
+def test_the_simulator_that_is_not_to_be_trusted_is_called_so(config):
+    from src.evaluation.compare import Measured
+    from src.turns import Turn
+
+    turns = [Turn("teacher", "Hi!"), Turn("student", "Hello.", "error_student"), Turn("teacher", "Good!")]
+    about = {"seed": 1, "problems": 1, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
+    about |= {"server_url": None, "seconds": 0.0}
+    measured = Measured(about, [("sampled", record_of(LESSONS[0], turns, reward=0.5))])
+    metrics = summarise_comparison(replace(config, samplings=["sampled"]), {"base": measured})
+    assert metrics["sampled"]["fidelity"]["base"]["trusted"] is False
+    assert "With base the simulated student is NOT to be trusted: only 0% of the turns" in comparison_text(metrics)
+
+
+def test_lessons_to_show_are_chosen_by_the_spread_of_rewards():
+    by_tutor = {
+        "a": [record_of(str(i), [], index=i, reward=0.0) for i in range(7)],
+        "b": [record_of(str(i), [], index=i, reward=i / 10) for i in range(7)],
+    }
+    chosen = [group["a"].problem for group in choose_lessons(by_tutor)]
+    assert chosen == ["6", "5", "4", "3", "0"]  # furthest apart, the median, closest
+    assert choose_lessons({"a": [record_of("x", [], reward=None)]})[0]["a"].reward is None
+
+
+# Configuration ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tutors", "message"),
+    [
+        ([TutorConfig("a b", "x")], "name is 'a b'"),
+        ([TutorConfig("base", "x")], "other than base, acknowledges, ideal"),
+        ([TutorConfig("x", "x"), TutorConfig("x", "y")], "a name of its own"),
+        ([TutorConfig("x")], "names no model_name_or_path, adapter or server_url"),
+        ([TutorConfig("x", server_url="localhost")], "must begin with http"),
+    ],
+)
+def test_tutors_that_cannot_be_compared_are_refused(config, tutors, message):
+    with pytest.raises(ConfigError, match=message):
+        check_eval(replace(config, tutors=tutors))
+
+
+def test_a_server_beside_tutors_is_refused(config):
+    with pytest.raises(ConfigError, match="set server_url=null and name a server as one of the tutors"):
+        check_eval(replace(config, server_url="http://127.0.0.1:8005"))
+
+
+def test_tutors_of_maths_are_not_compared():
+    with pytest.raises(ConfigError, match="measure tutors of maths one by one"):
+        load(EvalConfig, "eval", ["--config-name=maths", "tutors=[{name: x, model_name_or_path: y}]"], check_eval)
+
+
+def test_a_tutor_says_where_it_is_and_has_the_rest_from_the_base(config):
+    from src.evaluation.compare import Arm, _config_of
+
+    elsewhere = TutorConfig("gpt", "openai/gpt", use_openrouter=True)
+    with _config_of(Arm("gpt", elsewhere), config, Path()) as found:
+        assert found.teacher_model.is_remote and found.teacher_model.vllm == config.teacher_model.vllm
+    remote = replace(config, teacher_model=ApiModelConfig("owner/base", use_openrouter=True))
+    with _config_of(Arm("x", TutorConfig("x", "folder")), remote, Path()) as found:
+        assert not found.teacher_model.is_remote and found.tutors == []
+    with _config_of(Arm("s", TutorConfig("s", server_url="http://h:1")), config, Path()) as found:
+        assert found.server_url == "http://h:1"
+
+
+def test_an_adapter_is_merged_into_its_base(config, world, tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from src.evaluation.compare import Arm, _config_of
+
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(world / "blank")
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        wanted = adapted(torch.tensor([[5, 6, 7]])).logits
+    tutor = TutorConfig("lora", str(world / "blank"), adapter=str(tmp_path / "adapter"))
+    with _config_of(Arm("lora", tutor), config, tmp_path) as found:
+        merged = AutoModelForCausalLM.from_pretrained(found.teacher_model.model_name_or_path)
+        folder = Path(found.teacher_model.model_name_or_path)
+        assert (folder / "tokenizer.json").is_file()
+    with torch.no_grad():
+        assert torch.allclose(merged(torch.tensor([[5, 6, 7]])).logits, wanted, atol=1e-5)
+    assert not folder.exists()
+    nothing = TutorConfig("lora", adapter=str(world / "blank"))
+    with pytest.raises(ConfigError, match="holds no LoRA adapter"), _config_of(Arm("x", nothing), config, tmp_path):
+        pass
