@@ -93,6 +93,10 @@ class EvalConfig:
     conversations are held. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same
     students.
 
+    Which of a language student's messages hold an error, rules tell of the quickstart's language; of any other the
+    judge's model is asked, once for each conversation, with `student_errors_prompt_path` (null: nobody is asked, and
+    what the persona was counts as said).
+
     An evaluation that names neither a persona nor a judge rule is one of a maths tutor: with the prompts and rules in
     `MATHS_CLASSROOM` where it has none of its own, and, without a dataset, on Big-Math's test problems.
 
@@ -120,6 +124,7 @@ class EvalConfig:
     pedagogical_reward_model: str = "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"
     pedagogical_reward_prompt_path: str = "prompt_templates/pedagogical_reward_prompt.txt"
     pedagogical_reward_vllm: VllmConfig = field(default_factory=lambda: VllmConfig(max_length=12000, dtype="float32"))
+    student_errors_prompt_path: str | None = "prompt_templates/judges/student_errors.txt"
     seed: int = 42
     dry_run: bool = False
 

@@ -84,7 +84,7 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     Raises:
         JudgeOutputError: if the text holds no single JSON object with what the rule asks for.
     """
-    answer = _find_object(text)
+    answer = find_object(text)
     if rule in SCORING_RULES:
         reasons = {name: str(answer.get(name.replace("_score", "_reasoning")) or "") for name in _SCORE_RANGES}
         return Verdict(rule, attempt, scores=_read_scores(answer, text), reasons=reasons, raw=text)
@@ -103,7 +103,7 @@ def parse_judge_output(text: str) -> Scores:
     Raises:
         JudgeOutputError: if a score is missing, not a finite number or out of range.
     """
-    return _read_scores(_find_object(text), text)
+    return _read_scores(find_object(text), text)
 
 
 def _read_scores(answer: dict[str, Any], text: str) -> Scores:
@@ -138,7 +138,7 @@ def _read_decision(answer: dict[str, Any], text: str) -> bool:
     return decision == "OK"
 
 
-def _find_object(text: str) -> dict[str, Any]:
+def find_object(text: str) -> dict[str, Any]:
     """The one JSON object in the text; a repeated equal object counts once. What a reasoning model thought aloud before
     it answered does not count."""
     answer = text.rsplit("</think>", 1)[-1]

@@ -1,14 +1,22 @@
 """Figures from the text of lessons: rules against hand-labelled conversations, and hand-worked numbers."""
 
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from config.base import lesson_plans
+from config.eval_model import EvalConfig
 from src.data import load_problems
+from src.errors import JudgeOutputError
+from src.evaluation.error_labels import label_errors, read_labels
 from src.evaluation.feedback import falsely_corrects, feedback_kind, hands_over, nearest_phrase, repairs, takes_up
 from src.evaluation.fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.evaluation.language import language_metrics, plan_progress, read_lesson
 from src.evaluation.messages import holds, normal, read_message, sentences
 from src.evaluation.plans import Phrase, Plan, read_plan
+from src.phases import Concurrent
 from src.quickstart.lessons import parse_problem
 from src.turns import Turn
 from tests.labelled import agreement, compare, conversations, kappa
@@ -268,3 +276,46 @@ def test_every_text_can_be_read():
     for text in odd:
         read_message(text), feedback_kind(text, text, SPANISH), hands_over(text, lambda _: False, SPANISH)
         language_metrics([record_of(LESSON, [teacher(text), student(text, "error_student"), teacher(text)])])
+
+
+# Labels of a judge -----------------------------------------------------------------------------------------------
+
+
+def labelled_lesson():
+    problem = load_problems([lesson_plans("test")])[0].text
+    turns = [teacher("Hi! What do you say?"), student("abc", "error_student"), teacher("Hm. Again!"), student("abd")]
+    return record_of(problem, turns)
+
+
+def test_a_judges_answer_names_messages_as_it_was_shown_them():
+    record = labelled_lesson()
+    assert read_labels(record, '{"reasoning": "", "errors": [2]}') == {(record.id, 1): True, (record.id, 3): False}
+    for wrong in ('{"errors": [1]}', '{"errors": "2"}', '{"errors": [true]}', '{"errors": [9]}', "{}", "none"):
+        with pytest.raises(JudgeOutputError):
+            read_labels(record, wrong)
+
+
+class Labeller:
+    """A judge's engine that always answers the same."""
+
+    def __init__(self, answer: str):
+        self.answer, self.asked = answer, []
+
+    async def chat(self, messages, sampling):
+        self.asked.append(messages[0]["content"])
+        return SimpleNamespace(text=self.answer)
+
+
+@pytest.mark.parametrize(("answer", "known"), [('{"reasoning": "x", "errors": [2]}', True), ("I cannot say.", False)])
+def test_open_lessons_are_labelled_and_the_quickstarts_are_not(answer, known):
+    judge, record = Labeller(answer), labelled_lesson()
+    rules = record_of(LESSON, [teacher("Hi!"), student(SLIP)], index=1)
+    seats = SimpleNamespace(apis={}, engines={"judge": judge})
+    labels = asyncio.run(label_errors(EvalConfig(), seats, Concurrent(), [record, rules]))
+    assert len(judge.asked) == 1 and "[2] STUDENT: abc" in judge.asked[0] and "error_student" not in judge.asked[0]
+    assert labels == ({(record.id, 1): True, (record.id, 3): False} if known else {})
+    fidelity = language_metrics([record], labels)["fidelity"]
+    assert fidelity["labelled_by"] == ("judge" if known else "nobody")
+    assert fidelity["error_persona"]["share"] == (1.0 if known else None)
+    silent = replace(EvalConfig(), student_errors_prompt_path=None)
+    assert asyncio.run(label_errors(silent, seats, Concurrent(), [record])) == {}

@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from src.api import ConversationRecord
 from src.data import Problem, load_problems
 from src.evaluation.comparison_report import write_comparison_report
 from src.evaluation.comparison_table import comparison_text
+from src.evaluation.error_labels import Labels
 from src.evaluation.figures import FIGURES, ByLesson, figures_by_lesson
 from src.evaluation.metrics import lacks_verdict, mean_with_ci, share
 from src.evaluation.paired import differences
@@ -41,10 +42,12 @@ class Arm:
 
 @dataclass
 class Measured:
-    """What came of one arm: what metrics.json says of it, and (sampling, record) of each conversation."""
+    """What came of one arm: what metrics.json says of it, (sampling, record) of each conversation, and a judge's
+    labels of the student's errors."""
 
     about: dict[str, Any]
     records: list[tuple[str, ConversationRecord]]
+    labels: Labels = field(default_factory=dict)
 
     def of(self, sampling: str) -> list[ConversationRecord]:
         """The conversations of one sampling."""
@@ -70,7 +73,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
         own.mkdir(parents=True, exist_ok=True)
         with _config_of(arm, config, own) as its:
             found = asyncio.run(play_all(its, problems, own))
-        measured[arm.name] = Measured(found.about, found.records)
+        measured[arm.name] = Measured(found.about, found.records, found.labels)
     metrics = summarise_comparison(config, measured)
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
@@ -131,7 +134,7 @@ def summarise_comparison(config: EvalConfig, measured: Mapping[str, Measured]) -
         by_tutor: dict[str, ByLesson] = {}
         fidelity = {}
         for name, each in measured.items():
-            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling))
+            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), each.labels)
         metrics[sampling] = {
             "figures": {name: _estimates(found) for name, found in by_tutor.items()},
             "paired": paired_figures(by_tutor),

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
@@ -19,8 +19,10 @@ from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weigh
 from src.api import ConversationRecord, EngineHealth, Health, SampleRequest, SampleResponse
 from src.data import Problem
 from src.errors import DeadlineExceeded, PolicyMismatch
+from src.evaluation.error_labels import Labels, label_errors
 from src.evaluation.initial import InitialSolutions, initial_solutions
 from src.evaluation.progress import Progress
+from src.phases import Schedule
 from src.seats import Seats
 from src.turns import PolicyVersion
 
@@ -40,16 +42,18 @@ class Tutor:
     teacher: EngineHealth
     policy: PolicyVersion
     seats: Optional[Seats] = None
+    schedule: Optional[Schedule] = None
 
 
 @dataclass
 class Found:
     """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, and
-    the student's solutions before the dialogue, if they are known."""
+    the student's solutions before the dialogue, if they are known; `labels` are a judge's of the student's errors."""
 
     records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
     initial: Optional[InitialSolutions] = None
+    labels: Labels = field(default_factory=dict)
 
 
 async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> Found:
@@ -79,6 +83,9 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
         for sampling in config.samplings:
             requests = list(make_requests(problems, config, sampling, tutor.policy, run))
             found.records += [(sampling, record) for record in await _play(tutor, requests, sampling)]
+        if tutor.seats is not None and not is_measured_by_solutions(config):
+            records = [record for _, record in found.records]
+            found.labels = await label_errors(config, tutor.seats, tutor.schedule, records)
         found.about["seconds"] = round(time.monotonic() - started, 3)
     return found
 
@@ -176,6 +183,6 @@ async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[T
     desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), folder)
     seats = desk.classroom.seats
     try:
-        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats)
+        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.classroom.schedule)
     finally:
         seats.shutdown()

@@ -73,5 +73,5 @@ def _summarise(config: EvalConfig, found: Found, scores: Optional[Sequence[Seque
             by_answer = not config.reward_model.is_model
             metrics[sampling] |= summarise_maths(records, found.initial, here, by_answer)
         else:
-            metrics[sampling] |= language_metrics(records)
+            metrics[sampling] |= language_metrics(records, found.labels)
     return metrics
