@@ -93,6 +93,9 @@ class EvalConfig:
     conversations are held. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same
     students.
 
+    `extra_judges`, models behind an API or the rubric, judge the compared conversations, too, once each: for their view
+    of the tutors and their agreement with `judge_model`. No reward comes from them.
+
     Which of a language student's messages hold an error, rules tell of the quickstart's language; of any other the
     judge's model is asked, once for each conversation, with `student_errors_prompt_path` (null: nobody is asked, and
     what the persona was counts as said).
@@ -110,6 +113,7 @@ class EvalConfig:
 
     server_url: str | None = None
     tutors: list[TutorConfig] = field(default_factory=list)
+    extra_judges: list[JudgeModelConfig] = field(default_factory=list)
     samplings: list[str] = field(default_factory=lambda: list(SAMPLINGS))
     num_samples_per_problem: int = 1
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
@@ -181,6 +185,7 @@ def check_eval(config: EvalConfig) -> None:
         _check_classroom(config)
     if config.tutors:
         _check_tutors(config)
+    _check_extra_judges(config)
     if is_measured_by_solutions(config):
         _check_solutions(config)
 
@@ -210,6 +215,21 @@ def _check_tutors(config: EvalConfig) -> None:
             "tutors compares language tutors, whose judge rule scores; name pedagogical_eval in "
             "generation.judges_rules_prompts_paths, or measure tutors of maths one by one."
         )
+
+
+def _check_extra_judges(config: EvalConfig) -> None:
+    names = [judge.model_name_or_path for judge in config.extra_judges]
+    if names and not config.tutors:
+        raise ConfigError("extra_judges judge what is compared, and there are no tutors to compare: name tutors, too.")
+    for judge in config.extra_judges:
+        check_judge(judge, config.generation, "extra_judges")
+        if judge.model_name_or_path != "rubric" and not judge.is_remote:
+            raise ConfigError(
+                f"extra_judges has {judge.model_name_or_path}, a model for an engine; each must be behind an API "
+                "(use_openrouter, use_gemini or base_url), or the rubric."
+            )
+        if names.count(judge.model_name_or_path) > 1:
+            raise ConfigError(f"extra_judges has {judge.model_name_or_path} twice: name each judge once.")
 
 
 def _check_classroom(config: EvalConfig) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from config.base import ApiModelConfig
+from config.base import ApiModelConfig, JudgeModelConfig
 from config.eval_model import EvalConfig, TutorConfig, check_eval
 from config.load import load
 from src.batches import BatchDesk
 from src.errors import ConfigError, DataError
+from src.evaluation.agreement import krippendorff_alpha
 from src.evaluation.compare import arms_of, summarise_comparison
 from src.evaluation.comparison_report import choose_lessons
 from src.evaluation.comparison_table import comparison_text, say_p
+from src.evaluation.extra_judges import summarise_judges
 from src.evaluation.paired import DRAWS, differences, holm, sign_flip_p
 from src.evaluation.run import evaluate
 from src.inference_providers.base import Sampling
@@ -24,7 +26,7 @@ from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
 from src.quickstart.lessons import make_lessons, render_problem
 from src.quickstart.scripted import SCRIPTED_TEACHERS
 from tests.scripted_room import Room
-from tests.synthetic_run import record_of
+from tests.synthetic_run import FAILED, record_of, scored
 
 LESSONS = [render_problem(lesson) for lesson in make_lessons(3)[1]]
 
@@ -73,6 +75,26 @@ def test_a_figure_that_one_tutor_lacks_has_no_difference():
     (found,) = differences({"base": {"a": [1.0]}, "x": {}})
     assert (found.mean, found.ci95, found.p, found.p_holm, found.lessons) == (None, None, None, None, 0)
     assert say_p(0.0312) == " = 0.031" and say_p(0.0001) == " < 0.001"
+
+
+def test_krippendorffs_alpha():
+    # (1, 2) and (3, 3): observed Σ of squares 2 + 0 over 4 values, 0.5. Expected: the ordered pairs of 1, 2, 3, 3 differ by
+    # 1, 2, 2, 1, 1, 0, squared and both ways 2 × (1 + 4 + 4 + 1 + 1) = 22, over 4 × 3: 1.8333. α = 1 − 0.5 / 1.8333.
+    assert krippendorff_alpha([(1, 2), (3, 3), (9, None)]) == pytest.approx(1 - 0.5 / (22 / 12))
+    assert krippendorff_alpha([(0.1, 0.1), (0.9, 0.9)]) == 1.0
+    assert krippendorff_alpha([(0, 1), (1, 0)]) == pytest.approx(1 - 1 / (8 / 12))
+    assert krippendorff_alpha([(1, None)]) is None and krippendorff_alpha([(1, 1), (1, 1)]) is None
+
+
+def test_several_judges_on_the_same_conversations():
+    records = {"x": [record_of("a", [], [scored(1, 1, 10)], 0), record_of("b", [], [scored(0, 0, 0)], 1)]}
+    records["y"] = [record_of("a", [], [scored(0.5, 0.5, 5)], 0), record_of("b", [], [FAILED], 1)]
+    opinions = {"second": {"x/c-0000": 0.8, "x/c-0001": 0.2, "y/c-0000": 0.4, "y/c-0001": 0.9}}
+    found = summarise_judges("first", records, opinions)
+    assert found["scores"]["first"]["x"]["mean"] == 0.5 and found["scores"]["first"]["y"]["n"] == 1
+    assert found["scores"]["second"]["y"]["mean"] == pytest.approx(0.65)
+    assert found["spearman"] == {"second": 1.0} and found["n"] == 4
+    assert found["krippendorff_alpha"] == krippendorff_alpha([(1, 0.8), (0, 0.2), (0.5, 0.4), (None, 0.9)])
 
 
 # Arms ------------------------------------------------------------------------------------------------------------
@@ -172,6 +194,24 @@ def test_the_page_is_one_file_and_shows_every_tutor(config, models, tmp_path):
     assert page.count("<h4>acknowledges</h4>") == page.count("<h4>ideal</h4>") >= 3
     for outside in ("http://", "https://", "<script", "src=", '<link rel="stylesheet'):
         assert outside not in page, outside
+
+
+def test_extra_judges_agree_with_the_judge_if_they_are_the_same(config, models, capsys):
+    metrics = evaluate(replace(config, extra_judges=[JudgeModelConfig("rubric")]))
+    judges = metrics["sampled"]["judges"]
+    assert judges["krippendorff_alpha"] == 1.0 and judges["spearman"] == {"rubric (again)": pytest.approx(1.0)}
+    assert judges["scores"]["rubric"] == judges["scores"]["rubric (again)"]
+    text = capsys.readouterr().out
+    assert "Score by rubric (again)" in text and "Krippendorff's α of all judges (interval): 1.000, over 48" in text
+
+
+def test_extra_judges_that_cannot_be_asked_are_refused(config):
+    with pytest.raises(ConfigError, match="must be behind an API"):
+        check_eval(replace(config, extra_judges=[JudgeModelConfig("owner/model")]))
+    with pytest.raises(ConfigError, match="name each judge once"):
+        check_eval(replace(config, extra_judges=[JudgeModelConfig("rubric"), JudgeModelConfig("rubric")]))
+    with pytest.raises(ConfigError, match="no tutors to compare"):
+        check_eval(replace(config, tutors=[], extra_judges=[JudgeModelConfig("rubric")]))
 
 
 def test_open_lessons_have_no_scripted_ideal(config):

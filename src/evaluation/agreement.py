@@ -1,4 +1,4 @@
-"""How far two judges agree."""
+"""How far judges agree."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -15,6 +15,31 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
     if not (np.ptp(first) and np.ptp(second)):
         return None
     return float(np.corrcoef(first, second)[0, 1])
+
+
+def krippendorff_alpha(units: Sequence[Sequence[Optional[float]]]) -> Optional[float]:
+    """Krippendorff's α for interval data (Krippendorff, "Content Analysis", 2004, chapter 11): 1 − observed / expected
+    disagreement, 1 for full agreement, 0 for that of chance.
+
+    Args:
+        units: for each conversation the score of each judge; None where one has none.
+
+    Returns:
+        None if no conversation has two scores, or all scores are the same.
+    """
+    paired = [[value for value in unit if value is not None] for unit in units]
+    paired = [values for values in paired if len(values) > 1]
+    everything = np.array([value for values in paired for value in values], dtype=float)
+    n = len(everything)
+    if n == 0 or not np.ptp(everything):
+        return None
+    observed = sum(_squares(np.array(values, dtype=float)) / (len(values) - 1) for values in paired) / n
+    return float(1 - observed / (_squares(everything) / (n * (n - 1))))
+
+
+def _squares(values: np.ndarray) -> float:
+    """Σ over all ordered pairs of the squared difference."""
+    return float(2 * (len(values) * np.sum(values**2) - np.sum(values) ** 2))
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

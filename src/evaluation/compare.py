@@ -19,6 +19,7 @@ from src.data import Problem, load_problems
 from src.evaluation.comparison_report import write_comparison_report
 from src.evaluation.comparison_table import comparison_text
 from src.evaluation.error_labels import Labels
+from src.evaluation.extra_judges import Opinions, ask_extra_judges, summarise_judges
 from src.evaluation.figures import FIGURES, ByLesson, figures_by_lesson
 from src.evaluation.metrics import lacks_verdict, mean_with_ci, share
 from src.evaluation.paired import differences
@@ -74,7 +75,9 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
         with _config_of(arm, config, own) as its:
             found = asyncio.run(play_all(its, problems, own))
         measured[arm.name] = Measured(found.about, found.records, found.labels)
-    metrics = summarise_comparison(config, measured)
+    records = {name: [record for _, record in each.records] for name, each in measured.items()}
+    opinions = asyncio.run(ask_extra_judges(config, records, folder))
+    metrics = summarise_comparison(config, measured, opinions)
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
     report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
@@ -122,9 +125,11 @@ def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
     )
 
 
-def summarise_comparison(config: EvalConfig, measured: Mapping[str, Measured]) -> dict[str, Any]:
+def summarise_comparison(
+    config: EvalConfig, measured: Mapping[str, Measured], opinions: Opinions | None = None
+) -> dict[str, Any]:
     """What stands in metrics.json: `tutors`, and for each sampling `figures` by tutor, `paired` differences by figure,
-    and the student's `fidelity` beside each tutor."""
+    the student's `fidelity` beside each tutor, and with `opinions` of further judges, `judges`."""
     first = next(iter(measured.values())).about
     metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
     metrics["base"] = BASE
@@ -139,9 +144,19 @@ def summarise_comparison(config: EvalConfig, measured: Mapping[str, Measured]) -
             "figures": {name: _estimates(found) for name, found in by_tutor.items()},
             "paired": paired_figures(by_tutor),
             "fidelity": fidelity,
+            **_judges(config, sampling, measured, opinions),
             "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
         }
     return metrics
+
+
+def _judges(
+    config: EvalConfig, sampling: str, measured: Mapping[str, Measured], opinions: Opinions | None
+) -> dict[str, Any]:
+    if not opinions:
+        return {}
+    records = {name: each.of(sampling) for name, each in measured.items()}
+    return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, opinions)}
 
 
 def _about(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 from src.api import ConversationRecord
-from src.evaluation.comparison_table import difference_rows, fidelity_lines, figure_rows, samplings_of
+from src.evaluation.comparison_table import (
+    difference_rows,
+    fidelity_lines,
+    figure_rows,
+    judge_lines,
+    judge_rows,
+    samplings_of,
+)
 from src.evaluation.report import SAMPLING_NAMES, page_template
 from src.evaluation.showcase import Pair, ShownConversation, show
 
@@ -32,8 +39,8 @@ def write_comparison_report(folder: Path, metrics: Mapping[str, Any], records: R
         parts.append(
             {
                 "title": SAMPLING_NAMES[sampling],
-                "fidelity": fidelity_lines(metrics, sampling),
-                "figures": figure_rows(metrics, sampling),
+                "notes": fidelity_lines(metrics, sampling) + judge_lines(metrics, sampling),
+                "figures": figure_rows(metrics, sampling) + judge_rows(metrics, sampling),
                 "differences": difference_rows(metrics, sampling),
                 "others": [name for name in metrics["tutors"] if name != metrics["base"]],
                 "lessons": [_show(group) for group in choose_lessons(by_tutor)],

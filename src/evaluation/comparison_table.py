@@ -1,7 +1,7 @@
 """A comparison of tutors as text: each tutor's figures, then every tutor against the base."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from src.evaluation.figures import FIGURES, Figure
@@ -64,6 +64,30 @@ def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[st
         yield "" if not clear else "better" if pair["mean"] * figure.wish > 0 else "worse"
 
 
+def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[Row]:
+    """Each judge's score for each tutor; none if only one judge was asked."""
+    judges = metrics[sampling].get("judges", {}).get("scores", {})
+    measure = Figure("score", "").measure
+    return [
+        Row(f"Score by {name}", [cell(replace(measure, wish=1), each) for each in scores.values()], [""] * len(scores))
+        for name, scores in judges.items()
+    ]
+
+
+def judge_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
+    """How far several judges agree; none if only one was asked."""
+    judges = metrics[sampling].get("judges")
+    if judges is None:
+        return []
+    lines = [f"Spearman's ρ with {name}: {_say(value)}." for name, value in judges["spearman"].items()]
+    alpha = _say(judges["krippendorff_alpha"])
+    return [*lines, f"Krippendorff's α of all judges (interval): {alpha}, over {judges['n']} conversations."]
+
+
+def _say(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
 def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
     """What is to be known of the simulated student, tutor by tutor."""
     lines = []
@@ -92,9 +116,11 @@ def comparison_text(metrics: Mapping[str, Any]) -> str:
     for sampling in samplings_of(metrics):
         names = list(metrics["tutors"])
         table = [[sampling, *names], *([row.label, *map(str, row.cells)] for row in figure_rows(metrics, sampling))]
+        table += [[row.label, *map(str, row.cells)] for row in judge_rows(metrics, sampling)]
         others = [name for name in names if name != metrics["base"]]
         changes = [[f"against {metrics['base']}, lesson by lesson", *others]]
         changes += [[row.label, *map(str, row.cells)] for row in difference_rows(metrics, sampling)]
         parts += ["", align(table), "", align(changes), "", *fidelity_lines(metrics, sampling)]
+        parts += judge_lines(metrics, sampling)
     parts.append("p: sign-flip test over lessons, two-sided, corrected by Holm for all pairs of tutors.")
     return "\n".join(parts)

@@ -1,0 +1,133 @@
+"""Further judges for conversations that were played: what each of them makes of the tutors, and how far they agree."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from config.base import JudgeModelConfig
+from config.eval_model import EvalConfig
+from src.api import ConversationRecord
+from src.conversation import visible_text
+from src.errors import EngineFailure, ProviderFailure, StorageError
+from src.evaluation.agreement import krippendorff_alpha, rank_correlation
+from src.evaluation.metrics import judgement_of, mean_with_ci
+from src.evaluation.records import group_by_problem
+from src.inference_providers.base import Judge
+from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.chat_api import ChatApi
+from src.inference_providers.open_router_inference import OpenAICompatibleJudge
+from src.inference_providers.rubric_inference import RubricJudge
+from src.judging import Verdict, parse_verdict, sum_up
+from src.seats import RUBRIC
+
+logger = logging.getLogger(__name__)
+
+Opinions = dict[str, dict[str, Optional[float]]]
+"""Judge → conversation (as `key_of` names it) → its score in [0, 1]; None without a verdict."""
+
+
+def key_of(tutor: str, record: ConversationRecord) -> str:
+    """A conversation's name among those of all tutors."""
+    return f"{tutor}/{record.id}"
+
+
+async def ask_extra_judges(
+    config: EvalConfig, records: Mapping[str, Sequence[ConversationRecord]], folder: Path
+) -> Opinions:
+    """One attempt of each of `extra_judges` at every conversation, by the rules of the judge.
+
+    Args:
+        records: each tutor's conversations.
+
+    Raises:
+        ProviderFailure: if a judge cannot be asked at all.
+    """
+    opinions: Opinions = {}
+    for number, judge in enumerate(config.extra_judges):
+        seat, api = _open(judge, config, folder / f"extra_judge_{number}_calls.sqlite")
+        try:
+            keys = [key_of(tutor, record) for tutor, group in records.items() for record in group]
+            asked = (_score(seat, config, record) for group in records.values() for record in group)
+            opinions[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
+        finally:
+            if api is not None:
+                api.ledger.close()
+    return opinions
+
+
+def _open(judge: JudgeModelConfig, config: EvalConfig, ledger_path: Path) -> tuple[Judge, ChatApi | None]:
+    if judge.model_name_or_path == RUBRIC:
+        return RubricJudge(), None
+    ledger = CallLedger(ledger_path, judge.max_cost_usd)
+    api = ChatApi(judge, ledger, "extra judge")
+    rules, most = config.generation.judges_rules_prompts_paths, config.generation.max_tokens_per_judge_attempt
+    return OpenAICompatibleJudge(judge, rules, most, ledger, api), api
+
+
+async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
+    rules = list(config.generation.judges_rules_prompts_paths)
+    transcript = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
+    verdicts = await asyncio.gather(*(_attempt(judge, rule, transcript, record) for rule in rules))
+    judgement = sum_up(verdicts, rules)
+    return None if judgement is None else judgement.score
+
+
+async def _attempt(judge: Judge, rule: str, transcript: list[dict[str, str]], record: ConversationRecord) -> Verdict:
+    text = ""
+    try:
+        text = await judge.judge(rule, transcript, record.problem, 0)
+        return parse_verdict(rule, 0, text)
+    except (EngineFailure, ProviderFailure, StorageError):
+        raise
+    except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
+        logger.warning("an extra judge has no verdict on %s: %s: %s", record.id, type(error).__name__, error)
+        return Verdict(rule, 0, error=f"{type(error).__name__}: {error}", raw=text)
+
+
+def summarise_judges(
+    name: str, records: Mapping[str, Sequence[ConversationRecord]], opinions: Opinions
+) -> dict[str, Any]:
+    """What metrics.json holds of several judges on the conversations of one sampling.
+
+    Args:
+        name: the judge that the rewards come from.
+        records: each tutor's conversations.
+
+    Returns:
+        `scores`: judge → tutor → estimate of the score in [0, 1] (no penalty, no averaging with the reward's other
+        parts); `spearman`: each extra judge's rank correlation with the first; `krippendorff_alpha` of all; `n`
+        conversations.
+    """
+    firsts = {
+        key_of(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
+        for tutor, group in records.items()
+        for record in group
+    }
+    judges: Opinions = {name: firsts}
+    for each, found in opinions.items():  # the same model asked again has a name of its own
+        judges[each if each not in judges else f"{each} (again)"] = {key: found[key] for key in firsts}
+    pairs = {
+        each: [(firsts[key], found[key]) for key in firsts if None not in (firsts[key], found[key])]
+        for each, found in judges.items()
+        if each != name
+    }
+    return {
+        "scores": {
+            each: {t: _estimate(t, group, found) for t, group in records.items()} for each, found in judges.items()
+        },
+        "spearman": {each: rank_correlation(found) for each, found in pairs.items()},
+        "krippendorff_alpha": krippendorff_alpha([[found[key] for found in judges.values()] for key in firsts]),
+        "n": len(firsts),
+    }
+
+
+def _estimate(
+    tutor: str, records: Sequence[ConversationRecord], scores: Mapping[str, Optional[float]]
+) -> dict[str, Any]:
+    by_lesson = {
+        lesson: [score for record in group if (score := scores[key_of(tutor, record)]) is not None]
+        for lesson, group in group_by_problem(records).items()
+    }
+    return mean_with_ci(by_lesson)
