@@ -78,7 +78,7 @@ def test_a_figure_that_one_tutor_lacks_has_no_difference():
 
 
 def test_krippendorffs_alpha():
-    # (1, 2) and (3, 3): observed Σ of squares 2 + 0 over 4 values, 0.5. Expected: the ordered pairs of 1, 2, 3, 3 differ by
+    # (1, 2) and (3, 3): observed Σ of squares 2 + 0 over 4 values, 0.5. Expected: ordered pairs of 1, 2, 3, 3 differ by
     # 1, 2, 2, 1, 1, 0, squared and both ways 2 × (1 + 4 + 4 + 1 + 1) = 22, over 4 × 3: 1.8333. α = 1 − 0.5 / 1.8333.
     assert krippendorff_alpha([(1, 2), (3, 3), (9, None)]) == pytest.approx(1 - 0.5 / (22 / 12))
     assert krippendorff_alpha([(0.1, 0.1), (0.9, 0.9)]) == 1.0
