@@ -181,6 +181,11 @@ class GenerationConfig:
     schedule: str = "concurrent"
     colocate: bool | None = None
 
+    @property
+    def judge_rules(self) -> dict[str, str]:
+        """The rules that conversations are judged by, and their templates; none with `number_judge_attempts` 0."""
+        return self.judges_rules_prompts_paths if self.number_judge_attempts > 0 else {}
+
     def __post_init__(self) -> None:
         if self.forced_conversation_type is None and SCORING_RULES & set(self.judges_rules_prompts_paths):
             self.forced_conversation_type = "guided"

@@ -280,7 +280,7 @@ def _check_guards(guards: GuardsConfig, generation: GenerationConfig) -> None:
             "guards.judge_check_every_n_steps is above 0, but there is nothing to check with: set "
             "guards.held_out_judge_model, or guards.canaries=true."
         )
-    if not generation.judges_rules_prompts_paths or generation.number_judge_attempts < 1:
+    if not generation.judge_rules:
         raise ConfigError(
             "guards.judge_check_every_n_steps is above 0, but there is no judge to check: set "
             "generation.judges_rules_prompts_paths and generation.number_judge_attempts, or set it to 0."

@@ -424,12 +424,11 @@ def classroom_rules(
     Solutions are generated only if a reward reads them and something grades them (`graded`). The teacher's context
     in tokens bounds a conversation besides `max_tokens_in_conversation`. No judge attempts means no judging.
     """
-    judged = generation.number_judge_attempts > 0
     return ClassroomRules(
         max_turns=generation.max_turns,
         max_tokens_in_conversation=min(generation.max_tokens_in_conversation, teacher_context),
         max_tokens_per_turn=generation.max_tokens_per_turn,
-        judge_rules=tuple(generation.judges_rules_prompts_paths) if judged else (),
+        judge_rules=tuple(generation.judge_rules),
         solutions=generation.number_student_attempts if graded and "end_rm" in reward_weights else 0,
         ignore_rejected_judge=generation.ignore_rejected_judge,
         extra_penalty_for_rejected_judges=generation.extra_penalty_for_rejected_judges,

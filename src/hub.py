@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def write_card(folder: Path, config: Any, base_model: str, method: str, metrics:
     results = [
         EvalResult("text-generation", "dialogue", "training", key, metrics[key], metric_name=key)
         for key in _RESULTS
-        if key in metrics
+        if isinstance(metrics.get(key), int | float) and math.isfinite(metrics[key])
     ]
     data = ModelCardData(
         base_model=base_model,

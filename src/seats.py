@@ -174,7 +174,7 @@ def _models_in_use(
     models = {"teacher": teacher, "student": student}
     if is_script(teacher.model_name_or_path):
         del models["teacher"]
-    if generation.judges_rules_prompts_paths and judge.model_name_or_path != RUBRIC:
+    if generation.judge_rules and judge.model_name_or_path != RUBRIC:
         models["judge"] = judge
     return models
 
@@ -191,7 +191,7 @@ def _cap_usd(model: ApiModelConfig, generation: GenerationConfig) -> float | Non
 
 
 def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig, api: ChatApi | None) -> Judge | None:
-    rules = generation.judges_rules_prompts_paths
+    rules = generation.judge_rules
     if not rules:
         return None
     if judge.model_name_or_path == RUBRIC:

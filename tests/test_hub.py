@@ -21,8 +21,9 @@ def test_card_carries_configuration_and_results(tmp_path: Path) -> None:
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model == "some/base" and card.data.eval_results[0].metric_value == 0.875
     assert "seed: 77" in card.text and '"step": 50' in card.text and "# me/tutor" in card.text
-    write_card(tmp_path, config, "some/base", "sft", {})
-    assert not ModelCard.load(tmp_path / "README.md").data.eval_results
+    for nothing in ({}, {"step": 3, "reward": None}, {"step": 3, "reward": float("nan")}):
+        write_card(tmp_path, config, "some/base", "sft", nothing)
+        assert not ModelCard.load(tmp_path / "README.md").data.eval_results
 
 
 def test_folder_goes_to_the_named_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

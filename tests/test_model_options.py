@@ -7,7 +7,7 @@ import pytest
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
 from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.seats import _sampling
+from src.seats import _sampling, engine_seats
 from tests.scripted_room import Room
 
 
@@ -73,6 +73,14 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
     ((prompt, sampling, _),) = engines["judge"].calls
     assert room.tokenizer.decode(prompt) == "<user>fractions: Hello." and sampling.max_tokens == 11
     assert text.startswith("words words") and len(room.tokenizer.encode(text)) <= 11
+
+
+def test_without_judge_attempts_no_judge_is_loaded(generation: GenerationConfig):
+    generation.judges_rules_prompts_paths = {"does_not_leak_answer": "rule.txt"}
+    models = ApiModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
+    assert set(engine_seats(*models, generation)) == {"teacher", "student", "judge"}
+    generation.number_judge_attempts = 0
+    assert set(engine_seats(*models, generation)) == {"teacher", "student"}
 
 
 @pytest.fixture
