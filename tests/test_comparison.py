@@ -17,6 +17,7 @@ from src.evaluation.compare import arms_of, summarise_comparison
 from src.evaluation.comparison_report import choose_lessons
 from src.evaluation.comparison_table import comparison_text, say_p
 from src.evaluation.extra_judges import summarise_judges
+from src.evaluation.figures import judged_by_lesson
 from src.evaluation.paired import DRAWS, differences, holm, sign_flip_p
 from src.evaluation.run import evaluate
 from src.inference_providers.base import Sampling
@@ -25,6 +26,7 @@ from src.inference_providers.scripted_inference import ScriptedEngine
 from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
 from src.quickstart.lessons import make_lessons, render_problem
 from src.quickstart.scripted import SCRIPTED_TEACHERS
+from src.turns import Turn
 from tests.scripted_room import Room
 from tests.synthetic_run import FAILED, record_of, scored
 
@@ -95,6 +97,19 @@ def test_several_judges_on_the_same_conversations():
     assert found["scores"]["second"]["y"]["mean"] == pytest.approx(0.65)
     assert found["spearman"] == {"second": 1.0} and found["n"] == 4
     assert found["krippendorff_alpha"] == krippendorff_alpha([(1, 0.8), (0, 0.2), (0.5, 0.4), (None, 0.9)])
+
+
+def test_the_rubrics_findings_are_counted_by_lesson_on_the_right_side():
+    wrong, right = "Last week I cook an egg in the kitchen.", "Last week I cooked an egg in the kitchen."
+    problem = "Lesson: food, cook, last week\nPlan: you, sister, brother, friends, parents"
+    said = ["Hi! What did you cook last week?", wrong, "Check the tense here: cook. Say it again.", right]
+    said += ["Check the tense here: cooked. Say it again.", wrong, "Good! What did your sister cook last week?"]
+    turns = [Turn("teacher" if place % 2 == 0 else "student", text) for place, text in enumerate(said)]
+    record = record_of(problem, turns, [scored(1, 0.5, 5)], reward=0.7)
+    found = judged_by_lesson([record])
+    lesson = record.problem_id
+    assert found["scaffolded"] == {lesson: [1.0, 0.0]} and found["falsely_corrected"] == {lesson: [1.0]}
+    assert found["scores/forward_progression_score"] == {lesson: [0.5]}
 
 
 # Arms ------------------------------------------------------------------------------------------------------------
@@ -222,7 +237,6 @@ def test_open_lessons_have_no_scripted_ideal(config):
 
 def test_the_simulator_that_is_not_to_be_trusted_is_called_so(config):
     from src.evaluation.compare import Measured
-    from src.turns import Turn
 
     turns = [Turn("teacher", "Hi!"), Turn("student", "Hello.", "error_student"), Turn("teacher", "Good!")]
     about = {"seed": 1, "problems": 1, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
