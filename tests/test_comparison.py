@@ -27,6 +27,7 @@ from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
 from src.quickstart.lessons import make_lessons, render_problem
 from src.quickstart.scripted import SCRIPTED_TEACHERS
 from src.turns import Turn
+from tests.judge_endpoint import judge_endpoint, says
 from tests.scripted_room import Room
 from tests.synthetic_run import FAILED, record_of, scored
 
@@ -322,3 +323,50 @@ def test_an_adapter_is_merged_into_its_base(config, world, tmp_path):
     nothing = TutorConfig("lora", adapter=str(world / "blank"))
     with pytest.raises(ConfigError, match="holds no LoRA adapter"), _config_of(Arm("x", nothing), config, tmp_path):
         pass
+
+
+# Open language, its judges behind HTTP ---------------------------------------------------------------------------
+
+VERDICT = {"task_final_score": 0.5, "forward_progression_score": 0.5, "overall_momentum_score": 5}
+
+
+def _answer(body: dict, nth: int):
+    """Every second message of the student holds an error, to whoever labels them; the second judge is milder."""
+    prompt = body["messages"][-1]["content"]
+    if '"errors"' in prompt:
+        students = [int(line[1 : line.index("]")]) for line in prompt.splitlines() if "] STUDENT:" in line]
+        return says(json.dumps({"reasoning": "", "errors": students[::2]}))
+    scores = VERDICT if body["model"] == "owner/judge" else {name: 2 * value for name, value in VERDICT.items()}
+    return says(json.dumps(scores | {name.replace("score", "reasoning"): "" for name in scores}))
+
+
+def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monkeypatch, capsys):
+    async def start(wanted, *_):
+        lines = {"teacher": lambda _: "Good! What do you say?", "student": lambda _: "abc"}
+        return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
+
+    monkeypatch.setattr("src.seats._start_engines", start)
+    model = str(world / "blank")
+    with judge_endpoint(_answer) as endpoint:
+        overrides = [
+            "--config-name=language_tutor",
+            f"tutors=[{{name: trained, model_name_or_path: {model}}}]",
+            *(f"{seat}_model.model_name_or_path={model}" for seat in ("teacher", "student")),
+            f"judge_model={{model_name_or_path: owner/judge, base_url: '{endpoint.url}'}}",
+            "judge_model.use_openrouter=false",
+            f"extra_judges=[{{model_name_or_path: owner/second, base_url: '{endpoint.url}'}}]",
+            "dataset.max_val_examples=3",
+            "generation.max_turns=5",
+            f"logging.save_dir={tmp_path / 'open'}",
+        ]
+        metrics = evaluate(load(EvalConfig, "eval", overrides, check_eval))
+    assert list(metrics["tutors"]) == ["base", "trained", "acknowledges"]
+    sampled = metrics["sampled"]
+    assert sampled["figures"]["trained"]["reward"]["mean"] == pytest.approx(0.5)
+    assert sampled["judges"]["scores"]["owner/second"]["trained"]["mean"] == pytest.approx(1.0)
+    fidelity = sampled["fidelity"]["trained"]
+    assert fidelity["labelled_by"] == "judge" and fidelity["trusted"] is False
+    assert fidelity["error_persona"]["n"] + fidelity["correct_persona"]["n"] == 3 * 2 * 2
+    # One of the two messages of each of the six conversations is said to hold an error, and is passed over.
+    assert sampled["figures"]["trained"]["feedback/none"] == {"mean": 1.0, "ci95": [1.0, 1.0], "n": 6}
+    assert "NOT to be trusted" in capsys.readouterr().out
