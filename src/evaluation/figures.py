@@ -51,7 +51,7 @@ COUNTED = (
     *(Figure(f"feedback/{kind}", f"Reply to an error: {kind}", True) for kind in KINDS),
     Figure("uptake", "Errors taken up in the next turn", True, 1),
     Figure("repair", "Errors repaired in the next turn", True, 1),
-    Figure("false_corrections", "Clean turns falsely corrected", True, -1),
+    Figure("false_corrections", "Clean turns falsely corrected (rules)", True, -1),
 )
 FIGURES = JUDGED + COUNTED
 

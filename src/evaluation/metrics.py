@@ -6,6 +6,7 @@ or turns: each resample draws as many lessons as there are, with replacement, an
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from statistics import fmean
 from typing import Any, Optional
 
@@ -48,11 +49,17 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int) -> Optional[
     lessons = len(sums)
     if lessons < 2:
         return None
-    generator = np.random.default_rng(BOOTSTRAP_SEED)
-    drawn = generator.multinomial(lessons, np.full(lessons, 1 / lessons), size=resamples)
+    drawn = _draws(lessons, resamples)
     means = (drawn @ sums) / (drawn @ counts)
     low, high = np.percentile(means, [2.5, 97.5])
     return [float(low), float(high)]
+
+
+@lru_cache(maxsize=4)
+def _draws(lessons: int, resamples: int) -> np.ndarray:
+    """How often each lesson is in each resample: the same for all figures on so many lessons."""
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    return generator.multinomial(lessons, np.full(lessons, 1 / lessons), size=resamples)
 
 
 def paired_change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> Estimate:
