@@ -25,6 +25,7 @@ from config.values import (
     REWARD_SCALES,
     SCHEDULERS,
     SCHEDULES,
+    SCRIPT,
     SERVED_RANKS,
     TRACKERS,
     TRAINING_DTYPES,
@@ -94,6 +95,11 @@ def check_train_rl(config: TrainRLConfig) -> None:
             "teacher_model is behind an API, which gives neither token ids nor log-probs and takes no weights: GRPO "
             "trains a model on an engine of its server. Leave out its base_url, use_openrouter and use_gemini. eval.py "
             "can measure a teacher behind an API."
+        )
+    if config.teacher_model.model_name_or_path.startswith(SCRIPT):
+        raise ConfigError(
+            f"teacher_model.model_name_or_path is {config.teacher_model.model_name_or_path}: a script can be measured by "
+            "eval.py and not be trained. Name a model."
         )
     _check_guards(config.guards, config.generation)
     check_logging(config.logging)

@@ -359,6 +359,8 @@ def test_grpo_refuses_a_teacher_without_tokens_and_takes_a_student() -> None:
         ConfigError, match="teacher_model is behind an API, which gives neither token ids nor log-probs"
     ):
         train_rl("teacher_model.use_openrouter=true")
+    with pytest.raises(ConfigError, match="a script can be measured by eval.py and not be trained"):
+        train_rl("teacher_model.model_name_or_path=script:ideal")
     assert train_rl("student_model.use_gemini=true").student_model.is_remote
 
 

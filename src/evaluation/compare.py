@@ -13,6 +13,7 @@ from typing import Any
 from config.base import ApiModelConfig
 from config.eval_model import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig
 from config.load import record_run
+from config.values import SCRIPT
 from src.adapters import merge_adapter
 from src.api import ConversationRecord
 from src.data import Problem, load_problems
@@ -27,7 +28,6 @@ from src.evaluation.plans import read_plan
 from src.evaluation.playing import play_all
 from src.evaluation.records import write_compared
 from src.evaluation.tracking import log_to_wandb
-from src.inference_providers.scripted_teacher import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfi
     """The evaluation of one arm alone."""
     alone = replace(config, tutors=[])
     if arm.script is not None:
-        yield replace(alone, teacher_model=ApiModelConfig(PREFIX + arm.script, vllm=config.teacher_model.vllm))
+        yield replace(alone, teacher_model=ApiModelConfig(SCRIPT + arm.script, vllm=config.teacher_model.vllm))
     elif arm.config is None:
         yield alone
     elif arm.config.server_url is not None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from config.eval_model import ACKNOWLEDGES, IDEAL
+from config.values import SCRIPT
 from src.api import EngineHealth
 from src.chat_template import Message
 from src.errors import ConfigError, DataError
@@ -12,7 +13,6 @@ from src.quickstart.lessons import Lesson, parse_problem
 from src.quickstart.scripted import ideal
 from src.turns import PolicyVersion, approximate_tokens
 
-PREFIX = "script:"
 _LESSON = re.compile(r"Lesson: .+\nPlan: .+")
 
 
@@ -37,7 +37,7 @@ SCRIPTS: dict[str, Callable[[Sequence[Message]], str]] = {ACKNOWLEDGES: acknowle
 
 def is_script(name: str) -> bool:
     """Whether a teacher model's name stands for a script."""
-    return name.startswith(PREFIX)
+    return name.startswith(SCRIPT)
 
 
 def _lesson_in(prompt: str) -> Lesson:
@@ -57,10 +57,10 @@ class ScriptedTeacher:
     """
 
     def __init__(self, name: str):
-        script = name.removeprefix(PREFIX)
+        script = name.removeprefix(SCRIPT)
         if script not in SCRIPTS:
             raise ConfigError(
-                f"There is no scripted tutor {name!r}; there are {', '.join(PREFIX + s for s in SCRIPTS)}."
+                f"There is no scripted tutor {name!r}; there are {', '.join(SCRIPT + s for s in SCRIPTS)}."
             )
         self._script = SCRIPTS[script]
         self._name = name
