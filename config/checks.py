@@ -98,8 +98,8 @@ def check_train_rl(config: TrainRLConfig) -> None:
         )
     if config.teacher_model.model_name_or_path.startswith(SCRIPT):
         raise ConfigError(
-            f"teacher_model.model_name_or_path is {config.teacher_model.model_name_or_path}: a script can be measured by "
-            "eval.py and not be trained. Name a model."
+            f"teacher_model.model_name_or_path is {config.teacher_model.model_name_or_path}: a script can be measured "
+            "by eval.py and not be trained. Name a model."
         )
     _check_guards(config.guards, config.generation)
     check_logging(config.logging)
