@@ -125,7 +125,11 @@ CASES = {
         "generation.use_thinking=true",
         "generation.force_thinking=true",
     ],
-    "LoRA, phased": ["teacher_model.lora.enable=true", "generation.schedule=phased"],
+    "LoRA, phased": [
+        "generation.ignore_rejected_judge=true",
+        "teacher_model.lora.enable=true",
+        "generation.schedule=phased",
+    ],
 }
 
 
