@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from config.base import LoraConfig
 from src.errors import ConfigError, DataError
+from src.pretrained import check_model
 
 if TYPE_CHECKING:
     import peft
@@ -87,6 +88,20 @@ def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...]
         parameters=sum(each.numel() for each in adapted.parameters() if each.requires_grad),
         inputs=sum(layer.in_features for _, layer in layers),
     )
+
+
+def check_adapter(key: str, name: str, lora: LoraConfig) -> None:
+    """Refuse a model that cannot be loaded, or that the adapter does not fit. To be called before DeepSpeed is set up:
+    with ZeRO-3, transformers splits every model that it makes.
+
+    Args:
+        key: the config key of the model.
+
+    Raises:
+        ConfigError: naming key, model and reason.
+    """
+    check_model(f"{key}.model_name_or_path", name)
+    adapter_shape(f"{key}.lora", name, lora)
 
 
 def is_adapter(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from trl.trainer import utils as trl_utils
 
 from config.load import record_run
 from config.train_sft_model import MUON, ConversationSource, TrainSFTConfig
-from src.adapters import adapter_shape, check_checkpoint, peft_config
+from src.adapters import check_adapter, check_checkpoint, peft_config
 from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.data import gather, load_rows
 from src.distributed import communication_backend, keep_deepspeed_from_compiling
@@ -53,11 +53,14 @@ def train(config: TrainSFTConfig) -> Path:
         adapter is merged into it, and is by itself in `<logging.save_dir>/adapter`.
 
     Raises:
-        ConfigError: if the model cannot be loaded or does not fit the tokenizer, or the optimizer the launch.
+        ConfigError: if the model cannot be loaded or does not fit tokenizer or adapter, or the optimizer the launch.
         DataError: if there are no conversations that can be learned from.
     """
     disable_progress_bar()  # of loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
+    lora = config.model.lora
+    if lora.enable:
+        check_adapter("model", config.model.model_name_or_path, lora)
     arguments = sft_arguments(config, run_folder)  # sets up the process group, too
     state = PartialState()
     _refuse_hidden_data_parallelism(state)
@@ -65,7 +68,7 @@ def train(config: TrainSFTConfig) -> Path:
         record_run(config, "train_sft")
     state.wait_for_everyone()
     trainer = make_trainer(config, arguments, run_folder)
-    last, lora = _last_checkpoint(run_folder), config.model.lora
+    last = _last_checkpoint(run_folder)
     if last is not None:
         refuse_unsafe_checkpoint(Path(last))
         check_checkpoint(Path(last), config.model.model_name_or_path, lora if lora.enable else None)
@@ -93,8 +96,6 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     if config.dataset.val_datasets:
         measured = read_conversations(config.dataset.val_datasets, config.dataset.max_val_examples, config.seed)
     model = load_model(config, tokenizer)
-    if config.model.lora.enable:
-        adapter_shape("model.lora", config.model.model_name_or_path, config.model.lora)  # refuses what it does not fit
     logger.info("tokenising %d conversations", len(learned) + len(measured))
     if not torch.cuda.is_available():
         _project_learned_positions_only()

@@ -1,5 +1,8 @@
 """Fine-tuning an adapter: what is left, what it was learned in, and a run that goes on."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from peft import PeftModel
@@ -8,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from src import sft
 from src.errors import ConfigError
+from tests.conftest import ROOT, free_port
 from tests.test_gather import weights_in
 from tests.test_sft import ROWS, blank, corpus, make_config, one_thread, trainer_of  # noqa: F401
 
@@ -75,6 +79,26 @@ def test_an_interrupted_run_goes_on_to_the_same_adapter(tmp_path, blank, corpus,
     one, two = (load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("whole", "broken"))
     assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
     assert any(each.abs().max() > 0 for name, each in one.items() if "lora_B" in name)
+
+
+@pytest.mark.full
+def test_two_processes_leave_adapter_and_model_under_zero3(tmp_path, blank, corpus):  # noqa: F811
+    config = make_config(tmp_path / "run", blank, corpus, *LORA)
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "config/deepspeed/zero3_2CPU.yaml"),
+        *("--main_process_port", str(free_port()), "train_sft.py", *LORA, f"logging.save_dir={tmp_path / 'run'}"),
+        *(f"model.model_name_or_path={blank}", "model.max_length=128", "train.max_steps=3", "train.learning_rate=1e-2"),
+        f"dataset.train_datasets=[{{name_or_path: {config.dataset.train_datasets[0].name_or_path}}}]",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    base = AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    ids = torch.randint(0, 60, (2, 20))
+    with torch.no_grad():
+        before, found = base(ids).logits, merged(ids).logits
+        wanted = PeftModel.from_pretrained(base, tmp_path / "run" / "adapter").eval()(ids).logits
+    assert torch.allclose(found, wanted, atol=1e-4) and not torch.allclose(found, before, atol=0.01)
 
 
 def test_modules_that_the_model_has_not_are_refused(tmp_path, blank, corpus):  # noqa: F811

@@ -12,7 +12,7 @@ from trl import GRPOConfig
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.adapters import check_checkpoint
+from src.adapters import check_adapter, check_checkpoint
 from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
@@ -41,11 +41,14 @@ def train(config: TrainRLConfig) -> None:
     checkpoint.
 
     Raises:
+        ConfigError: if an adapter does not fit its model.
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
     disable_progress_bar()  # of loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
+    if config.teacher_model.adapter is not None:
+        check_adapter("teacher_model", config.teacher_model.model_name_or_path, config.teacher_model.adapter)
     arguments = grpo_config(config, run_folder)  # sets up the process group, too
     state = PartialState()
     main = state.is_main_process

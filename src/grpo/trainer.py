@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
-from src.adapters import adapter_shape, peft_config
+from src.adapters import peft_config
 from src.api import ConversationRecord
 from src.data import Problem
 from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
@@ -72,8 +72,6 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)
-        if self.has_adapter:
-            adapter_shape("teacher_model.lora", model, config.teacher_model.lora)  # refuses what it does not fit
         super().__init__(
             model=model,
             args=arguments,
