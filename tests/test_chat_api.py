@@ -19,6 +19,7 @@ from src.inference_providers.chat_api import GEMINI_URL, OPENROUTER_URL, ChatApi
 from tests.chat_client import LONG, PRICES, SPEED, Client, in_turn, question
 from tests.judge_endpoint import (
     Behaviour,
+    Exchange,
     Script,
     cut_off,
     drips,
@@ -247,6 +248,25 @@ def test_a_model_that_was_put_there_after_a_stop_is_found(tmp_path):
 
     with judge_endpoint(in_turn(fails(404), says("pulled"))) as endpoint:
         assert Client(endpoint, tmp_path).run(stop_and_go_on) == "pulled"
+
+
+def test_a_model_that_was_missed_by_a_request_that_nobody_waits_for_is_looked_for_again(tmp_path):
+    """As after a stop: the requests beside the one that raised it are left alone, and land afterwards."""
+
+    def late(exchange: Exchange) -> None:
+        time.sleep(0.3)
+        fails(404)(exchange)
+
+    async def leave_and_come_back(api: ChatApi) -> str:
+        asking = asyncio.create_task(api.ask(question()))
+        while not endpoint.calls:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await api.land()
+        return (await api.ask(question())).text
+
+    with judge_endpoint(in_turn(late, says("pulled"))) as endpoint:
+        assert Client(endpoint, tmp_path, deadline_s=60.0).run(leave_and_come_back) == "pulled"
 
 
 def test_a_model_that_is_down_is_replaced_and_looked_after_now_and_then(tmp_path):

@@ -142,6 +142,8 @@ class ChatApi:
             RequestRefused: if this request alone is refused or gets no answer.
         """
         failures, ticket = 0, object()
+        if all(each.unknown for each in self._models):  # that was found out by a request that nobody waited for
+            self._look_again_soon()
         try:
             while True:
                 pause_s = _LOOK_AGAIN_S
@@ -207,11 +209,15 @@ class ChatApi:
                     f"{who} takes no JSON schema: {why}. Set {self._role}_model.response_format=text."
                 )
             case Remedy.OTHER_MODEL if all(each.unknown for each in self._models):
-                for each in self._models:  # whoever asks some time after this stop may find that it is there now
-                    each.unknown, each.rests_until = False, self._clock() + _FIRST_REST_S
+                self._look_again_soon()
                 hint = f"Correct {self._role}_model.model_name_or_path, or the API's address."
                 raise ProviderFailure(f"{who} is not there: {why}. {hint}")
         return True
+
+    def _look_again_soon(self) -> None:
+        """Whoever asks some time after a stop may find that a model is there now."""
+        for each in self._models:
+            each.unknown, each.rests_until = False, self._clock() + _FIRST_REST_S
 
     def _name(self, model: _Model) -> str:
         return f"The {self._role} {model.name} ({self.url})"
