@@ -125,7 +125,7 @@ MENDED_BY_WAITING = {
 @pytest.mark.parametrize("name", MENDED_BY_WAITING)
 def test_is_asked_again(name, tmp_path):
     with judge_endpoint(in_turn(MENDED_BY_WAITING[name], MENDED_BY_WAITING[name], says("yes"))) as endpoint:
-        client = Client(endpoint, tmp_path, request_timeout_s=0.5 if name in ("hang", "slow drip") else 10.0, **PRICES)
+        client = Client(endpoint, tmp_path, request_timeout_s=2.0 if name in ("hang", "slow drip") else 10.0, **PRICES)
         assert client.ask() == "yes"
     assert len(endpoint.calls) == 3 and sum(client.ledger.outcomes.values()) == 3
     unseen = [call for call in endpoint.calls if call.billed_usd and not call.stated or call.behaviour == "drip"]
