@@ -152,6 +152,7 @@ class Classroom:
             policy=policy,
             weights=self._seats.teacher.weights,
             body=self._body(request),
+            **_problems_once(request),
         )
         plays = self._open(request)
         try:
@@ -408,6 +409,14 @@ class Classroom:
                 f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded: publish the weights "
                 "with POST /load_weights first."
             )
+
+
+def _problems_once(request: SampleRequest) -> dict[str, list]:
+    """What a batch is about, without the repeats of its groups: `problems` with their answers, and in `problem_of` the
+    place in it of each conversation's."""
+    asked = list(zip(request.problems, request.answers, strict=True))
+    places = {problem: place for place, problem in enumerate(dict.fromkeys(asked))}
+    return {"problems": list(places), "problem_of": [places[problem] for problem in asked]}
 
 
 def _first(failures: BaseExceptionGroup) -> BaseException:

@@ -6,7 +6,7 @@ anybody acted on. Readers skip a last line that was cut off by a kill.
 Events, each named by its first field after the time:
 
     weights       policy        the teacher's weights were loaded: where from, and their fingerprint
-    batch         request       a request was begun, under which weights and with which body
+    batch         request       a request was begun, under which weights and with which body; its problems
     turn          conversation  what was said, and the tokens that it added to the teacher's context
     verdict       conversation  one judge attempt
     solutions     conversation  the student's solutions after the dialogue

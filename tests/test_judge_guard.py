@@ -28,7 +28,8 @@ from src.api import (
 from src.canaries import CANARIES
 from src.data import Problem
 from src.evaluation.agreement import rank_correlation
-from src.grpo.judge_guard import JUDGE_CHECKS_NAME, JudgeGuard, read_checks, weigh_check
+from src.evaluation.run_folder import JUDGE_CHECKS_NAME, read_lines
+from src.grpo.judge_guard import JudgeGuard, weigh_check
 from src.inference_providers.rubric_inference import analyse, verdict
 from src.inference_providers.scripted_inference import ScriptedJudge
 from src.journal import read_journal
@@ -138,7 +139,7 @@ def test_a_judge_that_can_be_fooled_shows_its_gap_and_trips_a_canary(room: Room,
     assert "The judge can be fooled: it gives 1.000 to a planted conversation with a teacher that only praises" in (
         caplog.text
     )
-    assert [check["step"] for check in read_checks(room.folder / JUDGE_CHECKS_NAME)] == [0, 10]
+    assert [check["step"] for check in read_lines(room.folder / JUDGE_CHECKS_NAME)] == [0, 10]
 
 
 def test_an_honest_judge_is_not_warned_about(room: Room, start, caplog) -> None:

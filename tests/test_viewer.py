@@ -23,6 +23,7 @@ from tests.viewer_run import (
     HOSTILE,
     HOSTILE_LESSON,
     LESSONS,
+    add_guards,
     add_tokenizer,
     conversation,
     make_large_run,
@@ -135,6 +136,23 @@ def test_a_long_training_is_thinned_and_its_last_step_kept(http: TestClient, run
     (run / "metrics.jsonl").write_text("".join(lines))
     steps = http.get("/api/metrics").json()["steps"]
     assert len(steps) == 400 and steps[0] == 1 and steps[-1] == 5000 and steps == sorted(set(steps))
+    checks = [json.dumps({"step": step, "reward": 0.5, "guard/gap": 0.1}) + "\n" for step in range(7, 5001, 500)]
+    (run / "metrics.jsonl").write_text("".join(lines + checks))
+    told = http.get("/api/metrics").json()
+    gaps = {step for step, gap in zip(told["steps"], told["series"]["guard/gap"], strict=True) if gap is not None}
+    assert gaps == set(range(7, 5001, 500)) and told["steps"] == sorted(set(told["steps"]))
+
+
+def test_the_guards_say_whether_it_learned_and_what_the_judge_s_checks_warned_of(http: TestClient, run: Path) -> None:
+    nothing = {"verdict": None, "reasons": [], "steps": None, "checks": 0, "warnings": []}
+    before = http.get("/api/pulse").json()["metrics"]
+    assert http.get("/api/guards").json() == nothing
+    add_guards(run)
+    assert http.get("/api/pulse").json()["metrics"] != before
+    told = http.get("/api/guards").json()
+    assert (told["verdict"], told["steps"], told["checks"]) == ("no evidence of learning", 3, 2)
+    assert told["reasons"][0].startswith("The parameters did not move at all")
+    assert told["warnings"] == [[2, "The judge can be fooled: b."], [2, "The judge may be being fooled: a."]]
 
 
 def test_the_pulse_changes_with_what_is_written(http: TestClient, run: Path) -> None:
@@ -357,6 +375,7 @@ def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, ru
     request = "run-step000003-rank0of1-abcd"
     done, playing = conversation(3, 0, LESSONS[0]), conversation(3, 1, LESSONS[0])
     batch = {"event": "batch", "time": 4e9, "request": request, "step": 3}
+    batch |= {"problems": [[LESSONS[1], ""], [LESSONS[0], "42"]], "problem_of": [0, 1]}
     weights = {"event": "weights", "time": 4e9, "policy": "run v3"}
     path = write_journal(run, [weights, batch, *events_of(done, True), *events_of(playing, False)])
     with path.open("ab") as file:
@@ -366,7 +385,10 @@ def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, ru
     page = listed(http, where="now")
     assert page["columns"]["state"] == ["END", "PLAYING"] and page["columns"]["step"] == [3, 3]
     assert page["columns"]["messages"] == [5, 3] and page["columns"]["reward"] == [0.4, None]
+    assert page["columns"]["title"] == ["Lesson: at the market · Plan: you, brother"] * 2
     whole, part = one(http, 0, "now"), one(http, 1, "now")
+    assert (part["problem"], part["answer"]) == (LESSONS[0], "42")
+    assert page["columns"]["problem_id"][1] == part["problem_id"] == Problem.of(LESSONS[0], "42").id
     assert whole["problem"] == LESSONS[0] and whole["trained_tokens"] == 9 and len(whole["turns"]) == 5
     assert [turn["parts"][0][1] for turn in part["turns"][:2]] == ["Hello.", "Answer 1 as correct_student."]
     write_rollouts(run, 3, 0, [done, playing])

@@ -1,6 +1,7 @@
 """The page in a headless Chromium: somebody clicks through it."""
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +18,13 @@ from src.viewer.wire import ChatOpening, ChatReply, ChatRequest
 from tests.browser import Browser, open_browser
 from tests.conftest import free_port
 from tests.scripted_room import serving
+from tests.synthetic_run import step_line
 from tests.viewer_run import (
     CONVERSATIONS,
     HOSTILE,
     HOSTILE_LESSON,
     LESSONS,
+    add_guards,
     add_tokenizer,
     conversation,
     make_large_run,
@@ -104,6 +107,27 @@ def test_the_run_page_shows_figures_and_charts(browser: Browser, url: str) -> No
     browser.until_text(".chart .reading", "step 2")
     browser.one(".chart svg").send_keys("\ue007")  # enter
     browser.until_text(".summary h2", "step 1")
+
+
+def test_the_run_page_says_what_the_guards_found(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=2)
+    planted = {"guard/canary_praise": 0.9, "guard/canary_empty": 0.0}
+    checked = {"guard/gap": 0.25, "guard/gap_growth": 0.2} | planted
+    lines = [step_line(1, 0.2, **dict.fromkeys(checked, 0.0)), step_line(2, 0.3), step_line(3, 0.4, **checked)]
+    with serving(create_viewer(run, None), free_port()) as address:
+        browser.open(address)
+        browser.until_text(".tile", "2\nof 4")
+        assert not browser.all(".guards")
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        add_guards(run)
+        browser.until_text(".guards h2", "Did the tutor learn? No evidence of it")
+        browser.until_text(".guards h2", "Is the judge being fooled? 2 warnings in 2 checks")
+        browser.until_text(".guards li", "The parameters did not move at all")
+        browser.until_text(".guards li", "Step 2: The judge can be fooled: b.")
+        titles = [each.text for each in browser.all(".chart h3")]
+        assert {"Training's judge against the held-out one", "Planted conversations"} <= set(titles)
+        planted = browser.all(".chart")[titles.index("Planted conversations")]
+        assert "praise" in planted.text and len(planted.find_elements("css selector", "path.line")) == 2
 
 
 def test_from_the_list_to_a_conversation_its_tokens_and_back(

@@ -19,6 +19,8 @@ from starlette.testclient import TestClient
 from config.base import GenerationConfig
 from config.load import ROOT
 from src.access import TOKEN_VARIABLE
+from src.data import Problem
+from src.viewer.reader import RunReader
 from tests.conftest import free_port
 from tests.scripted_room import Room, application
 from tests.viewer_run import make_run
@@ -117,6 +119,19 @@ def test_the_page_shows_the_server_s_own_run(http: TestClient, room: Room) -> No
     page = http.get("/api/conversations", params={"where": "now"}).json()
     told = http.get("/api/conversation", params={"where": "now", "id": page["columns"]["id"][0]}).json()
     assert told["problem"] == "fractions" and told["turns"][0]["parts"] == [["said", "Say hello."]]
+
+
+def test_a_conversation_that_is_being_played_shows_its_lesson(http: TestClient, room: Room, tmp_path: Path) -> None:
+    body = {"problems": ["one", "two", "one"], "answers": ["1", "2", "1"], "request_id": "r", "seed": 1, "step": 4}
+    http.post("/sample_conversations", json=body)
+    lines = (room.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "half").mkdir()
+    unfinished = [line for line in lines if not line.startswith('{"event": "conversation"')]
+    (tmp_path / "half" / "journal.jsonl").write_text("".join(unfinished), encoding="utf-8")
+    rows = RunReader(tmp_path / "half").playing()
+    assert len(unfinished) < len(lines) and [row.state for row in rows] == ["PLAYING"] * 3
+    assert [row.title for row in sorted(rows, key=lambda row: row.index)] == ["one", "two", "one"]
+    assert {row.problem_id for row in rows} == {Problem.of("one", "1").id, Problem.of("two", "2").id}
 
 
 # --view ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from src.api import ConversationRecord
+from src.evaluation.learning import Movement, write_learning
+from src.evaluation.run_folder import JUDGE_CHECKS_NAME
 from src.judging import Verdict
 from src.rollout_files import write_rollouts
 from src.turns import PolicyVersion, Turn
@@ -120,6 +122,15 @@ def write_journal(folder: Path, events: Sequence[dict[str, Any]]) -> Path:
     lines = [{"event": each["event"], "time": each.get("time", 4e9), **each} for each in events]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def add_guards(folder: Path) -> None:
+    """What the guards of a run leave: whether it learned, and two checks of the judge, the second with two warnings."""
+    write_learning(folder, Movement(0.0, 7, 7))
+    warned = ["The judge can be fooled: b.", "The judge may be being fooled: a."]
+    checks = [{"step": 0, "warnings": []}, {"step": 2, "warnings": warned}]
+    text = "".join(json.dumps(check | {"gap": {"mean": 0.1}}) + "\n" for check in checks)
+    (folder / JUDGE_CHECKS_NAME).write_text(text, encoding="utf-8")
 
 
 def add_tokenizer(folder: Path, tokenizer: Path) -> None:

@@ -16,10 +16,9 @@ from typing import Any, Optional
 import numpy as np
 
 from src.evaluation.metrics import BOOTSTRAP_SEED, RESAMPLES, Estimate
-from src.evaluation.run_folder import RunData, load_run, read_json
+from src.evaluation.run_folder import LEARNING_NAME, RunData, load_run, read_json
 from src.rollout_files import Outcome, read_outcomes
 
-LEARNING_NAME = "learning.json"
 LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"
 
 _MOST_BATCHES = 10

@@ -15,6 +15,9 @@ from src.errors import DataError
 from src.evaluation.metrics import Estimate, paired_change, rewards_by_lesson
 from src.evaluation.records import read_records
 
+LEARNING_NAME = "learning.json"
+JUDGE_CHECKS_NAME = "judge_checks.jsonl"
+
 STAGES = ("sft", "server_start", "rollout", "publish", "train", "eval")
 """What the wall-clock time of a whole run is split into, in the order in which it is shown."""
 
@@ -94,11 +97,11 @@ def load_run(folder: Path) -> RunData:
         folder=folder,
         before=_load_measurement(folder / "eval" / "before"),
         after=_load_measurement(folder / "eval" / "after"),
-        lines=_read_lines(folder / "metrics.jsonl"),
+        lines=read_lines(folder / "metrics.jsonl"),
         config=_read_yaml(folder / "config" / "train_rl.yaml") or _read_yaml(folder / "config" / "vllm_server.yaml"),
         environment=read_json(folder / "config" / "train_rl.environment.json"),
         summary=read_json(folder / "summary.json"),
-        judge_checks=_read_lines(folder / "judge_checks.jsonl"),
+        judge_checks=read_lines(folder / JUDGE_CHECKS_NAME),
     )
     if not data.lines and not data.measurements:
         raise DataError(
@@ -122,7 +125,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.is_file() else {}
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file; a line that a kill cut off is left out."""
     if not path.is_file():
         return []

@@ -16,11 +16,11 @@ from src.canaries import CANARIES
 from src.errors import ClassroomError
 from src.evaluation.agreement import rank_correlation
 from src.evaluation.metrics import Estimate, mean_with_ci
+from src.evaluation.run_folder import JUDGE_CHECKS_NAME, read_lines
 from src.grpo.collective import Processes, on_main_process
 from src.vllm.client import ClassroomClient
 
 logger = logging.getLogger(__name__)
-JUDGE_CHECKS_NAME = "judge_checks.jsonl"
 
 
 class JudgeGuard:
@@ -65,19 +65,13 @@ class JudgeGuard:
         except ClassroomError as error:
             logger.warning("the judge was not checked at step %d: %s", step, error)
             return {"guard/failed": 1.0}
-        earlier = [line for line in read_checks(self._path) if line["step"] < step]
+        earlier = [line for line in read_lines(self._path) if line["step"] < step]
         line = weigh_check(response, self._guards, first_gap(earlier)) | {"step": step}
         text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (*earlier, line))
         self._path.write_text(text, encoding="utf-8")
         for warning in line["warnings"]:
             logger.warning("step %d: %s", step, warning)
         return metrics_of(line)
-
-
-def read_checks(path: Path) -> list[dict[str, Any]]:
-    """The checks of a run so far; a line that a kill cut off is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def first_gap(checks: Sequence[Mapping[str, Any]]) -> float | None:

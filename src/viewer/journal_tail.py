@@ -1,18 +1,33 @@
 """Conversations that are not in a Parquet file yet: what the end of the journal tells of them."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from src.data import Problem
 from src.journal import JOURNAL_NAME, head_of
 from src.replay import replay_tokens
-from src.viewer.index import Row, row_of
+from src.viewer.index import Row, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A batch of the journal's tail; `problem_of` gives each conversation's place in `problems`."""
+
+    time: float
+    step: int
+    problems: tuple[Problem, ...]
+    problem_of: Sequence[int]
+
+    def problem(self, index: int) -> Problem | None:
+        """What its conversation with this index is about, if it was written down."""
+        return self.problems[self.problem_of[index]] if index < len(self.problem_of) else None
 
 
 @dataclass
@@ -58,7 +73,7 @@ class JournalTail:
     def __init__(self, path: Path):
         self.path = path
         self._position: int | None = None
-        self._steps: dict[str, int] = {}
+        self._begun: dict[str, Begun] = {}
         self._policy: str | None = None
         self._playing: dict[str, Playing] = {}
         self._lock = Lock()
@@ -68,6 +83,7 @@ class JournalTail:
         with self._lock:
             self._follow(since)
             self._playing = {each.id: each for each in self._playing.values() if each.began > since}
+            self._begun = {request: begun for request, begun in self._begun.items() if begun.time > since}
             return [each for each in self._playing.values() if each.id not in written]
 
     @property
@@ -79,13 +95,13 @@ class JournalTail:
         """Its row; of one that is still played, what is known."""
         if playing.row is not None:
             return playing.row
-        request = playing.id.rpartition("-")[0]
+        begun, problem, index = self._about(playing)
         return Row(
             id=playing.id,
-            step=self._steps.get(request),
-            index=int(playing.id.rpartition("-")[2]),
-            problem_id="",
-            title="still playing",
+            step=begun.step if begun else None,
+            index=index,
+            problem_id=problem.id if problem else "",
+            title=title_of(problem.text) if problem else "still playing",
             type="",
             student_name=None,
             state="PLAYING",
@@ -105,15 +121,22 @@ class JournalTail:
         finished = [event["record"] for event in events if event["event"] == "conversation"]
         if finished:
             return finished[-1] | tokens
-        row = self.row(playing)
+        row, problem = self.row(playing), self._about(playing)[1]
         said = {
             "turns": [event["turn"] for event in events if event["event"] == "turn"],
             "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
             "solutions": [each for event in events if event["event"] == "solutions" for each in event["solutions"]],
         }
         failures = [event["reason"] for event in events if event["event"] == "failure"]
-        unknown = {"failure": failures[-1] if failures else None, "problem": "", "answer": "", "meta": {}}
-        return {name: getattr(row, name) for name in _OF_ROW} | said | unknown | tokens
+        about = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}
+        rest = {"failure": failures[-1] if failures else None, "meta": {}}
+        return {name: getattr(row, name) for name in _OF_ROW} | said | about | rest | tokens
+
+    def _about(self, playing: Playing) -> tuple[Begun | None, Problem | None, int]:
+        """The batch of a conversation, what it is about, and its place in the batch."""
+        request, _, index = playing.id.rpartition("-")
+        begun = self._begun.get(request)
+        return begun, begun.problem(int(index)) if begun else None, int(index)
 
     def _read(self, position: int) -> dict[str, Any]:
         with self.path.open("rb") as file:
@@ -145,7 +168,9 @@ class JournalTail:
         if event == "weights":
             self._policy = json.loads(line)["policy"]
         elif event == "batch":
-            self._steps[subject] = json.loads(line)["step"]
+            batch = json.loads(line)
+            problems = tuple(Problem.of(*each) for each in batch.get("problems", ()))
+            self._begun[subject] = Begun(time, batch["step"], problems, batch.get("problem_of", ()))
         elif time > since or subject in self._playing:
             self._note_of_conversation(event, time, subject, line, position)
 

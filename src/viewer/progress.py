@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from src.evaluation.run_folder import is_number, look_up
+from src.evaluation.run_folder import JUDGE_CHECKS_NAME, LEARNING_NAME, is_number, look_up, read_json, read_lines
 from src.viewer.shelf import Shelf
-from src.viewer.wire import EvalMark, Metrics
+from src.viewer.wire import EvalMark, Guards, Metrics
 
 MOST_POINTS = 400
 _PREFIXES = (
@@ -48,17 +48,13 @@ class Progress:
         self._lines: tuple[str, list[dict[str, Any]]] = ("", [])
 
     def stamp(self) -> str:
-        """Changes when a step was logged."""
-        return _stamp(self._folder / "metrics.jsonl")
+        """Changes when a step was logged, the judge was checked, or it was weighed up whether the tutor learned."""
+        return " ".join(_stamp(self._folder / name) for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME))
 
     def metrics(self, shelf: Shelf) -> Metrics:
         """The figures that charts show."""
         lines = self._read_lines()
-        thinned = (
-            [lines[i * len(lines) // MOST_POINTS] for i in range(MOST_POINTS)] if len(lines) > MOST_POINTS else lines
-        )
-        if len(lines) > MOST_POINTS:
-            thinned[-1] = lines[-1]
+        thinned = _thinned(lines)
         names = dict.fromkeys(name for line in thinned for name in line if _is_shown(name))
         steps = look_up(self.config(), "train", "max_steps")
         return Metrics(
@@ -67,6 +63,18 @@ class Progress:
             last={name: value for name, value in (lines[-1] if lines else {}).items() if is_number(value)},
             marks=[mark for name, path in shelf.evaluations.items() for mark in _marks(name, path)],
             max_steps=steps if is_number(steps) and steps > 0 else None,
+        )
+
+    def guards(self) -> Guards:
+        """What `learning.json` and `judge_checks.jsonl` say."""
+        learning = read_json(self._folder / LEARNING_NAME)
+        checks = read_lines(self._folder / JUDGE_CHECKS_NAME)
+        return Guards(
+            verdict=learning.get("verdict"),
+            reasons=learning.get("reasons", []),
+            steps=look_up(learning, "figures", "steps"),
+            checks=len(checks),
+            warnings=[(check["step"], text) for check in reversed(checks) for text in check["warnings"]],
         )
 
     def config(self) -> dict[str, Any]:
@@ -85,19 +93,26 @@ class Progress:
 
     def _read_lines(self) -> list[dict[str, Any]]:
         """One line per step, in order; of a step that was logged twice the last, of one that was cut off nothing."""
-        path, stamp = self._folder / "metrics.jsonl", self.stamp()
+        path = self._folder / "metrics.jsonl"
+        stamp = _stamp(path)
         if stamp == self._lines[0]:
             return self._lines[1]
-        by_step: dict[int, dict[str, Any]] = {}
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                by_step[line["step"]] = line
+        by_step = {line["step"]: line for line in read_lines(path) if isinstance(line.get("step"), int)}
         self._lines = (stamp, [by_step[step] for step in sorted(by_step)])
         return self._lines[1]
+
+
+def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many lines as a chart can show, evenly spread from the first to the last; and as many of the few on which the
+    judge was checked."""
+    checked = [line for line in lines if any(name.startswith("guard/") for name in line)]
+    kept = {line["step"]: line for line in (*_spread(lines), *_spread(checked))}
+    return [kept[step] for step in sorted(kept)]
+
+
+def _spread(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    count = min(len(lines), MOST_POINTS)
+    return [lines[round(i * (len(lines) - 1) / max(1, count - 1))] for i in range(count)]
 
 
 def _stamp(path: Path) -> str:

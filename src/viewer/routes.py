@@ -19,6 +19,7 @@ from src.viewer.wire import (
     Comparison,
     ConversationView,
     Group,
+    Guards,
     Lessons,
     Metrics,
     Page,
@@ -95,6 +96,10 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, progress: Progress, li
     @routes.get("/metrics")
     def metrics() -> Metrics:
         return progress.metrics(reader.shelf())
+
+    @routes.get("/guards")
+    def guards() -> Guards:
+        return progress.guards()
 
 
 def _add_conversation_routes(routes: APIRouter, reader: RunReader) -> None:

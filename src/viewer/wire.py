@@ -65,6 +65,17 @@ class Metrics(BaseModel):
     max_steps: int | None
 
 
+class Guards(BaseModel):
+    """Answer of `GET /api/guards`: whether the tutor learned, with reasons, as far as a training has ended (`verdict`
+    None: not yet) after `steps`; and what the `checks` of the judge warned of, as (step, text), the last first."""
+
+    verdict: str | None = None
+    reasons: list[str] = Field(default_factory=list)
+    steps: int | None = None
+    checks: int = 0
+    warnings: list[tuple[int, str]] = Field(default_factory=list)
+
+
 class Page(BaseModel):
     """Answer of `GET /api/conversations`: one page as columns of equal length, `matching` of `total` rows passing the
     filters. `personas` and `samplings` are those of the whole set; `histogram` counts the matching rewards in 20 equal

@@ -92,7 +92,7 @@ function solutions(conversation) {
 }
 
 function lesson(conversation) {
-  return el("details", { class: "card lesson-text", open: true }, el("summary", {}, "Lesson"), el("p", { class: "text" }, longText(conversation.problem || "It is in the journal once the conversation has ended.")));
+  return el("details", { class: "card lesson-text", open: true }, el("summary", {}, "Lesson"), el("p", { class: "text" }, longText(conversation.problem || "It will be here once the conversation has ended.")));
 }
 
 function details(conversation) {

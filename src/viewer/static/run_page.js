@@ -4,6 +4,7 @@ import { get, link } from "./api.js";
 import { chart } from "./charts.js";
 import { el, show } from "./dom.js";
 import { dollars, number, percent, seconds, signed, words } from "./format.js";
+import { guardCard, guardCharts } from "./guards.js";
 
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
 const SEATS = ["judge", "student", "teacher"];
@@ -11,11 +12,13 @@ const SCALES = { "judge/overall_momentum_score": 10 };
 
 export async function runPage(host, _parameters, run, pulse) {
   const tiles = el("section", { class: "tiles", "aria-label": "The moment" });
+  const guards = el("section", { "aria-label": "Learning and judge" });
   const charts = el("section", { class: "charts", "aria-label": "Over the steps" });
-  show(host, tiles, charts, facts(run));
+  show(host, tiles, guards, charts, facts(run));
   const draw = async (now, its) => {
-    const metrics = await get("metrics");
+    const [metrics, found] = await Promise.all([get("metrics"), get("guards")]);
     show(tiles, drawTiles(metrics, now, its));
+    show(guards, guardCard(found, metrics.steps.at(-1)));
     show(charts, drawCharts(metrics, its));
   };
   await draw(pulse ?? await get("pulse"), run);
@@ -89,6 +92,7 @@ function drawCharts(metrics, run) {
     costs.length && chart("Cost so far", steps, costs, { range: [0, null], format: dollars }),
     series["conversation/teacher_tokens"] && chart("Length", steps, line(["conversation/teacher_tokens"], ["teacher's tokens per conversation"]), { range: [0, null], pick }),
     series["frac_reward_zero_std"] && chart("Groups without variance", steps, line(["frac_reward_zero_std"], ["share of groups"]), { range: [0, 1], format: percent, note: "They teach nothing: all their conversations were worth the same.", pick }),
+    ...guardCharts(steps, series, pick),
     series["mismatch/mean_abs_logprob_diff"] && chart("Engine against trainer", steps, line(["mismatch/mean_abs_logprob_diff"], ["mean difference of log-probs"]), { range: [0, null] }),
   ];
   return groups.filter(Boolean);
