@@ -369,4 +369,10 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
     assert fidelity["error_persona"]["n"] + fidelity["correct_persona"]["n"] == 3 * 2 * 2
     # One of the two messages of each of the six conversations is said to hold an error, and is passed over.
     assert sampled["figures"]["trained"]["feedback/none"] == {"mean": 1.0, "ci95": [1.0, 1.0], "n": 6}
-    assert "NOT to be trusted" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "NOT to be trusted" in printed
+    paid = [about["paid"]["judge"] for about in metrics["tutors"].values()]
+    paid.append(metrics["extra_judges_paid"]["owner/second"])
+    assert sum(each["cost_usd"] for each in paid) == pytest.approx(endpoint.billed_usd) and endpoint.billed_usd > 0
+    assert all(each["reserved_usd"] == 0 and each["completion_tokens"] > 0 for each in paid)
+    assert f"Paid for: owner/second {paid[-1]['prompt_tokens']:,} + {paid[-1]['completion_tokens']:,} tokens" in printed

@@ -106,3 +106,5 @@ def test_a_whole_evaluation_with_real_engines(world: Path, tmp_path: Path):
     by_message = [score for row in table.itertuples() for score in row.message_scores]
     assert found["pedagogical_reward"]["micro"]["mean"] == pytest.approx(fmean(by_message))
     assert "Pedagogical reward, mean of messages" in done.stdout
+    paid = json.loads((tmp_path / "eval" / "metrics.json").read_text())["paid"]["judge"]
+    assert paid["cost_usd"] == pytest.approx(endpoint.billed_usd) and f"${paid['cost_usd']:.4f}" in done.stdout

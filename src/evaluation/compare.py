@@ -76,8 +76,9 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
             found = asyncio.run(play_all(its, problems, own))
         measured[arm.name] = Measured(found.about, found.records, found.labels)
     records = {name: [record for _, record in each.records] for name, each in measured.items()}
-    opinions = asyncio.run(ask_extra_judges(config, records, folder))
+    opinions, paid = asyncio.run(ask_extra_judges(config, records, folder))
     metrics = summarise_comparison(config, measured, opinions)
+    metrics["extra_judges_paid"] = paid
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
     report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
@@ -160,7 +161,9 @@ def _judges(
 
 
 def _about(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: about[name] for name in ("tutor", "policy", "engine", "server_url", "seconds")}
+    return {
+        name: about[name] for name in ("tutor", "policy", "engine", "server_url", "seconds", "paid") if name in about
+    }
 
 
 def _estimates(found: ByLesson) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from src.evaluation.figures import FIGURES, Figure
-from src.evaluation.tables import NOTHING, Cell, align, cell, change_cell
+from src.evaluation.tables import NOTHING, Cell, align, cell, change_cell, paid_line
 
 SAMPLINGS = ("sampled", "greedy")
 CLEAR = 0.05
@@ -112,7 +112,8 @@ def comparison_text(metrics: Mapping[str, Any]) -> str:
     """Everything for the terminal."""
     lessons = f"{metrics['problems']} lessons × {metrics['num_samples_per_problem']}"
     parts = [f"\nTutors on {lessons} conversations, with 95 % intervals over lessons"]
-    parts += [f"  {name}: {about['tutor']}" for name, about in metrics["tutors"].items()]
+    for name, about in metrics["tutors"].items():
+        parts.append(f"  {name}: {about['tutor']} {paid_line(about.get('paid', {}))}".rstrip())
     for sampling in samplings_of(metrics):
         names = list(metrics["tutors"])
         table = [[sampling, *names], *([row.label, *map(str, row.cells)] for row in figure_rows(metrics, sampling))]
@@ -122,5 +123,7 @@ def comparison_text(metrics: Mapping[str, Any]) -> str:
         changes += [[row.label, *map(str, row.cells)] for row in difference_rows(metrics, sampling)]
         parts += ["", align(table), "", align(changes), "", *fidelity_lines(metrics, sampling)]
         parts += judge_lines(metrics, sampling)
+    if paid := paid_line(metrics.get("extra_judges_paid", {})):
+        parts.append(f"Further judges. {paid}")
     parts.append("p: sign-flip test over lessons, two-sided, corrected by Holm for all pairs of tutors.")
     return "\n".join(parts)

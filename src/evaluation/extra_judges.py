@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,6 +25,9 @@ from src.seats import RUBRIC
 
 logger = logging.getLogger(__name__)
 
+Paid = dict[str, dict[str, float]]
+"""Who was asked → what it took, as `Spending` says."""
+
 Opinions = dict[str, dict[str, Optional[float]]]
 """Judge → conversation (as `key_of` names it) → its score in [0, 1]; None without a verdict."""
 
@@ -35,16 +39,20 @@ def key_of(tutor: str, record: ConversationRecord) -> str:
 
 async def ask_extra_judges(
     config: EvalConfig, records: Mapping[str, Sequence[ConversationRecord]], folder: Path
-) -> Opinions:
+) -> tuple[Opinions, Paid]:
     """One attempt of each of `extra_judges` at every conversation, by the rules of the judge.
 
     Args:
         records: each tutor's conversations.
 
+    Returns:
+        What they say, and what those behind an API took.
+
     Raises:
         ProviderFailure: if a judge cannot be asked at all.
     """
     opinions: Opinions = {}
+    paid: Paid = {}
     for number, judge in enumerate(config.extra_judges):
         seat, api = _open(judge, config, folder / f"extra_judge_{number}_calls.sqlite")
         try:
@@ -53,8 +61,9 @@ async def ask_extra_judges(
             opinions[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
         finally:
             if api is not None:
+                paid[judge.model_name_or_path] = asdict(api.ledger.spending())
                 api.ledger.close()
-    return opinions
+    return opinions, paid
 
 
 def _open(judge: JudgeModelConfig, config: EvalConfig, ledger_path: Path) -> tuple[Judge, ChatApi | None]:

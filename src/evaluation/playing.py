@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
@@ -86,6 +86,8 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
         if tutor.seats is not None and not is_measured_by_solutions(config):
             records = [record for _, record in found.records]
             found.labels = await label_errors(config, tutor.seats, tutor.schedule, records)
+        if tutor.seats is not None:
+            found.about["paid"] = {seat: asdict(api.ledger.spending()) for seat, api in tutor.seats.apis.items()}
         found.about["seconds"] = round(time.monotonic() - started, 3)
     return found
 

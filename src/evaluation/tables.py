@@ -162,7 +162,23 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
             rows.append([measure.label, *map(str, cells)])
     policy = metrics["policy"]
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
-    return f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{align(rows)}"
+    paid = paid_line(metrics.get("paid", {}))
+    text = f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{align(rows)}"
+    return f"{text}\n\n{paid}" if paid else text
+
+
+def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
+    """What the models behind an API took; empty if none was asked."""
+    said = [
+        f"{name} {each['prompt_tokens']:,} + {each['completion_tokens']:,} tokens, ${each['cost_usd']:.4f}"
+        + (
+            f" (and up to ${each['reserved_usd']:.4f} for requests whose fate is unknown)"
+            if each["reserved_usd"]
+            else ""
+        )
+        for name, each in paid.items()
+    ]
+    return f"Paid for: {'; '.join(said)}." if said else ""
 
 
 def compare_run(data: RunData) -> dict[str, list[Line]]:

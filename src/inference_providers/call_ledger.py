@@ -65,6 +65,17 @@ class Usage:
     run_cost_usd: float = 0.0
 
 
+@dataclass(frozen=True)
+class Spending:
+    """What one seat's API took over a whole run folder: the provider's tokens and dollars, and dollars held for
+    requests whose fate is unknown."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+    reserved_usd: float
+
+
 class CallLedger:
     """The table at `path`, and running totals of it.
 
@@ -157,6 +168,10 @@ class CallLedger:
             reserved_usd=sum(row[5] for row in rows),
             run_cost_usd=self.spent_usd,
         )
+
+    def spending(self) -> Spending:
+        """All that was asked for so far."""
+        return Spending(self.prompt_tokens, self.completion_tokens, self.spent_usd, self.reserved_usd)
 
     def close(self) -> None:
         self._db.close()
