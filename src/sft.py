@@ -153,6 +153,7 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
         save_steps=config.logging.save_steps or 1,
         save_total_limit=2,
         report_to=report_to(config.logging, run_folder),
+        project=config.logging.wandb_project,
         run_name=config.logging.wandb_run_name,
         seed=config.seed,
         disable_tqdm=True,

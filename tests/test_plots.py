@@ -1,6 +1,7 @@
 """Plots of a run: which are drawn, what is in them, how they reach the trackers; and rollouts as one table."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,6 +126,19 @@ def test_images_reach_wandb(run: Path, tmp_path: Path, monkeypatch: pytest.Monke
         folder = Path(tracked.dir)
     found = sorted(path.name.rsplit("_", 2)[0] for path in (folder / "media" / "images" / "plots").glob("*.png"))
     assert found == sorted(plots._PLOTS)
+
+
+def test_images_reach_trackio(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = []
+    tracker = SimpleNamespace(Image=imread, log=lambda metrics, step: logged.append((step, metrics)))
+    monkeypatch.setitem(sys.modules, "trackio", tracker)
+    log = PlotLog(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
+    log.on_save(
+        SimpleNamespace(report_to=["trackio"]), SimpleNamespace(is_world_process_zero=True, global_step=4), None
+    )
+    [(step, images)] = logged
+    assert step == 4 and set(images) == {f"plots/{name}" for name in plots._PLOTS}
+    assert all((image == imread(run / f"{name}.png")).all() for name, image in images.items())
 
 
 def test_only_the_main_process_draws_and_nothing_before_the_first_step(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from config.base import LoggingConfig
-from src.errors import ClassroomError
+from src.errors import ClassroomError, ConfigError
 from src.reporting import Progress, report_to
 
 
 @pytest.fixture
 def clean_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith(("WANDB_", "TENSORBOARD_")):
+        if name.startswith(("WANDB_", "TENSORBOARD_", "TRACKIO_")):
             monkeypatch.delenv(name)
     before = dict(os.environ)
     yield
@@ -36,7 +36,9 @@ def test_trackers_come_once_and_find_their_settings(tmp_path, clean_environment)
         wandb_tags=["a", "b"],
     )
     assert report_to(logging, tmp_path) == ["tensorboard", "wandb"]
-    said = {name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "TENSORBOARD_"))}
+    said = {
+        name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "TENSORBOARD_", "TRACKIO_"))
+    }
     assert said == {
         "WANDB_PROJECT": "tutors",
         "WANDB_ENTITY": "lab",
@@ -44,7 +46,13 @@ def test_trackers_come_once_and_find_their_settings(tmp_path, clean_environment)
         "WANDB_TAGS": "a,b",
         "WANDB_DIR": str(tmp_path),
         "TENSORBOARD_LOGGING_DIR": str(tmp_path / "tensorboard"),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
     }
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_anything_is_loaded(tmp_path, clean_environment):
+    with pytest.raises(ConfigError, match="logging asks for clearml, which is not installed .* pip install clearml"):
+        report_to(LoggingConfig(report_to=["tensorboard", "clearml"]), tmp_path)
 
 
 def state_at(step: int, of: int = 4) -> SimpleNamespace:

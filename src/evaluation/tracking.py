@@ -16,9 +16,9 @@ def log_to_wandb(config: EvalConfig, metrics: Mapping[str, Any], folder: Path) -
         return
     import wandb
 
-    from src.reporting import report_to
+    from src.reporting import set_tracker_environment
 
-    report_to(config.logging, folder)  # sets what wandb reads from the environment
+    set_tracker_environment(config.logging, folder)
     with wandb.init(name=config.logging.wandb_run_name, config=asdict(config)) as run:
         run.log(dict(numbers(metrics)))
 

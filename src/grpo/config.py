@@ -64,6 +64,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         save_steps=math.ceil(config.logging.save_steps / train.mu) * train.mu,  # no resume in the middle of a batch
         save_total_limit=2,
         report_to=report_to(config.logging, run_folder),
+        project=config.logging.wandb_project,
         run_name=config.logging.wandb_run_name,
         seed=config.seed,
         disable_tqdm=True,

@@ -46,3 +46,7 @@ class PlotLog(TrainerCallback):
 
             images = {f"plots/{path.stem}": wandb.Image(str(path)) for path in paths}
             wandb.log({**images, "train/global_step": state.global_step})
+        if "trackio" in args.report_to:
+            import trackio
+
+            trackio.log({f"plots/{path.stem}": trackio.Image(str(path)) for path in paths}, step=state.global_step)
