@@ -35,7 +35,8 @@ lint: setup
 	@$(PYTHON_IN_VENV) -m ruff format --check .
 
 bench: setup
-	@for program in $(wildcard benchmarks/*.py); do $(PYTHON_IN_VENV) "$$program" $(ARGS) || exit 1; done
+	@test -d runs/quickstart/sft/model || $(MAKE) --no-print-directory quickstart-models ARGS=
+	@$(PYTHON_IN_VENV) -m benchmarks.schedules $(ARGS)
 
 docs: setup
 	@$(PYTHON_IN_VENV) -m src.lesson_plans check

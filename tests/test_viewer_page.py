@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
+from src.api import SampleRequest
 from src.error_answers import add_error_answers
 from src.rollout_files import write_rollouts
 from src.viewer.parts import split_thoughts
@@ -16,7 +17,7 @@ from src.viewer.routes import add_viewer
 from src.viewer.serve import create_viewer
 from src.viewer.wire import ChatOpening, ChatReply, ChatRequest
 from tests.browser import Browser, open_browser
-from tests.conftest import free_port
+from tests.conftest import RunningServer, free_port
 from tests.scripted_room import serving
 from tests.synthetic_run import step_line
 from tests.viewer_run import (
@@ -42,6 +43,7 @@ class Tutor:
 
     def __init__(self) -> None:
         self.answers = 0
+        self.lessons: list[str] = []
 
     @property
     def policy(self) -> str:
@@ -52,6 +54,7 @@ class Tutor:
 
     async def reply(self, request: ChatRequest) -> ChatReply:
         await asyncio.sleep(0.05)
+        self.lessons.append(request.problem)
         policy, self.answers = self.policy, self.answers + 1
         heard = request.turns[-1].text if request.turns else f"Hello {request.student_name}."
         text = f"<think>Repeat it.</think>You say: {heard}"
@@ -247,8 +250,8 @@ def test_without_a_model_the_chat_says_why_it_is_off(browser: Browser, url: str,
 
 
 def test_somebody_talks_to_the_tutor(browser: Browser, run: Path) -> None:
-    port = free_port()
-    with serving(live_app(run), port) as address:
+    app = live_app(run)
+    with serving(app, free_port()) as address:
         browser.open(f"{address}/#/chat")
         browser.fill("#lesson-search", "market")
         browser.wait(lambda: len(browser.all(".pick button")) == 1, "one lesson")
@@ -260,12 +263,33 @@ def test_somebody_talks_to_the_tutor(browser: Browser, run: Path) -> None:
         assert "run v7" in browser.text(".policy-line")
         browser.one("#say").send_keys("<b>I goes</b> home.\ue007")
         browser.until_text(".message.teacher .said", "You say: <b>I goes</b> home.")
+        browser.fill("#lesson", "Another lesson, not begun yet.")
         browser.one("#say").send_keys("I went home.")
         browser.click("#send")
         browser.until_text(".policy-line", "New weights: run v8")
         assert len(browser.all(".message")) == 5 and not browser.one(".thought p").is_displayed()
         browser.click(".system summary")
         assert browser.text(".system pre") == f"Teach this: {LESSONS[0]}"
+    assert app.state.tutor.lessons == [LESSONS[0]] * 3
+
+
+def test_a_server_with_engines_shows_its_run_and_lets_its_tutor_be_talked_to(
+    browser: Browser, server: RunningServer, lessons: list[str]
+) -> None:
+    """The page of a running vllm_server.py: a conversation that its engines played, then its teacher as it is."""
+    asked = SampleRequest(problems=[lessons[0]] * 2, answers=[""] * 2, request_id="page", seed=1, step=0)
+    played = server.client.sample(asked).conversations[1]
+    browser.open(f"{server.client.url}/#/conversation?where=now&id={played.id}")
+    said = [turn.text.strip() for turn in played.turns]
+    browser.wait(lambda: len(browser.all(".message")) == len(said), "its messages")
+    shown = [each.get_property("textContent") for each in browser.all(".message .said .text")]
+    assert shown == [text for text in said if text]
+    browser.click(".actions a", "Take this lesson yourself")
+    for messages in (1, 3):
+        browser.wait(lambda count=messages: len(browser.all(".message")) == count, f"{messages} messages")
+        assert browser.text(".policy-line") == str(server.client.health().policy)
+        browser.one("#say").send_keys("I go to the park.\ue007")
+    browser.wait(lambda: len(browser.all(".message")) == 5, "the last answer")
 
 
 def test_a_run_that_goes_on_is_followed(browser: Browser, tmp_path: Path) -> None:

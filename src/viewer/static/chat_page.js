@@ -46,7 +46,8 @@ async function begin(talk, state, run) {
     state.wrong = "Choose a lesson first, or write what it is about.";
     return drawTalk(talk, state, run);
   }
-  Object.assign(state, { turns: [], views: [], wrong: "", over: false, policy: null, opening: null });
+  const lesson = { problem: state.problem, student_name: state.name.trim() || null }; // stays when another is looked at
+  Object.assign(state, { lesson, turns: [], views: [], wrong: "", over: false, policy: null, opening: null });
   try {
     state.opening = await post("chat/opening", body(state));
     for (const said of state.opening.turns) add(state, said.role, said.text, { given: true });
@@ -57,7 +58,7 @@ async function begin(talk, state, run) {
   if (state.opening?.next === "teacher") await answer(talk, state, run);
 }
 
-const body = (state) => ({ problem: state.problem, student_name: state.name.trim() || null, turns: state.turns });
+const body = (state) => ({ ...state.lesson, turns: state.turns });
 
 function add(state, role, text, more = {}) {
   state.turns.push({ role, text });

@@ -1,0 +1,169 @@
+"""How long a batch takes when each conversation goes its own way, against lockstep and phases.
+
+The same conversations, word for word, are played in turns with each schedule, on the same vLLM engines in one run:
+
+    concurrent   `generation.schedule: concurrent`: nobody waits for anybody
+    phased       `generation.schedule: phased`: all talk, then all are judged (here no engine sleeps in between)
+    lockstep     each message waits for the slowest conversation, and judging for the last message of all
+
+The judge is the embedded rubric behind a delay as one over a network has it, log-normal with the given median and drawn
+once for each conversation. Printed are the seconds of each round and each schedule's median against `concurrent`.
+
+    python -m benchmarks.schedules [--rounds 5] [--judge-s 0.5] [key=value …]
+
+It wants the models of `make quickstart-models`; overrides are those of `vllm_server.py --config-name quickstart`.
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Self
+
+from config.checks import check_train_rl, solutions_are_graded
+from config.load import load
+from config.train_rl_model import TrainRLConfig, reward_weights
+from src.api import ConversationRecord, SampleRequest
+from src.batches import open_desk
+from src.classroom import Classroom
+from src.conversation import State
+from src.data import load_problems
+from src.inference_providers.base import Judge
+from src.journal import Journal
+from src.phases import Concurrent, PhaseClock
+
+
+class DistantJudge:
+    """A judge whose answers take their time; how long depends on the conversation alone."""
+
+    SPREAD = 0.6  # of the logarithm: one answer in twenty takes over 2.7 times the median
+
+    def __init__(self, judge: Judge, median_s: float):
+        self._judge = judge
+        self._median_s = median_s
+
+    async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
+        said = "".join(message["content"] for message in conversation)
+        delay = random.Random(f"{problem}|{said}|{attempt}").lognormvariate(0, self.SPREAD)
+        await asyncio.sleep(self._median_s * delay)
+        return await self._judge.judge(rule, conversation, problem, attempt)
+
+
+class Lockstep:
+    """All conversations take each step together: those whose state comes first in the order of states go on when nobody
+    is at work any more."""
+
+    ORDER = [*State]
+
+    def __init__(self) -> None:
+        self._counted = 0
+        self._waiting: list[tuple[State, asyncio.Future[None]]] = []
+
+    def attend(self, count: int) -> Self:
+        self._counted += count
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """All have left by themselves."""
+
+    async def reach(self, state: State) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((state, turn))
+        self._move_on()
+        await turn
+
+    def leave(self) -> None:
+        self._counted -= 1
+        self._move_on()
+
+    def _move_on(self) -> None:
+        if not self._waiting or len(self._waiting) < self._counted:
+            return
+        first = min((state for state, _ in self._waiting), key=self.ORDER.index)
+        going = [turn for state, turn in self._waiting if state is first]
+        self._waiting = [each for each in self._waiting if each[0] is not first]
+        for turn in going:
+            turn.set_result(None)
+
+
+async def _no_engine_sleeps(seats: object) -> None:
+    """Phases cost their waiting alone."""
+
+
+SCHEDULES = {"concurrent": Concurrent, "phased": lambda: PhaseClock(_no_engine_sleeps), "lockstep": Lockstep}
+
+
+def request_of(config: TrainRLConfig, number: int) -> SampleRequest:
+    """One batch of the configuration; the same one whatever its number."""
+    problems = load_problems(config.dataset.train_datasets, config.train.number_of_problems_per_batch, config.seed)
+    group = config.train.num_samples_per_problem
+    repeated = [problem for problem in problems for _ in range(group)]
+    return SampleRequest(
+        problems=[problem.text for problem in repeated],
+        answers=[problem.answer for problem in repeated],
+        request_id=f"benchmark-{number}",
+        seed=config.seed,
+        step=0,
+        fixed_seeds=True,
+    )
+
+
+async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[str, list[float]]:
+    """Seconds of each round, by schedule, after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in SCHEDULES}
+    with tempfile.TemporaryDirectory() as folder:
+        desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), Path(folder))
+        seats = desk.classroom.seats
+        try:
+            judged = replace(seats, judge=DistantJudge(seats.judge, judge_s))
+            said: dict[str, list[str]] = {}
+            for number in range(rounds + 1):
+                for place, (name, schedule) in enumerate(SCHEDULES.items()):
+                    own = Path(folder) / f"{number}-{name}"
+                    room = Classroom(
+                        *(config.generation, judged, Journal(own), reward_weights(config), desk.classroom.rules),
+                        schedule(),
+                    )
+                    started = time.perf_counter()
+                    response = await room.sample(request_of(config, len(SCHEDULES) * number + place))
+                    if number:
+                        seconds[name].append(time.perf_counter() - started)
+                    said[name] = [text_of(record) for record in response.conversations]
+            same = sum(len(set(texts)) == 1 for texts in zip(*said.values(), strict=True))
+            print(f"{same} of {len(said['concurrent'])} conversations are word for word the same with every schedule")
+        finally:
+            seats.shutdown()
+    return seconds
+
+
+def text_of(record: ConversationRecord) -> str:
+    return "\n".join(f"{turn.role}: {turn.text}" for turn in record.turns)
+
+
+def show(seconds: Mapping[str, list[float]]) -> None:
+    """Each schedule's rounds and its ratio."""
+    base = median(seconds["concurrent"])
+    for name, found in seconds.items():
+        rounds = " ".join(f"{each:6.2f}" for each in found)
+        print(f"{name:<11} {rounds}   median {median(found):6.2f} s   {median(found) / base:5.2f} × concurrent")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--judge-s", type=float, default=0.5, help="median seconds of a judge's answer")
+    options, overrides = parser.parse_known_args()
+    config = load(TrainRLConfig, "train_rl", ["--config-name=quickstart", *overrides], check_train_rl)
+    show(asyncio.run(measure(config, options.rounds, options.judge_s)))
+
+
+if __name__ == "__main__":
+    main()
