@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 import src.viewer.index
-from src.conversation import visible_text
+from src.conversation import Solution, visible_text
 from src.data import Problem
+from src.evaluation.records import write_compared, write_records
 from src.rollout_files import write_rollouts
 from src.viewer.page import STATIC, page_files
 from src.viewer.parts import pieces_of, split_thoughts
@@ -347,6 +349,38 @@ def test_the_lessons_of_a_set_can_be_searched(http: TestClient) -> None:
     assert found["columns"]["title"] == ["Lesson: a walk · Plan: you, sister"]
     problem = {"where": "eval-before", "problem_id": found["columns"]["problem_id"][0]}
     assert http.get("/api/problem", params=problem).json()["problem"] == LESSONS[1]
+
+
+def test_what_an_evaluation_of_maths_has_besides_is_shown(http: TestClient, run: Path) -> None:
+    records = [conversation(0, i, LESSONS[0], request_id="eval-maths") for i in range(2)]
+    records[0].turns[0] = replace(records[0].turns[0], given=True)
+    initial = {records[0].problem_id: [Solution("alone: 1/2", 1.0), Solution("no idea", 0.0)]}
+    scores = [[0.5, -2.0], [1.0, 2.0, 3.0]]
+    path = run / "eval" / "maths" / "conversations.parquet"
+    path.parent.mkdir()
+    write_records(path, [("sampled", record) for record in records], initial, scores)
+    first, second = (
+        http.get("/api/conversation", params={"where": "eval-maths", "id": record.id}).json() for record in records
+    )
+    assert [turn["score"] for turn in first["turns"]] == [None, None, 0.5, None, -2.0]
+    assert [turn["score"] for turn in second["turns"]] == [1.0, None, 2.0, None, 3.0]
+    assert [(each["text"], each["grade"]) for each in first["initial_solutions"]] == [("alone: 1/2", 1), ("no idea", 0)]
+
+
+def test_several_tutors_of_one_evaluation_are_told_apart(http: TestClient, run: Path) -> None:
+    played = {
+        name: [("sampled", conversation(0, i, LESSONS[0], request_id=f"eval-{name}")) for i in range(2)]
+        for name in ("base", "trained")
+    }
+    (run / "eval" / "compare").mkdir()
+    write_compared(run / "eval" / "compare" / "conversations.parquet", played)
+    page = listed(http, where="eval-compare")
+    assert page["total"] == 4 and page["samplings"] == ["base, sampled", "trained, sampled"]
+    only = listed(http, where="eval-compare", sampling="trained, sampled")["columns"]["id"]
+    assert only == [record.id for _, record in played["trained"]]
+    problem = played["base"][0][1].problem_id
+    group = http.get("/api/group", params={"where": "eval-compare", "problem_id": problem}).json()
+    assert [each["sampling"] for each in group["conversations"]] == ["base, sampled"] * 2 + ["trained, sampled"] * 2
 
 
 # What is being played --------------------------------------------------------------------------------------------

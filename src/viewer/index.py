@@ -13,7 +13,7 @@ from pydantic_core import from_json
 _COLUMNS = (
     "id step index problem_id problem type student_name state turns verdicts rewards reward rejected failure".split()
 )
-_SAMPLING = "sampling"
+_PLAYED_BY = ("tutor", "sampling")
 LONGEST_TITLE = 110
 
 
@@ -25,6 +25,7 @@ class Row:
         personas: the student's turns, counted by persona.
         judge_failed: whether a judge attempt brought no verdict.
         failed: whether it could not go on.
+        sampling: in an evaluation "sampled" or "greedy", in one of several tutors behind the tutor's name; else None.
         file, position: where it lies; None for one that is only in the journal.
     """
 
@@ -101,12 +102,13 @@ class Index:
 
     def _read(self, path: Path) -> list[Row]:
         with pq.ParquetFile(path) as file:
-            named = [name for name in (*_COLUMNS, _SAMPLING) if name in file.schema_arrow.names]
+            named = [name for name in (*_COLUMNS, *_PLAYED_BY) if name in file.schema_arrow.names]
             rows: list[Row] = []
             for batch in file.iter_batches(columns=named):
                 for record in batch.to_pylist():
                     nested = {name: from_json(record[name]) for name in ("turns", "verdicts", "rewards")}
                     self._problems[record["problem_id"]] = record["problem"]
-                    more = {"sampling": record.get(_SAMPLING), "file": path, "position": len(rows)}
+                    played_by = ", ".join(record[name] for name in _PLAYED_BY if record.get(name))
+                    more = {"sampling": played_by or None, "file": path, "position": len(rows)}
                     rows.append(row_of(record | nested, **more))
         return rows

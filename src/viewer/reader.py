@@ -25,7 +25,7 @@ _LISTED = (
     "sampling state"
 ).split()
 _BARS = 20
-_NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
+_NESTED = ("turns", "verdicts", "solutions", "initial_solutions", "rewards", "meta")
 _TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
 
 
@@ -192,14 +192,18 @@ def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterabl
             first += count
     for position in positions:
         record = tables[position].to_pylist()[0]
-        yield record | {name: from_json(record[name]) for name in _NESTED}
+        yield record | {name: from_json(record[name]) for name in _NESTED if name in record}
 
 
 def _view(where: str, row: Row, record: dict[str, Any]) -> ConversationView:
-    mask = record["mask"]
+    mask, scores = record["mask"], iter(record.get("message_scores") or ())
+    scored = [
+        next(scores, None) if turn["role"] == "teacher" and not turn.get("given") else None for turn in record["turns"]
+    ]
     return ConversationView(
         where=where,
-        turns=[_turn_view(turn, mask) for turn in record["turns"]],
+        turns=[_turn_view(turn, mask, score) for turn, score in zip(record["turns"], scored, strict=True)],
+        initial_solutions=record.get("initial_solutions", []),
         trained_tokens=sum(mask) if mask else None,
         context_tokens=len(mask) or None,
         sampling=row.sampling,
@@ -213,7 +217,7 @@ _SHOWN = (
 ).split()
 
 
-def _turn_view(turn: dict[str, Any], mask: Sequence[int]) -> TurnView:
+def _turn_view(turn: dict[str, Any], mask: Sequence[int], score: float | None) -> TurnView:
     span, policy = turn.get("span"), turn.get("policy")
     trained = 0 if mask else None
     if span and mask:
@@ -227,6 +231,7 @@ def _turn_view(turn: dict[str, Any], mask: Sequence[int]) -> TurnView:
         ended=turn["ended"],
         given=turn.get("given", False),
         policy=f"{policy['run_id'] or 'initial weights'} v{policy['version']}" if policy else None,
+        score=score,
     )
 
 

@@ -94,7 +94,7 @@ class Page(BaseModel):
 
 class TurnView(BaseModel):
     """One message: (kind, text) parts; `tokens` the model sampled, of which `trained` have mask 1 (None: no tokens are
-    kept of this conversation)."""
+    kept of this conversation). `score` is the pedagogical reward model's, where an evaluation asked it."""
 
     role: str
     parts: list[tuple[str, str]]
@@ -104,10 +104,12 @@ class TurnView(BaseModel):
     ended: bool
     given: bool
     policy: str | None
+    score: float | None = None
 
 
 class ConversationView(BaseModel):
-    """Answer of `GET /api/conversation`: everything but the tokens."""
+    """Answer of `GET /api/conversation`: everything but the tokens. `initial_solutions` are what the student wrote
+    before the dialogue, where an evaluation asked for them."""
 
     where: str
     id: str
@@ -123,6 +125,7 @@ class ConversationView(BaseModel):
     turns: list[TurnView]
     verdicts: list[Verdict]
     solutions: list[Solution]
+    initial_solutions: list[Solution] = Field(default_factory=list)
     rewards: dict[str, float | None]
     reward: float | None
     rejected: bool

@@ -14,7 +14,7 @@ export async function conversationPage(host, { where, id }, run) {
   const draw = async () => {
     const conversation = await get("conversation", { where, id });
     show(top, heading(conversation, run));
-    show(body, toggles(conversation, body), dialogue(conversation), solutions(conversation));
+    show(body, toggles(conversation, body), initially(conversation), dialogue(conversation), afterwards(conversation));
     show(side, rewardCard(conversation), verdictCards(conversation), lesson(conversation), details(conversation));
   };
   await draw();
@@ -34,6 +34,7 @@ function heading(conversation, run) {
     el("h1", { dir: "auto" }, title(conversation.problem)),
     el("nav", { class: "actions", "aria-label": "From here" }, step(at - 1, "Previous"), step(at + 1, "Next"),
       problem_id ? el("a", { class: "button", href: link("group", { where, problem_id, sampling: conversation.sampling }) }, "Its group, side by side") : null,
+      problem_id && conversation.sampling ? el("a", { class: "button", href: link("group", { where, problem_id }) }, "Everybody on this lesson") : null,
       played ? el("a", { class: "button", href: link("compare", { problem_id, sampling: conversation.sampling }) }, "Before and after") : null,
       problem_id ? el("a", { class: "button", href: link("chat", { where, problem_id }) }, "Take this lesson yourself") : null),
   ];
@@ -83,11 +84,18 @@ function visible(text) {
   return text.replaceAll("\n", "⏎\n");
 }
 
-function solutions(conversation) {
-  if (!conversation.solutions.length) return null;
-  return el("section", { class: "card solutions" }, el("h3", {}, "The student's solutions afterwards"),
-    el("p", { class: "note" }, "Reference: ", el("span", { dir: "auto" }, conversation.answer || "none")),
-    conversation.solutions.map((solution, i) => el("details", {}, el("summary", {}, `Solution ${i + 1} `,
+function initially({ initial_solutions: found, answer }) {
+  return found.length ? solutions("What the student makes of it alone, before the lesson", found, answer) : null;
+}
+
+function afterwards({ solutions: found, answer }) {
+  return found.length ? solutions("The student's solutions afterwards", found, answer) : null;
+}
+
+function solutions(heading, found, answer) {
+  return el("section", { class: "card solutions" }, el("h3", {}, heading),
+    el("p", { class: "note" }, "Reference: ", el("span", { dir: "auto" }, answer || "none")),
+    found.map((solution, i) => el("details", {}, el("summary", {}, `Solution ${i + 1} `,
       el("span", { class: `badge ${solution.grade ? "correct" : "bad"}` }, solution.grade === null ? "not graded" : number(solution.grade, 2))), el("p", {}, longText(solution.text)))));
 }
 

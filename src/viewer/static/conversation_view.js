@@ -31,7 +31,8 @@ function tokens(turn, conversation) {
   if (turn.role !== "teacher" || turn.given || !turn.tokens) return null;
   const trained = conversation.where.startsWith("eval-") ? "" : conversation.reward === null && conversation.state === "END" ? ", left out of training"
     : turn.trained === null ? "" : `, ${turn.trained === turn.tokens ? "all" : turn.trained} trained on`;
-  return el("p", { class: "tokens" }, `${plural(turn.tokens, "token")}${trained}`);
+  const score = turn.score === null || turn.score === undefined ? "" : `, pedagogical reward ${number(turn.score, 2)}`;
+  return el("p", { class: "tokens" }, `${plural(turn.tokens, "token")}${trained}${score}`);
 }
 
 /** The reward and what it is made of. */

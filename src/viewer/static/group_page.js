@@ -11,7 +11,7 @@ export async function groupPage(host, { where, problem_id, sampling }) {
   const columns = el("div", { class: "columns", tabindex: "0", "aria-label": "Conversations of the group" });
   const shown = group.conversations.map((conversation, i) => ({ conversation, i }));
   const draw = (sorted) => show(columns, sorted.map(({ conversation, i }) =>
-    column(conversation, `Conversation ${i + 1}`, link("conversation", { where, id: conversation.id }), advantage(conversation, group))));
+    column(conversation, heading(conversation, i, sampling), link("conversation", { where, id: conversation.id }), advantage(conversation, group))));
   const order = el("button", { type: "button", class: "toggle", "aria-pressed": "false", onclick: () => {
     const on = order.getAttribute("aria-pressed") !== "true";
     order.setAttribute("aria-pressed", String(on));
@@ -26,6 +26,10 @@ export async function groupPage(host, { where, problem_id, sampling }) {
         group.total > group.conversations.length ? `; the first ${group.conversations.length} are shown` : ""),
       el("details", {}, el("summary", {}, "Lesson"), el("p", { class: "text" }, longText(group.problem))), el("div", { class: "bar" }, order)),
     columns);
+}
+
+function heading(conversation, i, sampling) {
+  return conversation.sampling && !sampling ? `${conversation.sampling}, ${i + 1}` : `Conversation ${i + 1}`;
 }
 
 function advantage(conversation, group) {
