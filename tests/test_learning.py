@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from src.evaluation.learning import (
     LEARNED,
+    LEAST_RISE,
     NO_EVIDENCE,
     Figures,
     Movement,
@@ -91,6 +92,18 @@ def test_held_out_lessons_count_and_training_problems_do_not_beside_them() -> No
     learning = weigh_up(replace(GOOD, held_out=by_chance))
     assert learning.verdict == NO_EVIDENCE and "did not change by more than chance: +0.020" in learning.reasons[0]
     assert weigh_up(replace(SHUFFLED, held_out={"greedy": GOOD.held_out["greedy"]})).verdict == LEARNED
+
+
+def test_a_rise_that_random_weights_would_bring_is_no_evidence() -> None:
+    """As measured in a training on shuffled rewards; and the least rise that counts."""
+    wandered = Trend(6, 0.097, 0.105, estimate(0.008, 0.001, 0.014, 48))
+    learning = weigh_up(replace(SHUFFLED, held_out={}, training=wandered))
+    assert learning.verdict == NO_EVIDENCE
+    assert learning.reasons[2] == (
+        "A rise of less than 0.02 is no evidence: weights pushed about at random bring as much."
+    )
+    for mean, verdict in ((LEAST_RISE, LEARNED), (LEAST_RISE - 1e-9, NO_EVIDENCE)):
+        assert weigh_up(replace(GOOD, held_out={"sampled": estimate(mean, 0.001, 0.03)})).verdict == verdict
 
 
 def test_what_is_not_known_is_no_evidence_and_is_named() -> None:

@@ -1,9 +1,10 @@
 """Did it learn? What a run left, weighed up in plain words: `learning.json` in the run folder.
 
-One kind of evidence counts: a reward that rose by more than chance, its 95 % interval above 0, while the parameters
-moved. Held-out lessons measured before and after decide; where they were not, the reward on the training problems
-does, the last batches against the first. The intervals are over lessons, of this one run: another seed may do
-otherwise.
+One kind of evidence counts: a reward that rose by more than chance, its 95 % interval above 0, and by LEAST_RISE at
+least, while the parameters moved. Held-out lessons measured before and after decide; where they were not, the reward
+on the training problems does, the last batches against the first. The intervals are over lessons, of this one run:
+another seed may do otherwise. LEAST_RISE is there because they cannot tell learning from wandering: a policy that
+random rewards have pushed about differs from what it was, too, and with enough lessons no difference is chance.
 """
 
 import json
@@ -20,6 +21,9 @@ from src.evaluation.run_folder import LEARNING_NAME, RunData, load_run, read_jso
 from src.rollout_files import Outcome, read_outcomes
 
 LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"
+
+LEAST_RISE = 0.02
+"""A reward that rose by less is no evidence: trained on noise, tiny models have wandered up by 0.008."""
 
 _MOST_BATCHES = 10
 _MANY_WITHOUT_VARIANCE = 0.5
@@ -85,11 +89,14 @@ def weigh_up(figures: Figures) -> Learning:
     trend = figures.training if figures.training and figures.training.change["ci95"] else None
     if deciding is None and trend is not None:
         deciding = trend.change
-    rose = deciding is not None and deciding["ci95"][0] > 0
+    above_chance = deciding is not None and deciding["ci95"][0] > 0
+    rose = above_chance and deciding["mean"] >= LEAST_RISE
     reasons = [_held_out_reason(name, held_out[name]) for name in sorted(held_out, key="sampled".__ne__)]
     if not held_out:
         reasons += ["The reward was not measured on held-out lessons before and after."]
     reasons += [_trend_reason(trend)] if trend else []
+    if above_chance and not rose:
+        reasons += [f"A rise of less than {LEAST_RISE} is no evidence: weights pushed about at random bring as much."]
     if deciding is None:
         reasons += ["There are too few batches to tell whether the reward rose in training."]
     reasons = (
