@@ -418,6 +418,7 @@ def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, ru
     assert (pulse["playing"], pulse["played"], pulse["policy"]) == (1, 1, "run v3")
     page = listed(http, where="now")
     assert page["columns"]["state"] == ["END", "PLAYING"] and page["columns"]["step"] == [3, 3]
+    assert page["columns"]["personas"][1] == {"correct_student": 1}
     assert page["columns"]["messages"] == [5, 3] and page["columns"]["reward"] == [0.4, None]
     assert page["columns"]["title"] == ["Lesson: at the market · Plan: you, brother"] * 2
     whole, part = one(http, 0, "now"), one(http, 1, "now")

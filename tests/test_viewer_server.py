@@ -176,7 +176,10 @@ def test_a_run_is_shown_without_a_model(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--view"], "--view needs a run folder: python vllm_server.py --view runs/quickstart"),
-        (["--view", "{empty}"], "there is nothing to show; a run folder holds one of metrics.jsonl"),
+        (
+            ["--view", "{empty}", "generation.server_port={free}"],
+            "there is nothing to show; a run folder holds one of metrics.jsonl",
+        ),
         (["--view={run}", "generation.server_host=0.0.0.0"], "other machines can reach"),
         (["--view", "{run}", "generation.server_prot=1"], "Did you mean generation.server_port?"),
         (["--view", "{run}", "generation.server_port={taken}"], f"Process {os.getpid()} listens there"),
@@ -189,6 +192,7 @@ def test_what_cannot_be_shown_ends_with_a_message(tmp_path: Path, arguments: lis
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         places = {"run": run, "empty": tmp_path / "empty", "taken": holder.getsockname()[1]}
+        places["free"] = free_port()
         process = view(*(argument.format(**places) for argument in arguments), **{TOKEN_VARIABLE: ""})
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 2 and said in errors and "Traceback" not in errors

@@ -1,6 +1,8 @@
 """Conversations that are not in a Parquet file yet: what the end of the journal tells of them."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from src.viewer.index import Row, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
+_PERSONA = re.compile(rb'"persona": "([^"]+)"')  # in a text its quotes would stand behind backslashes
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Playing:
     began: float
     positions: list[int] = field(default_factory=list)
     messages: int = 0
+    personas: Counter[str] = field(default_factory=Counter)
     row: Row | None = None
 
 
@@ -106,7 +110,7 @@ class JournalTail:
             student_name=None,
             state="PLAYING",
             messages=playing.messages,
-            personas={},
+            personas=dict(playing.personas),
             rewards={},
             reward=None,
             rejected=False,
@@ -179,7 +183,9 @@ class JournalTail:
         if event == "turn" and b'"prompt_ids"' in line and playing.messages > 1:
             playing = self._playing[subject] = Playing(subject, time)  # its batch was begun anew
         playing.positions.append(position)
-        playing.messages += event == "turn"
+        if event == "turn":
+            playing.messages += 1
+            playing.personas.update(name.decode() for name in _PERSONA.findall(line)[:1])
         if event == "conversation":
             playing.row = row_of(json.loads(line)["record"])
 

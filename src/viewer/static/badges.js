@@ -5,8 +5,9 @@ import { number } from "./format.js";
 
 const MARKED = new Set(["error_student"]);
 
-/** A reward as a number and a bar. */
-export function rewardBar(reward) {
+/** A reward as a number and a bar; `over` is false while the conversation is being played. */
+export function rewardBar(reward, over = true) {
+  if (reward === null && !over) return el("span", { class: "reward none" }, "not yet");
   if (reward === null) return el("span", { class: "reward none", title: "no verdict, no reward" }, "none");
   const share = Math.min(1, Math.max(0, reward));
   return el("span", { class: "reward" },

@@ -78,6 +78,6 @@ export function verdictCards(conversation, open = true) {
 /** A conversation as one column among others. */
 export function column(conversation, heading, href, extra = null) {
   return el("article", { class: "column card" },
-    el("header", {}, el("h3", {}, href ? el("a", { href }, heading) : heading), rewardBar(conversation.reward), extra),
+    el("header", {}, el("h3", {}, href ? el("a", { href }, heading) : heading), rewardBar(conversation.reward, conversation.state === "END"), extra),
     dialogue(conversation), el("div", { class: "why" }, verdictCards(conversation, false)));
 }

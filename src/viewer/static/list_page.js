@@ -89,7 +89,7 @@ function row(page, i, oneStep) {
   const flags = [of("judge_failed") && ["bad", "judge failed"], of("failed") && ["bad", "broken off"], of("rejected") && ["bad", "rejected"],
     of("state") !== "END" && ["busy", "playing"], of("sampling") && ["plain", of("sampling")]].filter(Boolean);
   return el("tr", { onclick: open },
-    el("td", {}, rewardBar(of("reward"))),
+    el("td", {}, rewardBar(of("reward"), of("state") === "END")),
     el("td", { class: "lesson" }, el("a", { href: address, dir: "auto" }, of("title") || "(no text)")),
     oneStep ? null : el("td", {}, of("step") === null ? "–" : String(of("step"))),
     el("td", { dir: "auto" }, of("student_name") ?? "–"),
