@@ -16,6 +16,7 @@ It wants the models of `make quickstart-models`; overrides are those of `vllm_se
 
 import argparse
 import asyncio
+import gc
 import random
 import tempfile
 import time
@@ -25,9 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Self
 
-from config.checks import check_train_rl, solutions_are_graded
+from config.checks import check_train_rl, reward_weights, solutions_are_graded
 from config.load import load
-from config.train_rl_model import TrainRLConfig, reward_weights
+from config.train_rl_model import TrainRLConfig
 from src.api import ConversationRecord, SampleRequest
 from src.batches import open_desk
 from src.classroom import Classroom
@@ -162,7 +163,9 @@ def main() -> None:
     parser.add_argument("--judge-s", type=float, default=0.5, help="median seconds of a judge's answer")
     options, overrides = parser.parse_known_args()
     config = load(TrainRLConfig, "train_rl", ["--config-name=quickstart", *overrides], check_train_rl)
-    show(asyncio.run(measure(config, options.rounds, options.judge_s)))
+    seconds = asyncio.run(measure(config, options.rounds, options.judge_s))
+    gc.collect()  # vLLM's client complains when it is left to the interpreter's end
+    show(seconds)
 
 
 if __name__ == "__main__":

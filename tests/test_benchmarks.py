@@ -1,0 +1,54 @@
+"""The benchmark measures what it says: the same conversations with each schedule, and lockstep is lockstep."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from benchmarks.schedules import SCHEDULES, Lockstep, measure, show
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.conversation import State
+from src.inference_providers.scripted_inference import ScriptedEngine
+from tests.conftest import quickstart_overrides
+
+
+def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp_path: Path, monkeypatch, capsys):
+    async def start(wanted, *_):
+        lines = {"teacher": lambda _: "Hello! Where do you go?", "student": lambda _: "I go home."}
+        return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
+
+    monkeypatch.setattr("src.seats._start_engines", start)
+    config = load(TrainRLConfig, "train_rl", quickstart_overrides(tmp_path, world / "blank", world, 1), check_train_rl)
+    show(asyncio.run(measure(config, rounds=2, judge_s=0.001)))
+    printed = capsys.readouterr().out
+    assert "16 of 16 conversations are word for word the same" in printed
+    lines = printed.splitlines()[-3:]
+    assert [line.split()[0] for line in lines] == list(SCHEDULES) and lines[0].endswith("1.00 × concurrent")
+    assert all(line.count(".") == 4 for line in lines), "two rounds, their median, the ratio"
+
+
+@pytest.mark.parametrize("lengths", [(1, 3, 2), (2, 2, 2)])
+def test_in_lockstep_nobody_is_ahead(lengths: tuple[int, ...]) -> None:
+    """Each takes so many pairs of turns, then is judged; the third moment of a conversation is that of all."""
+    happened: list[State] = []
+
+    async def talk(lockstep: Lockstep, turns: int) -> None:
+        for state in [State.TEACHER_TURN, State.STUDENT_TURN] * turns + [State.JUDGE_TURN]:
+            await lockstep.reach(state)
+            happened.append(state)
+            await asyncio.sleep(0)
+        lockstep.leave()
+
+    async def run() -> None:
+        lockstep = Lockstep().attend(len(lengths))
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(talk(lockstep, turns) for turns in lengths))
+
+    asyncio.run(run())
+    expected = []
+    for place in range(max(lengths)):
+        still = sum(turns > place for turns in lengths)
+        expected += [State.TEACHER_TURN] * still + [State.STUDENT_TURN] * still
+    assert happened == expected + [State.JUDGE_TURN] * len(lengths)
