@@ -16,7 +16,6 @@ It wants the models of `make quickstart-models`; overrides are those of `vllm_se
 
 import argparse
 import asyncio
-import gc
 import random
 import tempfile
 import time
@@ -163,9 +162,7 @@ def main() -> None:
     parser.add_argument("--judge-s", type=float, default=0.5, help="median seconds of a judge's answer")
     options, overrides = parser.parse_known_args()
     config = load(TrainRLConfig, "train_rl", ["--config-name=quickstart", *overrides], check_train_rl)
-    seconds = asyncio.run(measure(config, options.rounds, options.judge_s))
-    gc.collect()  # vLLM's client complains when it is left to the interpreter's end
-    show(seconds)
+    show(asyncio.run(measure(config, options.rounds, options.judge_s)))
 
 
 if __name__ == "__main__":

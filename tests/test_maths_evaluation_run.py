@@ -68,6 +68,7 @@ def test_a_whole_evaluation_with_real_engines(world: Path, tmp_path: Path):
         command = [sys.executable, "eval.py", "--config-name", "TutorRL.yaml", *overrides]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Exception ignored" not in done.stderr
     found = json.loads((tmp_path / "eval" / "metrics.json").read_text())["sampled"]
     records = read_records(tmp_path / "eval" / "conversations.parquet")["sampled"]
     table = pd.read_parquet(tmp_path / "eval" / "conversations.parquet")

@@ -117,8 +117,9 @@ class EngineProcess:
     def shutdown(self) -> None:
         """End the engine's processes."""
         del self._rest
-        engine = self.__dict__.pop("_engine")  # vLLM would shut it down once more as the interpreter ends
+        engine = self.__dict__.pop("_engine")
         engine.shutdown()
+        engine.shutdown = _nothing  # vLLM's __del__ calls it again; as the interpreter ends, it would lack its modules
 
     async def _finish(self, request: AsyncIterator[Output]) -> Output:
         """What a request to vLLM comes to.
@@ -182,3 +183,7 @@ class _cpu_environment:
 
 def _child_pids() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _nothing(timeout: float | None = None) -> None:
+    """For an engine that has been shut down."""
