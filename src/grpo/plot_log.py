@@ -1,5 +1,6 @@
 """Plots of a training while it goes on: as files in the run folder, and as images of the trackers that show them."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,18 @@ class PlotLog(TrainerCallback):
         self._drawn_at = -1
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._draw(args.report_to, state)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._draw([name for name in args.report_to if name != "trackio"], state)  # its run has ended by now
+
+    def _draw(self, trackers: Collection[str], state: TrainerState) -> None:
         drawn = state.global_step == self._drawn_at or not (self._run_folder / METRICS_NAME).exists()
         if state.is_world_process_zero and not drawn:
             self._drawn_at = state.global_step
-            paths = write_plots(load_run(self._run_folder))
-            self._show(paths, args, state)
+            self._show(write_plots(load_run(self._run_folder)), trackers, state)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.on_save(args, state, control)
-
-    def _show(self, paths: list[Path], args: TrainingArguments, state: TrainerState) -> None:
+    def _show(self, paths: list[Path], trackers: Collection[str], state: TrainerState) -> None:
         from matplotlib.image import imread
 
         for callback in self._trainer.callback_handler.callbacks:
@@ -41,12 +44,12 @@ class PlotLog(TrainerCallback):
                 for path in paths:
                     image = imread(path)
                     callback.tb_writer.add_image(f"plots/{path.stem}", image, state.global_step, dataformats="HWC")
-        if "wandb" in args.report_to:
+        if "wandb" in trackers:
             import wandb
 
             images = {f"plots/{path.stem}": wandb.Image(str(path)) for path in paths}
             wandb.log({**images, "train/global_step": state.global_step})
-        if "trackio" in args.report_to:
+        if "trackio" in trackers:
             import trackio
 
             trackio.log({f"plots/{path.stem}": trackio.Image(str(path)) for path in paths}, step=state.global_step)
