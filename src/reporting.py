@@ -36,9 +36,8 @@ def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
 
 def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
     """Set what trackers read from the environment. Where somebody has said where their files go, that stays."""
-    places = {"TENSORBOARD_LOGGING_DIR": run_folder / "tensorboard", "WANDB_DIR": run_folder}
-    for name, place in (places | {"TRACKIO_DIR": run_folder / "trackio"}).items():
-        os.environ.setdefault(name, str(place))
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
+    os.environ.setdefault("WANDB_DIR", str(run_folder))
     wandb = {
         "WANDB_PROJECT": logging.wandb_project,
         "WANDB_ENTITY": logging.wandb_entity,

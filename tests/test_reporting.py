@@ -14,7 +14,7 @@ from src.reporting import Progress, report_to
 @pytest.fixture
 def clean_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith(("WANDB_", "TENSORBOARD_", "TRACKIO_")):
+        if name.startswith(("WANDB_", "TENSORBOARD_")):
             monkeypatch.delenv(name)
     before = dict(os.environ)
     yield
@@ -36,9 +36,7 @@ def test_trackers_come_once_and_find_their_settings(tmp_path, clean_environment)
         wandb_tags=["a", "b"],
     )
     assert report_to(logging, tmp_path) == ["tensorboard", "wandb"]
-    said = {
-        name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "TENSORBOARD_", "TRACKIO_"))
-    }
+    said = {name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "TENSORBOARD_"))}
     assert said == {
         "WANDB_PROJECT": "tutors",
         "WANDB_ENTITY": "lab",
@@ -46,7 +44,6 @@ def test_trackers_come_once_and_find_their_settings(tmp_path, clean_environment)
         "WANDB_TAGS": "a,b",
         "WANDB_DIR": str(tmp_path),
         "TENSORBOARD_LOGGING_DIR": str(tmp_path / "tensorboard"),
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
     }
 
 
