@@ -40,6 +40,18 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(_message(file, reason)) from error
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is whole or not there, whoever reads it meanwhile.
+
+    Raises:
+        StorageError: if the disk is full or may not be written to; what was there before is untouched.
+    """
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    with storage_errors(path):
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+
+
 def refuse_full_disk(folder: Path, needed: int) -> None:
     """Raises:
     StorageError: if the disk that `folder` is or will be on has less than `needed` bytes free.

@@ -14,6 +14,7 @@ from transformers.integrations import get_available_reporting_integrations
 
 from config.base import LoggingConfig
 from src.errors import ClassroomError, ConfigError
+from src.evaluation.run_folder import last_figures, read_lines
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -48,10 +49,8 @@ def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
 
 
 def last_metrics(run_folder: Path) -> dict[str, Any]:
-    """The last line of `metrics.jsonl`; empty if there is none."""
-    path = run_folder / METRICS_NAME
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return json.loads(lines[-1]) if lines else {}
+    """The last value of each metric in `metrics.jsonl`; empty if there is none."""
+    return last_figures(read_lines(run_folder / METRICS_NAME))
 
 
 class Progress(TrainerCallback):

@@ -25,6 +25,14 @@ def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Con
     return path
 
 
+def drop_rollouts_from(run_folder: Path, step: int) -> None:
+    """Remove the files of this step and of later ones: a training that begins there plays them again, with as many
+    processes as it has now."""
+    for path in (run_folder / "rollouts").glob("step_*.parquet"):
+        if int(path.stem.partition("_")[2].partition("-")[0]) >= step:
+            path.unlink(missing_ok=True)
+
+
 def write_records(path: Path, records: Sequence[ConversationRecord]) -> None:
     """One row per conversation; nested columns are JSON text. Whole or not there.
 

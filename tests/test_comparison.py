@@ -96,7 +96,7 @@ def test_several_judges_on_the_same_conversations():
     found = summarise_judges("first", records, opinions)
     assert found["scores"]["first"]["x"]["mean"] == 0.5 and found["scores"]["first"]["y"]["n"] == 1
     assert found["scores"]["second"]["y"]["mean"] == pytest.approx(0.65)
-    assert found["spearman"] == {"second": 1.0} and found["n"] == 4
+    assert found["spearman"] == {"second": 1.0} and found["pairs"] == {"second": 3} and found["n"] == 3
     assert found["krippendorff_alpha"] == krippendorff_alpha([(1, 0.8), (0, 0.2), (0.5, 0.4), (None, 0.9)])
 
 

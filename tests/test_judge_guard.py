@@ -28,7 +28,7 @@ from src.api import (
 from src.canaries import CANARIES
 from src.data import Problem
 from src.evaluation.agreement import rank_correlation
-from src.evaluation.run_folder import JUDGE_CHECKS_NAME, read_lines
+from src.evaluation.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
 from src.grpo.judge_guard import JudgeGuard, weigh_check
 from src.inference_providers.rubric_inference import analyse, verdict
 from src.inference_providers.scripted_inference import ScriptedJudge
@@ -117,10 +117,12 @@ def listening(room: Room, config: TrainRLConfig, monkeypatch: pytest.MonkeyPatch
     thread = threading.Thread(target=server.run)
     thread.start()
     client = ClassroomClient(f"http://127.0.0.1:{port}")
-    client.wait_until_up(60)
-    yield client
-    server.should_exit = True
-    thread.join(60)
+    try:
+        client.wait_until_up(60)
+        yield client
+    finally:
+        server.should_exit = True
+        thread.join(60)
 
 
 def test_a_judge_that_can_be_fooled_shows_its_gap_and_trips_a_canary(room: Room, start, caplog) -> None:
@@ -204,9 +206,19 @@ def test_a_judge_that_hangs_is_given_up(room: Room, start) -> None:
 def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog) -> None:
     with start(held_out=None) as training:
         gone = [record.model_copy(update={"id": "gone"}) for record in training.batch(0, _QUESTION)]
-        assert training.guard.check(PartialState(cpu=True), 0, gone) == {"guard/failed": 1.0}
+        logged = training.guard.check(PartialState(cpu=True), 0, gone)
+    assert logged == {"guard/failed": 1, "guard/gap_n": 0, "guard/warnings": 0}
     assert "the judge was not checked at step 0" in caplog.text and "no finished conversation gone" in caplog.text
-    assert not (room.folder / JUDGE_CHECKS_NAME).exists()
+    [line] = read_lines(room.folder / JUDGE_CHECKS_NAME)
+    assert not found_something(line) and "no finished conversation gone" in line["error"]
+
+
+def test_a_check_that_cannot_be_written_down_stops_nothing(room: Room, start, caplog) -> None:
+    room.judge = ScriptedJudge(rewards_great)
+    (room.folder / JUDGE_CHECKS_NAME).mkdir(parents=True)  # in its way
+    with start(held_out=None) as training:
+        assert training.step(0, _QUESTION)["guard/canary_praise"] == 1.0
+    assert "the check of the judge at step 0 is not on record" in caplog.text
 
 
 def test_canaries_alone_need_no_second_judge(room: Room, start) -> None:

@@ -259,6 +259,19 @@ def test_errors_of_open_language_go_by_the_persona_or_a_judge():
     assert labelled.students[0].error is False
 
 
+def test_where_a_judge_labels_what_it_did_not_label_is_in_no_figure_about_errors():
+    problem = load_problems([lesson_plans("test")])[0].text
+    turns = [teacher("Hi! What do you say?"), student("abc", "error_student"), teacher("Good! Go ahead.")]
+    records = [record_of(problem, turns, index=i) for i in range(3)]
+    found = language_metrics(records, {("c-0000", 1): True, ("c-0001", 1): False})
+    assert found["language"]["feedback/none"]["n"] == found["language"]["false_corrections"]["n"] == 1
+    assert found["language"]["hands_over"]["n"] == 3 + 2 and found["language"]["teacher_words"]["n"] == 6
+    assert (found["fidelity"]["labelled_by"], found["fidelity"]["unlabelled"]) == ("judge", 1)
+    none = language_metrics(records, {})  # a tutor on a server beside tutors whose conversations are labelled
+    assert not {"feedback/none", "false_corrections", "hands_over"} & set(none["language"])
+    assert (none["fidelity"]["labelled_by"], none["fidelity"]["unlabelled"]) == ("nobody", 3)
+
+
 def test_progress_through_a_plan_of_phrases():
     assert plan_progress(SPANISH, ["“He perdido la cartera” is new."], ["Es de cuero marrón!"]) == (1, 1)
     assert plan_progress(Plan(), ["Hi"], ["Ho"]) == (0, 0)
@@ -318,4 +331,4 @@ def test_open_lessons_are_labelled_and_the_quickstarts_are_not(answer, known):
     assert fidelity["labelled_by"] == ("judge" if known else "nobody")
     assert fidelity["error_persona"]["share"] == (1.0 if known else None)
     silent = replace(EvalConfig(), student_errors_prompt_path=None)
-    assert asyncio.run(label_errors(silent, seats, Concurrent(), [record])) == {}
+    assert asyncio.run(label_errors(silent, seats, Concurrent(), [record])) is None

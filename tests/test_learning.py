@@ -22,8 +22,9 @@ from src.evaluation.learning import (
     weigh_up,
     write_learning,
 )
+from src.grpo.checkpoints import step_of
 from src.grpo.movement import parameter_movement
-from src.rollout_files import Outcome, write_rollouts
+from src.rollout_files import Outcome, drop_rollouts_from, write_rollouts
 from tests.synthetic_run import record_of, scored, step_line, write_training
 from tests.test_gather import model_from_folder
 
@@ -131,6 +132,22 @@ def test_doubts_about_the_judge_are_told_along_with_the_verdict() -> None:
         "judge_checks.jsonl."
     )
     assert weigh_up(replace(GOOD, judge_checks=5)).reasons[-1].startswith("0 of 5 checks of the judge warned")
+    failed = weigh_up(replace(GOOD, judge_checks=0, judge_checks_failed=3)).reasons
+    assert failed[-1] == "3 of 3 attempts to check the judge brought no score."
+    assert not any("warned" in reason for reason in failed)
+
+
+def test_files_of_processes_that_a_resumed_run_has_no_more_do_not_count(tmp_path: Path) -> None:
+    for step in range(4):
+        for rank in range(2):
+            write_rollouts(tmp_path, step, rank, [record_of("a", [], [scored(1, 1, 1)], reward=0.1)])
+    (tmp_path / "rollouts" / "step_000002-0.unfinished").touch()
+    drop_rollouts_from(tmp_path, 2)
+    assert sorted(path.name for path in (tmp_path / "rollouts").glob("*.parquet")) == [
+        f"step_{step:06d}-{rank}.parquet" for step in range(2) for rank in range(2)
+    ]
+    drop_rollouts_from(tmp_path / "nothing here", 0)
+    assert step_of(None) == 0 and step_of("checkpoints/checkpoint-12") == 12
 
 
 # The training's reward, by hand -----------------------------------------------------------------------------------

@@ -146,11 +146,15 @@ def check(found: dict, mean: float, n: int, **by_problem: list[float]) -> None:
     assert found["ci95"] == pytest.approx(expected["ci95"])
 
 
+INITIAL = 3.0 / 6, 6, {"one": [0.5, 0.5], "two": [0, 0], "three": [1, 1]}
+"""What the student solves alone, whatever becomes of the dialogues: mean, n, and by problem."""
+
+
 def test_the_figures_of_known_conversations(config: EvalConfig, scene: Scene, capsys):
     found = evaluate(config)["sampled"]
-    # Without a verdict: three-0. Final grades of the others: 1, 1; 0.5, 0; 0.5. Initial ones: 0.5; 0; 1.
+    # Without a verdict: three-0. Final grades of the others: 1, 1; 0.5, 0; 0.5. Initial ones, of all: 0.5; 0; 1.
     check(found["solve_rate"]["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
-    check(found["solve_rate"]["initial"], 2.0 / 5, 5, one=[0.5, 0.5], two=[0, 0], three=[1])
+    check(found["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
     check(found["solve_rate"]["gain"], 1.0 / 5, 5, one=[0.5, 0.5], two=[0.5, 0], three=[-0.5])
     # Leaks: two-0 and three-1. Of their attempts at the rule 1 of 2 and 1 of 1 said so.
     check(found["rejected_by"][LEAK_RULE], 2 / 5, 5, one=[0, 0], two=[1, 0], three=[1])
@@ -164,7 +168,7 @@ def test_the_figures_of_known_conversations(config: EvalConfig, scene: Scene, ca
     check(found["pedagogical_reward"]["macro"], 23 / 6, 6, one=[3, 4], two=[4, 4], three=[4, 4])
     assert scene.scorer.ended
     table = capsys.readouterr().out
-    assert re.search(r"Solved before the dialogue +40\.0 % \[0\.0 %, 100\.0 %\] n=5\n", table)
+    assert re.search(r"Solved before the dialogue +50\.0 % \[0\.0 %, 100\.0 %\] n=6\n", table)
     assert re.search(r"Leaks the answer +40\.0 % \[.*\] n=5\n", table)
     assert re.search(r"Breaks pedagogical values +20\.0 % \[.*\] n=5\n", table)
     assert "Pedagogical reward, mean of messages" in table and "n=11" in table
@@ -194,6 +198,7 @@ def test_in_hard_mode_what_was_rejected_has_no_solutions_and_is_counted(config: 
     found = evaluate(config)["sampled"]
     check(found["solve_rate"]["final"], 1.0, 2, one=[1, 1])
     check(found["solve_rate"]["gain"], 0.5, 2, one=[0.5, 0.5])
+    check(found["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
     assert found["without_solutions"] == {"share": pytest.approx(3 / 5), "n": 5}
     assert found["rejected_by"][LEAK_RULE]["mean"] == pytest.approx(2 / 5)
 
@@ -213,7 +218,7 @@ def test_a_reward_models_scores_are_no_shares(config: EvalConfig, scene: Scene, 
     found = evaluate(config)["sampled"]
     assert "solve_rate" not in found
     check(found["solution_score"]["final"], (5 + 5 + 1 - 3 + 1) / 5, 5, one=[5, 5], two=[1, -3], three=[1])
-    check(found["solution_score"]["initial"], (1 + 1 - 3 - 3 + 5) / 5, 5, one=[1, 1], two=[-3, -3], three=[5])
+    check(found["solution_score"]["initial"], (1 + 1 - 3 - 3 + 5 + 5) / 6, 6, one=[1, 1], two=[-3, -3], three=[5, 5])
     assert "Reward model's score after it" in capsys.readouterr().out
 
 
@@ -239,7 +244,7 @@ def test_initial_solutions_of_the_same_are_taken_from_the_run_folder(config: Eva
     scene.scorer.seen.clear()
     config.recompute_initial_attempts = False
     config.samplings = ["greedy"]  # so that the journal has nothing of it
-    assert evaluate(config)["greedy"]["solve_rate"]["initial"]["mean"] is not None and before["n"] == 5
+    assert evaluate(config)["greedy"]["solve_rate"]["initial"]["mean"] is not None and before["n"] == 6
     assert not scene.alone
     initial = json.loads(
         pd.read_parquet(Path(config.logging.save_dir) / "conversations.parquet")["initial_solutions"][0]
@@ -295,7 +300,7 @@ def test_a_problem_that_the_students_provider_refuses_has_no_initial_solutions(c
     scene.student.chat = refuse
     found = evaluate(config)["sampled"]["solve_rate"]
     check(found["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
-    check(found["initial"], 2.0 / 3, 3, one=[0.5, 0.5], three=[1])
+    check(found["initial"], 3.0 / 4, 4, one=[0.5, 0.5], three=[1, 1])
     check(found["gain"], 0.5 / 3, 3, one=[0.5, 0.5], three=[-0.5])
     table = pd.read_parquet(Path(config.logging.save_dir) / "conversations.parquet")
     assert [row.initial_solutions == "[]" for row in table.itertuples()] == [

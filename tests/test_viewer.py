@@ -133,6 +133,26 @@ def test_metrics_are_columns_over_steps_with_the_evaluations_as_marks(http: Test
     assert means["before", "sampled"] == pytest.approx(0.7 / 3) and means["after", "greedy"] == pytest.approx(0.5)
 
 
+def test_the_last_figures_are_those_of_the_last_batch_though_it_is_trained_on_twice(
+    http: TestClient, run: Path
+) -> None:
+    lines = [{"step": 1, "reward": 0.5, "judge/run_cost_usd": 2.5, "loss": 0.1}, {"step": 2, "loss": 0.2}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    last = http.get("/api/metrics").json()["last"]
+    assert last == {"step": 2, "reward": 0.5, "judge/run_cost_usd": 2.5, "loss": 0.2}
+
+
+def test_the_page_learns_of_an_evaluation_whose_figures_come_after_its_conversations(
+    http: TestClient, run: Path
+) -> None:
+    metrics = (run / "eval" / "after" / "metrics.json").read_text()
+    (run / "eval" / "after" / "metrics.json").unlink()
+    before = http.get("/api/pulse").json()
+    (run / "eval" / "after" / "metrics.json").write_text(metrics)
+    after = http.get("/api/pulse").json()
+    assert after["metrics"] != before["metrics"] and after["shelf"] == before["shelf"]
+
+
 def test_a_long_training_is_thinned_and_its_last_step_kept(http: TestClient, run: Path) -> None:
     lines = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 5001)]
     (run / "metrics.jsonl").write_text("".join(lines))
@@ -146,13 +166,14 @@ def test_a_long_training_is_thinned_and_its_last_step_kept(http: TestClient, run
 
 
 def test_the_guards_say_whether_it_learned_and_what_the_judge_s_checks_warned_of(http: TestClient, run: Path) -> None:
-    nothing = {"verdict": None, "reasons": [], "steps": None, "checks": 0, "warnings": []}
+    nothing = {"verdict": None, "reasons": [], "steps": None, "checks": 0, "failed": 0, "warnings": []}
     before = http.get("/api/pulse").json()["metrics"]
     assert http.get("/api/guards").json() == nothing
     add_guards(run)
     assert http.get("/api/pulse").json()["metrics"] != before
     told = http.get("/api/guards").json()
-    assert (told["verdict"], told["steps"], told["checks"]) == ("no evidence of learning", 3, 2)
+    assert (told["verdict"], told["steps"]) == ("no evidence of learning", 3)
+    assert (told["checks"], told["failed"]) == (2, 1)
     assert told["reasons"][0].startswith("The parameters did not move at all")
     assert told["warnings"] == [[2, "The judge can be fooled: b."], [2, "The judge may be being fooled: a."]]
 
@@ -341,6 +362,10 @@ def test_two_sets_are_compared_lesson_by_lesson(http: TestClient, run: Path) -> 
     for sort, order in (("risen", [0.9, 0.1]), ("fallen", [0.1, 0.9])):
         steps = http.get("/api/compare", params={"left": "step-1", "right": "step-5", "sort": sort}).json()
         assert steps["columns"]["right"] == order
+    unjudged = [conversation(6, 0, LESSONS[0], reward=None), conversation(6, 1, LESSONS[1], reward=0.5)]
+    write_rollouts(run, 6, 0, unjudged)
+    told = http.get("/api/compare", params={"left": "step-5", "right": "step-6"}).json()
+    assert (told["total"], told["rewarded"], told["mean_left"], told["mean_right"]) == (2, 1, 0.1, 0.5)
 
 
 def test_the_lessons_of_a_set_can_be_searched(http: TestClient) -> None:
@@ -413,6 +438,9 @@ def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, ru
     weights = {"event": "weights", "time": 4e9, "policy": "run v3"}
     path = write_journal(run, [weights, batch, *events_of(done, True), *events_of(playing, False)])
     with path.open("ab") as file:
+        file.write(
+            b'{"event": "judge_check", "time": 4e9, "request": "%s-judge-check", "step": 3}\n' % request.encode()
+        )
         file.write(b'{"event": "turn", "time": 4000000000.0, "conversation": "cut o')
     pulse = http.get("/api/pulse").json()
     assert (pulse["playing"], pulse["played"], pulse["policy"]) == (1, 1, "run v3")
@@ -428,6 +456,22 @@ def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, ru
     assert [turn["parts"][0][1] for turn in part["turns"][:2]] == ["Hello.", "Answer 1 as correct_student."]
     write_rollouts(run, 3, 0, [done, playing])
     assert listed(http, where="now")["total"] == 0 and listed(http, where="step-3")["total"] == 2
+
+
+def test_a_batch_that_begins_anew_leaves_its_old_conversations_behind(http: TestClient, run: Path) -> None:
+    record = conversation(3, 0, LESSONS[0])
+    first_turn = events_of(record, False)[:1]
+    batch = {"event": "batch", "time": 4e9, "request": record.request_id, "step": 3, "body": "b"}
+    again = [batch | {"weights": "w"}, *first_turn]
+    write_journal(run, [batch | {"weights": "w"}, *first_turn])
+    assert len(one(http, 0, "now")["turns"]) == 1
+    with (run / "journal.jsonl").open("a") as file:
+        file.write("".join(json.dumps(event) + "\n" for event in [batch | {"weights": "new"}, *again[1:]]))
+    assert len(one(http, 0, "now")["turns"]) == 1
+    with (run / "journal.jsonl").open("a") as file:
+        continued = [batch | {"weights": "new"}, events_of(record, False)[1]]
+        file.write("".join(json.dumps(event) + "\n" for event in continued))
+    assert len(one(http, 0, "now")["turns"]) == 2, "the same work, gone on with"
 
 
 def test_the_journals_of_further_servers_belong_to_the_run(http: TestClient, run: Path) -> None:

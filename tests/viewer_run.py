@@ -125,11 +125,14 @@ def write_journal(folder: Path, events: Sequence[dict[str, Any]]) -> Path:
 
 
 def add_guards(folder: Path) -> None:
-    """What the guards of a run leave: whether it learned, and two checks of the judge, the second with two warnings."""
+    """What the guards of a run leave: whether it learned, and three checks of the judge, the second with two warnings,
+    the third without any score."""
     write_learning(folder, Movement(0.0, 7, 7))
     warned = ["The judge can be fooled: b.", "The judge may be being fooled: a."]
     checks = [{"step": 0, "warnings": []}, {"step": 2, "warnings": warned}]
-    text = "".join(json.dumps(check | {"gap": {"mean": 0.1}}) + "\n" for check in checks)
+    checks = [check | {"gap": {"mean": 0.1}, "canaries": {"praise": 0.9}} for check in checks]
+    checks.append({"step": 4, "warnings": [], "gap": {"mean": None}, "canaries": {"praise": None}})
+    text = "".join(json.dumps(check) + "\n" for check in checks)
     (folder / JUDGE_CHECKS_NAME).write_text(text, encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from config.values import SCRIPT
 from src.adapters import merge_adapter
 from src.api import ConversationRecord
 from src.data import Problem, load_problems
+from src.disk import write_whole
 from src.evaluation.comparison_report import write_comparison_report
 from src.evaluation.comparison_table import comparison_text
 from src.evaluation.error_labels import Labels
@@ -44,11 +45,11 @@ class Arm:
 @dataclass
 class Measured:
     """What came of one arm: what metrics.json says of it, (sampling, record) of each conversation, and a judge's
-    labels of the student's errors."""
+    labels of the student's errors, if one was asked."""
 
     about: dict[str, Any]
     records: list[tuple[str, ConversationRecord]]
-    labels: Labels = field(default_factory=dict)
+    labels: Labels | None = None
 
     def of(self, sampling: str) -> list[ConversationRecord]:
         """The conversations of one sampling."""
@@ -79,7 +80,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     opinions, paid = asyncio.run(ask_extra_judges(config, records, folder))
     metrics = summarise_comparison(config, measured, opinions)
     metrics["extra_judges_paid"] = paid
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
     report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
     print(comparison_text(metrics))
@@ -136,11 +137,13 @@ def summarise_comparison(
     metrics["base"] = BASE
     metrics["tutors"] = {name: _about(each.about) for name, each in measured.items()}
     metrics["seconds"] = round(sum(each.about["seconds"] for each in measured.values()), 3)
+    labelled = any(each.labels is not None for each in measured.values())
     for sampling in config.samplings:
         by_tutor: dict[str, ByLesson] = {}
         fidelity = {}
         for name, each in measured.items():
-            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), each.labels)
+            labels = {} if labelled and each.labels is None else each.labels  # a server's: compared in no error
+            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), labels)
         metrics[sampling] = {
             "figures": {name: _estimates(found) for name, found in by_tutor.items()},
             "paired": paired_figures(by_tutor),

@@ -79,7 +79,10 @@ def judge_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
     judges = metrics[sampling].get("judges")
     if judges is None:
         return []
-    lines = [f"Spearman's ρ with {name}: {_say(value)}." for name, value in judges["spearman"].items()]
+    lines = [
+        f"Spearman's ρ with {name}: {_say(value)}, over {judges['pairs'][name]} conversations."
+        for name, value in judges["spearman"].items()
+    ]
     alpha = _say(judges["krippendorff_alpha"])
     return [*lines, f"Krippendorff's α of all judges (interval): {alpha}, over {judges['n']} conversations."]
 
@@ -104,6 +107,11 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
             lines.append(
                 f"With {name} the student erred when asked to in {said[0]} turns and did not when not in {said[1]} "
                 f"(told by {found['labelled_by']})."
+            )
+        if found["unlabelled"]:
+            lines.append(
+                f"With {name}, {found['unlabelled']} conversations have no labels of the student's errors: they are in "
+                "no figure about errors."
             )
     return lines
 

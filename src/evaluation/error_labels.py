@@ -34,8 +34,8 @@ SCHEMA = {
 
 async def label_errors(
     config: EvalConfig, seats: Seats, schedule: Schedule, records: Sequence[ConversationRecord]
-) -> Labels:
-    """The labels of all conversations whose language no rule reads; none without `student_errors_prompt_path` or
+) -> Labels | None:
+    """The labels of all conversations whose language no rule reads; None without `student_errors_prompt_path` or
     without a model as the judge. A conversation without a readable answer has no labels.
 
     Raises:
@@ -44,7 +44,7 @@ async def label_errors(
     open_ones = [record for record in records if read_plan(record.problem).lesson is None]
     asked = config.student_errors_prompt_path is not None and ("judge" in seats.apis or "judge" in seats.engines)
     if not open_ones or not asked:
-        return {}
+        return None
     with schedule.attend(1) as attendance:
         await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
         found = await asyncio.gather(*(_label(config, seats, record) for record in open_ones))

@@ -106,8 +106,8 @@ def summarise_judges(
 
     Returns:
         `scores`: judge → tutor → estimate of the score in [0, 1] (no penalty, no averaging with the reward's other
-        parts); `spearman`: each extra judge's rank correlation with the first; `krippendorff_alpha` of all; `n`
-        conversations.
+        parts); `spearman`: each extra judge's rank correlation with the first, over the `pairs` conversations that
+        both have a score for; `krippendorff_alpha` of all, over the `n` conversations with two scores and more.
     """
     firsts = {
         key_of(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
@@ -122,13 +122,15 @@ def summarise_judges(
         for each, found in judges.items()
         if each != name
     }
+    units = [[found[key] for found in judges.values()] for key in firsts]
     return {
         "scores": {
             each: {t: _estimate(t, group, found) for t, group in records.items()} for each, found in judges.items()
         },
         "spearman": {each: rank_correlation(found) for each, found in pairs.items()},
-        "krippendorff_alpha": krippendorff_alpha([[found[key] for found in judges.values()] for key in firsts]),
-        "n": len(firsts),
+        "pairs": {each: len(found) for each, found in pairs.items()},
+        "krippendorff_alpha": krippendorff_alpha(units),
+        "n": sum(len(unit) - unit.count(None) > 1 for unit in units),
     }
 
 

@@ -55,34 +55,41 @@ def read_lesson(record: ConversationRecord, labels: ErrorLabels | None = None) -
     """The figures of one conversation.
 
     Which of the student's turns hold an error is told by rules where the language allows it (the quickstart's), else
-    by a judge's `labels`, else by the persona that the turn was given.
+    by a judge's `labels`; a turn that these leave out is in no figure about errors. Without labels, None, it is what
+    the persona was asked for.
     """
     plan, reading = read_plan(record.problem), Reading()
     texts = [visible_text(turn.text) for turn in record.turns]
-    errors: dict[int, bool] = {}
+    errors: dict[int, bool | None] = {}
     for place, turn in enumerate(record.turns):
         heard = texts[place - 1] if place else ""
         if turn.role == "student":
             found = plan.find_error(texts[place])
             found = found if found is not None or labels is None else labels.get((record.id, place))
-            errors[place] = turn.persona == ERROR_PERSONA if found is None else found
+            errors[place] = turn.persona == ERROR_PERSONA if found is None and labels is None else found
             flips = flips_role(texts[place], heard, plan)
             reading.students.append(StudentTurn(turn.persona, found, flips, parrots(texts[place], heard)))
         elif not turn.given:
             said = [texts[each] for each in errors if each < place]
-            _read_message(reading, texts[place], said, plan, errors.get(place - 1))
+            unknown = place - 1 in errors and errors[place - 1] is None
+            _read_message(reading, texts[place], said, plan, errors.get(place - 1), unknown)
     _read_reactions(reading, texts, errors, plan)
     _read_whole(reading, record, texts, plan)
     return reading
 
 
-def _read_message(reading: Reading, text: str, said: Sequence[str], plan: Plan, error: bool | None) -> None:
+def _read_message(
+    reading: Reading, text: str, said: Sequence[str], plan: Plan, error: bool | None, unknown: bool
+) -> None:
+    """`error`: whether it answers one; None for a first message, and where nobody knows."""
     message = read_message(text)
     reading.add("teacher_words", message.words)
     reading.add("tasks_per_message", len(message.tasks))
     if message.tasks:
         reading.add("ends_with_task", message.ends_with_task)
     reading.add("in_english", _is_english(message.text))
+    if unknown:
+        return
     if error:
         kind = feedback_kind(said[-1], text, plan)
         for each in KINDS:
@@ -94,7 +101,7 @@ def _read_message(reading: Reading, text: str, said: Sequence[str], plan: Plan, 
         reading.add("false_corrections", falsely_corrects(text))
 
 
-def _read_reactions(reading: Reading, texts: Sequence[str], errors: Mapping[int, bool], plan: Plan) -> None:
+def _read_reactions(reading: Reading, texts: Sequence[str], errors: Mapping[int, bool | None], plan: Plan) -> None:
     """Uptake and repair in the student's turn after the reply to an error."""
     for place, error in errors.items():
         if error and place + 2 in errors:
@@ -165,7 +172,11 @@ def read_lessons(records: Sequence[ConversationRecord], labels: ErrorLabels | No
                 by_lesson.setdefault(name, {}).setdefault(lesson, []).extend(values)
     by_rules = any(read_plan(record.problem).lesson for record in records)
     labelled_by = "rules" if by_rules else "judge" if labels else "nobody"
-    return LessonFigures(by_lesson, student_fidelity(students, labelled_by))
+    if labels is not None and labelled_by == "nobody":
+        by_lesson.pop("hands_over", None)  # of openings alone it is another figure
+    labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
+    unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
+    return LessonFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
 
 
 def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:

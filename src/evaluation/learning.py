@@ -16,8 +16,9 @@ from typing import Any, Optional
 
 import numpy as np
 
+from src.disk import write_whole
 from src.evaluation.metrics import BOOTSTRAP_SEED, RESAMPLES, Estimate
-from src.evaluation.run_folder import LEARNING_NAME, RunData, load_run, read_json
+from src.evaluation.run_folder import LEARNING_NAME, RunData, found_something, load_run, read_json
 from src.rollout_files import Outcome, read_outcomes
 
 LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"
@@ -57,7 +58,8 @@ class Figures:
 
     `without_variance` is the mean share of groups whose rewards were all equal; `gradient_norm` the median over
     steps, before clipping. `held_out`: by sampling, how far the reward rose, lesson by lesson. `judge_checks` counts
-    how often the judge was checked while it trained, `judge_warnings` how many of these checks warned of it.
+    how often the judge was checked while it trained, `judge_warnings` how many of these checks warned of it, and
+    `judge_checks_failed` how often it was tried and brought no score.
     """
 
     steps: int
@@ -68,6 +70,7 @@ class Figures:
     training: Optional[Trend] = None
     judge_checks: int = 0
     judge_warnings: int = 0
+    judge_checks_failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,10 @@ def weigh_up(figures: Figures) -> Learning:
     above_chance = deciding is not None and deciding["ci95"][0] > 0
     rose = above_chance and deciding["mean"] >= LEAST_RISE
     reasons = [_held_out_reason(name, held_out[name]) for name in sorted(held_out, key="sampled".__ne__)]
-    if not held_out:
+    if not figures.held_out:
         reasons += ["The reward was not measured on held-out lessons before and after."]
+    elif not held_out:
+        reasons += ["Too few held-out lessons were measured to tell whether the reward rose on them."]
     reasons += [_trend_reason(trend)] if trend else []
     if above_chance and not rose:
         reasons += [f"A rise of less than {LEAST_RISE} is no evidence: weights pushed about at random bring as much."]
@@ -155,6 +160,9 @@ def _signal_reasons(figures: Figures) -> list[str]:
         warned = f"{figures.judge_warnings} of {figures.judge_checks} checks of the judge warned that it can be fooled"
         doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if figures.judge_warnings else ""
         reasons.append(f"{warned}{doubt}.")
+    if figures.judge_checks_failed:
+        tried = figures.judge_checks_failed + figures.judge_checks
+        reasons.append(f"{figures.judge_checks_failed} of {tried} attempts to check the judge brought no score.")
     return reasons
 
 
@@ -172,8 +180,9 @@ def figures_of(data: RunData, movement: Optional[Movement]) -> Figures:
         gradient_norm=median(gradient_norms) if gradient_norms else None,
         held_out=data.reward_changes(),
         training=trend_of(read_outcomes(data.folder)),
-        judge_checks=len(data.judge_checks),
+        judge_checks=sum(map(found_something, data.judge_checks)),
         judge_warnings=sum(bool(check["warnings"]) for check in data.judge_checks),
+        judge_checks_failed=sum(not found_something(check) for check in data.judge_checks),
     )
 
 
@@ -248,7 +257,7 @@ def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Lea
     learning, figures = learning_of(load_run(Path(run_folder)), movement)
     content: dict[str, Any] = {**asdict(learning), "figures": asdict(figures)}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    (Path(run_folder) / LEARNING_NAME).write_text(text, encoding="utf-8")
+    write_whole(Path(run_folder) / LEARNING_NAME, text)
     return learning
 
 

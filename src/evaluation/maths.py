@@ -23,8 +23,8 @@ def summarise_maths(
     """The part of metrics.json that maths conversations have besides.
 
     Conversations without a verdict are left out of all but the pedagogical reward (`without_verdict` counts them).
-    Those that have one but no solutions, because they were rejected in hard mode, are left out of the solve rates;
-    `without_solutions` counts them.
+    Those that have one but no solutions, because they were rejected in hard mode, are left out of the solve rate after
+    it and of the gain; `without_solutions` counts them.
 
     Args:
         initial: the student's graded solutions before the dialogue, by problem id; None if there are none.
@@ -34,7 +34,7 @@ def summarise_maths(
     judged = [record for record in records if not lacks_verdict(record)]
     without, _ = share(not record.solutions for record in judged)
     found: dict[str, Any] = {
-        SOLVED if by_answer else SCORED: solving([record for record in judged if record.solutions], initial),
+        SOLVED if by_answer else SCORED: solving(records, initial),
         "without_solutions": {"share": without, "n": len(judged)},
         **rejections(judged),
     }
@@ -46,14 +46,16 @@ def summarise_maths(
 def solving(
     records: Sequence[ConversationRecord], initial: Optional[Mapping[str, Sequence[Solution]]]
 ) -> dict[str, Estimate]:
-    """Mean grades, n counting conversations: `final` after the dialogue, `initial` before it, `gain` their difference,
-    conversation by conversation; the latter two for the problems that have initial solutions."""
-    found = {"final": _estimate(records, _final_grade)}
+    """Mean grades, n counting conversations: `final` after the dialogue, `initial` before it, which is that of all
+    problems whatever became of the dialogues, and `gain`, the difference conversation by conversation; the latter two
+    for the problems that have initial solutions."""
+    solved = [record for record in records if record.solutions and not lacks_verdict(record)]
+    found = {"final": _estimate(solved, _final_grade)}
     if initial is not None:
         before = {problem: fmean(solution.grade for solution in found) for problem, found in initial.items()}
-        known = [record for record in records if record.problem_id in before]
+        known, gained = ([each for each in some if each.problem_id in before] for some in (records, solved))
         found["initial"] = _estimate(known, lambda record: before[record.problem_id])
-        found["gain"] = _estimate(known, lambda record: _final_grade(record) - before[record.problem_id])
+        found["gain"] = _estimate(gained, lambda record: _final_grade(record) - before[record.problem_id])
     return found
 
 

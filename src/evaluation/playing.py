@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
@@ -47,13 +47,14 @@ class Tutor:
 
 @dataclass
 class Found:
-    """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, and
-    the student's solutions before the dialogue, if they are known; `labels` are a judge's of the student's errors."""
+    """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, the
+    student's solutions before the dialogue, if they are known, and a judge's labels of the student's errors, if one was
+    asked."""
 
     records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
     initial: Optional[InitialSolutions] = None
-    labels: Labels = field(default_factory=dict)
+    labels: Optional[Labels] = None
 
 
 async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> Found:

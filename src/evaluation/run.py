@@ -13,6 +13,7 @@ from typing import Any, Optional
 from config.eval_model import EvalConfig, is_measured_by_solutions
 from config.load import record_run
 from src.data import load_problems
+from src.disk import write_whole
 from src.evaluation.compare import compare_tutors
 from src.evaluation.exchanges import read_exchanges
 from src.evaluation.language import language_metrics
@@ -54,7 +55,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         found.about["seconds"] += round(time.monotonic() - started, 3)
         write_records(conversations, found.records, found.initial, scores)
     metrics = _summarise(config, found, scores)
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
     print(f"\n{folder / 'metrics.json'}\n{conversations}")
     log_to_wandb(config, metrics, folder)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -136,6 +136,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return [line for line in found if isinstance(line, dict)]
+
+
+def last_figures(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of each metric that is a number. Steps that train on a batch once more (`train.mu`) do not name
+    those of its conversations again."""
+    return {name: value for line in lines for name, value in line.items() if is_number(value)}
+
+
+def found_something(check: Mapping[str, Any]) -> bool:
+    """Whether a check of the judge brought at least one score, and so could have warned."""
+    return check["gap"]["mean"] is not None or any(score is not None for score in check["canaries"].values())
 
 
 def look_up(values: Mapping[str, Any], *path: str) -> Any:

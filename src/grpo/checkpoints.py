@@ -27,13 +27,18 @@ def last_checkpoint(folder: Path) -> str | None:
     return last
 
 
+def step_of(checkpoint: str | Path | None) -> int:
+    """After how many optimizer steps a checkpoint was made; 0 if there is none."""
+    return int(Path(checkpoint).name.rpartition("-")[2]) if checkpoint is not None else 0
+
+
 def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
     """Give the checkpoint in `folder/unfinished` its name once it is on disk, and only then delete the oldest, so that
     `keep` are left."""
     name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
     complete(folder / UNFINISHED / name, folder / name)
     shutil.rmtree(folder / UNFINISHED)
-    older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of)
     for path in older[:-keep]:
         shutil.rmtree(path)
 

@@ -13,7 +13,8 @@ from typing import Any
 from config.train_rl_model import GuardsConfig, TrainRLConfig
 from src.api import ConversationRecord, JudgeCheckRequest, JudgeCheckResponse
 from src.canaries import CANARIES
-from src.errors import ClassroomError
+from src.disk import write_whole
+from src.errors import ClassroomError, JudgeOutputError, StorageError
 from src.evaluation.agreement import rank_correlation
 from src.evaluation.metrics import Estimate, mean_with_ci
 from src.evaluation.run_folder import JUDGE_CHECKS_NAME, read_lines
@@ -23,11 +24,25 @@ from src.vllm.client import ClassroomClient
 logger = logging.getLogger(__name__)
 
 
+NOTHING_FOUND: dict[str, Any] = {
+    "gap": {"mean": None, "ci95": None, "n": 0},
+    "growth": None,
+    "training": None,
+    "held_out": None,
+    "rank_correlation": None,
+    "canaries": {},
+    "failed": 1,
+    "held_out_cost_usd": None,
+    "warnings": [],
+}
+"""The line of a check that came to nothing."""
+
+
 class JudgeGuard:
     """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and warns.
 
     Each check is a line of `judge_checks.jsonl` in the run folder; a step that a resumed run makes again replaces its
-    line. A check that fails is counted and logged and stops nothing.
+    line. A check that fails is logged and has its line, and stops nothing.
     """
 
     def __init__(self, config: TrainRLConfig, client: ClassroomClient, run_folder: Path):
@@ -50,9 +65,25 @@ class JudgeGuard:
         return on_main_process(processes, lambda: self._check(step, records))
 
     def _check(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        """On the main process, of its conversations: their problems are a random part of the batch."""
+        earlier = [line for line in read_lines(self._path) if line["step"] < step]
+        try:
+            line = weigh_check(self._ask(step, records), self._guards, first_gap(earlier)) | {"step": step}
+        except ClassroomError as error:
+            logger.warning("the judge was not checked at step %d: %s", step, error)
+            line = NOTHING_FOUND | {"step": step, "error": str(error)}
+        for warning in line["warnings"]:
+            logger.warning("step %d: %s", step, warning)
+        try:
+            write_whole(self._path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (*earlier, line)))
+        except StorageError as error:
+            logger.warning("the check of the judge at step %d is not on record: %s", step, error)
+        return metrics_of(line)
+
+    def _ask(self, step: int, records: Sequence[ConversationRecord]) -> JudgeCheckResponse:
         judged = [record.id for record in records if record.reward is not None]
         if not judged:
-            return {"guard/failed": 1.0}
+            raise JudgeOutputError("No conversation of the batch has a verdict.")
         drawn = random.Random(f"{self._seed}|{step}").sample(judged, min(len(judged), self._guards.judge_check_sample))
         request = JudgeCheckRequest(
             request_id=f"{records[0].request_id}-judge-check",
@@ -60,18 +91,7 @@ class JudgeGuard:
             conversations=drawn,
             canaries=self._guards.canaries,
         )
-        try:
-            response = self._client.check_judge(request, self._guards.judge_check_timeout_s)
-        except ClassroomError as error:
-            logger.warning("the judge was not checked at step %d: %s", step, error)
-            return {"guard/failed": 1.0}
-        earlier = [line for line in read_lines(self._path) if line["step"] < step]
-        line = weigh_check(response, self._guards, first_gap(earlier)) | {"step": step}
-        text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (*earlier, line))
-        self._path.write_text(text, encoding="utf-8")
-        for warning in line["warnings"]:
-            logger.warning("step %d: %s", step, warning)
-        return metrics_of(line)
+        return self._client.check_judge(request, self._guards.judge_check_timeout_s)
 
 
 def first_gap(checks: Sequence[Mapping[str, Any]]) -> float | None:

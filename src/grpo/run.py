@@ -17,7 +17,7 @@ from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.evaluation.learning import describe, write_learning
-from src.grpo.checkpoints import last_checkpoint
+from src.grpo.checkpoints import last_checkpoint, step_of
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
 from src.grpo.movement import parameter_movement
@@ -29,6 +29,7 @@ from src.grpo.trainer import ClassroomGRPOTrainer
 from src.hub import release
 from src.prompt_check import check_lengths
 from src.reporting import last_metrics
+from src.rollout_files import drop_rollouts_from
 from src.run_lock import claim
 from src.vllm.client import ClassroomClient
 
@@ -70,6 +71,7 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     trainer.add_callback(PlotLog(run_folder, trainer))
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     check_lengths(problems, config.generation, trainer.processing_class, limit)
+    on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(checkpoint)))
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except (ProviderFailure, TooManyFailedJudgements):  # on every rank, before this step has changed any weight

@@ -10,21 +10,24 @@ from threading import Lock
 from typing import Any
 
 from src.data import Problem
-from src.journal import JOURNAL_NAME, head_of
+from src.journal import JOURNAL_NAME, head_of, request_of
 from src.replay import replay_tokens
 from src.viewer.index import Row, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
+_OF_CONVERSATIONS = frozenset("turn verdict solutions grades failure rewards conversation".split())
 _PERSONA = re.compile(rb'"persona": "([^"]+)"')  # in a text its quotes would stand behind backslashes
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A batch of the journal's tail; `problem_of` gives each conversation's place in `problems`."""
+    """A batch of the journal's tail: `kind` stands for its weights and body; under others it is begun anew.
+    `problem_of` gives each conversation's place in `problems`."""
 
     time: float
     step: int
+    kind: tuple[str, str]
     problems: tuple[Problem, ...]
     problem_of: Sequence[int]
 
@@ -138,9 +141,8 @@ class JournalTail:
 
     def _about(self, playing: Playing) -> tuple[Begun | None, Problem | None, int]:
         """The batch of a conversation, what it is about, and its place in the batch."""
-        request, _, index = playing.id.rpartition("-")
-        begun = self._begun.get(request)
-        return begun, begun.problem(int(index)) if begun else None, int(index)
+        begun, index = self._begun.get(request_of(playing.id)), int(playing.id.rpartition("-")[2])
+        return begun, begun.problem(index) if begun else None, index
 
     def _read(self, position: int) -> dict[str, Any]:
         with self.path.open("rb") as file:
@@ -172,16 +174,21 @@ class JournalTail:
         if event == "weights":
             self._policy = json.loads(line)["policy"]
         elif event == "batch":
-            batch = json.loads(line)
-            problems = tuple(Problem.of(*each) for each in batch.get("problems", ()))
-            self._begun[subject] = Begun(time, batch["step"], problems, batch.get("problem_of", ()))
-        elif time > since or subject in self._playing:
+            self._note_batch(time, subject, json.loads(line))
+        elif event in _OF_CONVERSATIONS and (time > since or subject in self._playing):
             self._note_of_conversation(event, time, subject, line, position)
+
+    def _note_batch(self, time: float, request: str, batch: dict[str, Any]) -> None:
+        """A batch that begins anew leaves its old conversations behind, as in `Journal`."""
+        problems = tuple(Problem.of(*each) for each in batch.get("problems", ()))
+        kind = (str(batch.get("weights")), str(batch.get("body")))
+        before = self._begun.get(request)
+        if before is not None and before.kind != kind:
+            self._playing = {name: each for name, each in self._playing.items() if request_of(name) != request}
+        self._begun[request] = Begun(time, batch["step"], kind, problems, batch.get("problem_of", ()))
 
     def _note_of_conversation(self, event: str, time: float, subject: str, line: bytes, position: int) -> None:
         playing = self._playing.setdefault(subject, Playing(subject, time))
-        if event == "turn" and b'"prompt_ids"' in line and playing.messages > 1:
-            playing = self._playing[subject] = Playing(subject, time)  # its batch was begun anew
         playing.positions.append(position)
         if event == "turn":
             playing.messages += 1

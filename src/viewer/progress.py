@@ -6,7 +6,16 @@ from typing import Any
 
 import yaml
 
-from src.evaluation.run_folder import JUDGE_CHECKS_NAME, LEARNING_NAME, is_number, look_up, read_json, read_lines
+from src.evaluation.run_folder import (
+    JUDGE_CHECKS_NAME,
+    LEARNING_NAME,
+    found_something,
+    is_number,
+    last_figures,
+    look_up,
+    read_json,
+    read_lines,
+)
 from src.viewer.shelf import Shelf
 from src.viewer.wire import EvalMark, Guards, Metrics
 
@@ -48,8 +57,10 @@ class Progress:
         self._lines: tuple[str, list[dict[str, Any]]] = ("", [])
 
     def stamp(self) -> str:
-        """Changes when a step was logged, the judge was checked, or it was weighed up whether the tutor learned."""
-        return " ".join(_stamp(self._folder / name) for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME))
+        """Changes when a step was logged, the judge was checked, it was weighed up whether the tutor learned, or an
+        evaluation's figures came."""
+        paths = [self._folder / name for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME, "metrics.json")]
+        return " ".join(map(_stamp, [*paths, *sorted((self._folder / "eval").glob("*/metrics.json"))]))
 
     def metrics(self, shelf: Shelf) -> Metrics:
         """The figures that charts show."""
@@ -60,7 +71,7 @@ class Progress:
         return Metrics(
             steps=[line["step"] for line in thinned],
             series={name: [_figure(line.get(name)) for line in thinned] for name in names},
-            last={name: value for name, value in (lines[-1] if lines else {}).items() if is_number(value)},
+            last=last_figures(lines),
             marks=[mark for name, path in shelf.evaluations.items() for mark in _marks(name, path)],
             max_steps=steps if is_number(steps) and steps > 0 else None,
         )
@@ -73,7 +84,8 @@ class Progress:
             verdict=learning.get("verdict"),
             reasons=learning.get("reasons", []),
             steps=look_up(learning, "figures", "steps"),
-            checks=len(checks),
+            checks=sum(map(found_something, checks)),
+            failed=sum(not found_something(check) for check in checks),
             warnings=[(check["step"], text) for check in reversed(checks) for text in check["warnings"]],
         )
 

@@ -67,12 +67,14 @@ class Metrics(BaseModel):
 
 class Guards(BaseModel):
     """Answer of `GET /api/guards`: whether the tutor learned, with reasons, as far as a training has ended (`verdict`
-    None: not yet) after `steps`; and what the `checks` of the judge warned of, as (step, text), the last first."""
+    None: not yet) after `steps`; and what the `checks` of the judge warned of, as (step, text), the last first.
+    `failed` is how many more were tried and brought no score."""
 
     verdict: str | None = None
     reasons: list[str] = Field(default_factory=list)
     steps: int | None = None
     checks: int = 0
+    failed: int = 0
     warnings: list[tuple[int, str]] = Field(default_factory=list)
 
 
@@ -158,9 +160,10 @@ class Group(BaseModel):
 
 class Comparison(BaseModel):
     """Answer of `GET /api/compare`: the problems that two sets have in common, as columns, with the mean reward of
-    each; means over all of them first."""
+    each; the means are over the `rewarded` ones, which have a reward on both sides."""
 
     total: int
+    rewarded: int
     offset: int
     mean_left: float | None
     mean_right: float | None

@@ -34,12 +34,12 @@ async function lessons(host, parameters, run) {
   const columns = comparison.columns;
   show(host,
     el("form", { class: "filters card", "aria-label": "What is compared", onsubmit: (event) => event.preventDefault() },
-      setSelect("Before", run, parameters.left, (left) => go({ left }), [], { id: "left" }), setSelect("After", run, parameters.right, (right) => go({ right }), [], { id: "right" }),
+      setSelect("Before", run, parameters.left, (left) => go({ left, sampling: null }), [], { id: "left" }), setSelect("After", run, parameters.right, (right) => go({ right, sampling: null }), [], { id: "right" }),
       found.samplings.length ? select("Sampling", found.samplings.map((name) => [name, name]), parameters.sampling, (sampling) => go({ sampling }), { id: "sampling" }) : null,
       select("Order", ORDERS, parameters.sort ?? "played", (sort) => go({ sort }), { id: "sort" })),
     el("div", { class: "summary" }, el("div", {}, el("h2", {}, `${setName(parameters.left)} → ${setName(parameters.right)}`),
-      el("p", {}, plural(comparison.total, "lesson"), comparison.mean_left === null || comparison.mean_right === null ? ""
-        : `, mean reward ${number(comparison.mean_left)} → ${number(comparison.mean_right)}`))),
+      el("p", {}, plural(comparison.total, "lesson"), comparison.rewarded < comparison.total ? `, ${comparison.rewarded} with rewards on both sides` : "",
+        comparison.mean_left === null ? "" : `, mean reward ${number(comparison.mean_left)} → ${number(comparison.mean_right)}`))),
     comparison.total ? el("div", { class: "scroll card" }, el("table", { class: "list" },
       el("thead", {}, el("tr", {}, ["Lesson", "Before", "After", "Change"].map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, columns.problem_id.map((problem_id, i) => row(parameters, problem_id, columns, i)))))

@@ -33,7 +33,7 @@ function heading(conversation, i, sampling) {
 }
 
 function advantage(conversation, group) {
-  if (conversation.reward === null || group.mean === null || conversation.where.startsWith("eval-")) return null;
+  if (conversation.reward === null || group.mean === null || !conversation.where.startsWith("step-")) return null;
   const ahead = conversation.reward - group.mean;
   return el("span", { class: `advantage ${ahead > 0 ? "up" : ahead < 0 ? "down" : ""}`, title: "reward − mean of the group: what GRPO pushes by" }, signed(ahead, 2));
 }

@@ -10,8 +10,8 @@ const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
 /** What the guards say, in words; nothing while there is nothing to say. */
 export function guardCard(guards, step) {
   const warned = guards.warnings.length > 0;
-  if (guards.verdict === null && !warned) return null;
-  return el("div", { class: "card guards" }, guards.verdict === null ? null : learned(guards, step), warned ? doubted(guards) : null);
+  if (guards.verdict === null && !warned && !guards.failed) return null;
+  return el("div", { class: "card guards" }, guards.verdict === null ? null : learned(guards, step), warned || guards.failed ? doubted(guards) : null);
 }
 
 function learned(guards, step) {
@@ -22,7 +22,9 @@ function learned(guards, step) {
 }
 
 function doubted(guards) {
-  return [el("h2", {}, "Is the judge being fooled? ", el("span", { class: "badge bad" }, `${plural(guards.warnings.length, "warning")} in ${plural(guards.checks, "check")}`)),
+  return [el("h2", {}, "Is the judge being fooled? ", guards.warnings.length
+    ? el("span", { class: "badge bad" }, `${plural(guards.warnings.length, "warning")} in ${plural(guards.checks, "check")}`) : null),
+    guards.failed ? el("p", { class: "wrong" }, `${guards.failed} of ${plural(guards.failed + guards.checks, "attempt")} to check it brought no score.`) : null,
     el("ul", {}, guards.warnings.slice(0, 3).map(([step, text]) => el("li", {}, `Step ${step}: ${text}`)))];
 }
 

@@ -61,9 +61,11 @@ function histogram(counts, go) {
   const width = 9;
   const bars = counts.map((count, i) => {
     const height = count ? Math.max(2, 44 * count / most) : 0;
-    const low = i / counts.length, high = (i + 1) / counts.length;
-    return svg("g", { class: "bar", onclick: () => go({ low: low.toFixed(2), high: high.toFixed(2) }) },
-      svg("title", {}, `${low.toFixed(2)} to ${high.toFixed(2)}: ${plural(count, "conversation")}`),
+    const first = i === 0, last = i === counts.length - 1; // these hold what is beyond them, too
+    const low = (i / counts.length).toFixed(2), high = ((i + 1) / counts.length).toFixed(2);
+    const said = first ? `below ${high}` : last ? `${low} and more` : `${low} to ${high}`;
+    return svg("g", { class: "bar", onclick: () => go({ low: first ? null : low, high: last ? null : (high - 0.0001).toFixed(4) }) },
+      svg("title", {}, `${said}: ${plural(count, "conversation")}`),
       svg("rect", { class: "hit", x: i * width, y: 0, width, height: 46 }),
       svg("rect", { class: "fill", x: i * width + 1, y: 46 - height, width: width - 2, height, rx: 1 }));
   });
@@ -96,7 +98,7 @@ function row(page, i, oneStep) {
     el("td", { class: "right" }, String(of("messages"))),
     el("td", {}, Object.entries(of("personas")).map(([name, count]) => personaBadge(name, count))),
     el("td", { class: "flags" }, flags.map(([kind, label]) => el("span", { class: `badge ${kind}` }, label)),
-      of("problem_id") ? el("a", { class: "quiet", href: link("group", { where: page.where, problem_id: of("problem_id"), sampling: of("sampling") }) }, "group") : null));
+      of("problem_id") ? el("a", { class: "quiet", href: link("group", { where: page.where === "training" ? `step-${of("step")}` : page.where, problem_id: of("problem_id"), sampling: of("sampling") }) }, "group") : null));
 }
 
 function nothing(page, parameters, run) {

@@ -32,14 +32,14 @@ function drawTiles(metrics, pulse, run) {
   const { last, series } = metrics;
   const step = metrics.steps.at(-1) ?? 0;
   const held = heldOut(metrics.marks);
-  const paid = SEATS.map((seat) => last[`${seat}/run_cost_usd`]).filter((value) => value !== undefined);
-  const cost = paid.length ? paid.reduce((sum, value) => sum + value, 0) : pulse.spent_usd;
+  const payees = SEATS.filter((seat) => last[`${seat}/run_cost_usd`] !== undefined);
+  const cost = payees.length ? payees.reduce((sum, seat) => sum + last[`${seat}/run_cost_usd`], 0) : pulse.spent_usd;
   return [
     tile("Step", `${step}`, metrics.max_steps ? `of ${metrics.max_steps}` : "", metrics.max_steps ? step / metrics.max_steps : null),
     tile("Reward", number(last.reward), last.reward_std === undefined ? "" : `± ${number(last.reward_std)} in the batch`),
     held && tile("Held-out reward", number(held.now), held.before === null ? held.sampling : `${signed(held.now - held.before)} since before, ${held.sampling}`),
     tile("Judge failures", percent(last["judge/failed_share"]), "of the last batch"),
-    tile("Cost", cost === null ? "nothing" : dollars(cost), cost === null ? "no model behind an API" : paid.length > 1 ? "of all models behind an API" : "of judging, so far"),
+    tile("Cost", cost === null ? "nothing" : dollars(cost), cost === null ? "no model behind an API" : payees.length === 1 ? `of the ${payees[0]}, so far` : "of all models behind an API, so far"),
     tile("Policy", pulse.policy ? pulse.policy.split(" ").at(-1) : "–", pulse.policy ? pulse.policy.split(" ").slice(0, -1).join(" ") : "nothing published"),
     tile("Being played", String(pulse.playing), pulse.played ? `${pulse.played} of the batch have ended` : "conversations", null,
       pulse.playing + pulse.played ? link("conversations", { where: "now" }) : null),
@@ -82,7 +82,7 @@ function drawCharts(metrics, run) {
   const rewards = line(named("rewards/", "/mean"));
   const costs = line(SEATS.map((seat) => `${seat}/run_cost_usd`).filter((name) => series[name])).map((each, i) => ({ ...each, label: SEATS.filter((seat) => series[`${seat}/run_cost_usd`])[i] }));
   const groups = [
-    reward.length && chart("Reward", steps, reward, { range: series.reward.every((value) => value >= 0) ? [0, 1] : null, marks: marksOf(metrics.marks), pick,
+    reward.length && chart("Reward", steps, reward, { range: withinOne([...series.reward, ...metrics.marks.map((mark) => mark.high ?? mark.mean)]) ? [0, 1] : null, marks: marksOf(metrics.marks), pick,
       note: pick ? "Band: spread in the batch. Choose a step to see its conversations." : "Band: spread in the batch." }),
     parts.length && chart("What the judge says", steps, parts, { range: [0, 1], note: "Means of the batch; momentum of 10 shown as 1.", pick }),
     rewards.length > 1 && chart("Parts of the reward", steps, rewards, { pick }),
@@ -96,6 +96,10 @@ function drawCharts(metrics, run) {
     series["mismatch/mean_abs_logprob_diff"] && chart("Engine against trainer", steps, line(["mismatch/mean_abs_logprob_diff"], ["mean difference of log-probs"]), { range: [0, null] }),
   ];
   return groups.filter(Boolean);
+}
+
+function withinOne(values) {
+  return values.every((value) => value === null || (value >= 0 && value <= 1));
 }
 
 /** The step whose conversations a logged step was trained on: the last one begun before it. */
