@@ -189,6 +189,41 @@ def test_filters_narrow_the_list(browser: Browser, url: str) -> None:
     browser.until_text(".summary h2", "held out, before")
 
 
+def test_rewards_above_one_are_drawn_and_a_twice_trained_batch_keeps_its_figures(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    first, second = step_line(1, 1.1), step_line(2, 1.5, **{"judge/run_cost_usd": 2.5, "judge/failed_share": 0.1})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, second, {"step": 3})))
+    with serving(create_viewer(run, None), free_port()) as address:
+        browser.open(address)
+        browser.until_text(".tile", "$2.50\nof the judge, so far")
+        assert "1.500" in browser.text(".tiles") and "10 %" in browser.text(".tiles")
+        line = browser.one(".chart path.line").get_attribute("d")
+        heights = [float(point.split()[1]) for point in line.replace("L", "M").split("M")[1:]]
+        assert len(set(heights)) == len(heights) == 2, "not cut at 1"
+
+
+def test_other_sets_are_compared_whatever_sampling_was_chosen_before(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/compare?left=eval-before&right=eval-after&sampling=sampled")
+    browser.until_text(".summary p", "2 lessons")
+    browser.fill("#left", "step-1")
+    browser.wait(lambda: browser.one("#left").get_property("value") == "step-1", "the other set")
+    browser.fill("#right", "step-2")
+    browser.until_text(".summary p", "2 lessons, mean reward")
+    assert browser.text(".summary h2").lower() == "step 1 → step 2" and not browser.all("#sampling")
+
+
+def test_over_all_steps_a_group_is_that_of_its_step(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/conversations?where=training&problem=market")
+    browser.click(f"{ROWS} a.quiet", "group")
+    browser.wait(lambda: len(browser.all(".column")) == 4, "the four conversations of one step")
+    assert browser.text(".crumbs a") == "step 0"
+    browser.open(f"{url}/#/group?where=training&problem_id={problem_id(LESSONS[0])}")
+    browser.wait(lambda: len(browser.all(".column")) == 12, "those of all steps")
+    assert not browser.all(".column .advantage"), "GRPO compares none of these with each other"
+
+
 def test_a_group_stands_side_by_side(browser: Browser, url: str) -> None:
     browser.open(f"{url}/#/conversations?where=step-1")
     browser.click(f"{ROWS} a.quiet", "group")
