@@ -95,6 +95,10 @@ def take_run(browser: Browser, url: str) -> None:
 
 
 def take_conversations(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/run")
+    browser.one(".guards li")
+    browser.one(".chart path.line")
+    save(browser, "learned")
     browser.open(f"{url}/#/conversations?where=step-3")
     browser.one(".list tbody tr")
     save(browser, "conversations")
