@@ -277,7 +277,7 @@ def test_a_verdict_that_was_paid_for_is_found_again_under_another_request(tokeni
     problems = [f"lesson number {number}" for number in range(1, 9)]
     room = Room(tokenizer, tmp_path / "run")
     with judge_endpoint(bad_day) as endpoint:
-        first = Server(room, judged, endpoint.url, request_timeout_s=HANGS_S).sample(problems)
+        first = Server(room, judged, endpoint.url).sample(problems)
         asked = len(endpoint.calls)
         (room.folder / "journal.jsonl").unlink()
         server = Server(room, judged, endpoint.url)
@@ -300,7 +300,7 @@ def test_a_run_can_be_judged_again_from_its_journal_without_a_network(tokenizer,
     room = Room(tokenizer, tmp_path / "run")
     numbers = [1, 2, 3, NEVER_USABLE]
     with judge_endpoint(bad_day) as endpoint:
-        server = Server(room, judged, endpoint.url, request_timeout_s=HANGS_S)
+        server = Server(room, judged, endpoint.url)
         response = server.sample([f"lesson number {number}" for number in numbers])
     config = TrainRLConfig(judge_model=server.config, generation=replace(judged, max_tokens_per_judge_attempt=200))
     found = rejudge(room.folder, config)
