@@ -44,7 +44,8 @@ class Rejudged:
 
 
 def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
-    """Judge every finished conversation of a run again, asking nobody.
+    """Judge every finished conversation of a run again, asking nobody; in order of their steps and ids, whichever ended
+    first.
 
     Raises:
         DataError: if the folder has no journal.
@@ -62,7 +63,7 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
     attempts = [(rule, i) for rule in rules.judge_rules for i in range(config.generation.number_judge_attempts)]
     found = []
     with _open_judge(run_folder, config) as judge:
-        for fields in records.values():
+        for fields in sorted(records.values(), key=lambda record: (record["step"], record["id"])):
             record = ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS})
             conversation = record.conversation(rules)
             conversation.verdicts = [_ask(judge, conversation, *attempt) for attempt in attempts]
