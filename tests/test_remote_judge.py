@@ -303,6 +303,11 @@ def test_a_run_can_be_judged_again_from_its_journal_without_a_network(tokenizer,
         server = Server(room, judged, endpoint.url)
         response = server.sample([f"lesson number {number}" for number in numbers])
     config = TrainRLConfig(judge_model=server.config, generation=replace(judged, max_tokens_per_judge_attempt=200))
+    lines = (room.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    ended = [line for line in lines if line.startswith('{"event": "conversation"')]
+    ended.sort(key=lambda line: json.loads(line)["conversation"], reverse=True)  # as if the last had ended first
+    rest = [line for line in lines if line not in ended]
+    (room.folder / "journal.jsonl").write_text("".join(rest + ended), encoding="utf-8")
     found = rejudge(room.folder, config)
     assert [each.now for each in found] == [right_reward(number) for number in numbers]
     assert [each.before for each in found] == [record.reward for record in response.conversations]
