@@ -16,6 +16,8 @@ from config.base import (
 from config.train_rl_model import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
 from config.values import (
     ADAPTER_BIASES,
+    CISPO,
+    CISPO_LARGEST_RATIO,
     ENGINE_DTYPES,
     IMPORTANCE_SAMPLING_MODES,
     LARGEST_SEED,
@@ -371,6 +373,12 @@ def _check_training(train: TrainConfig) -> None:
         check_above(f"train.{key}", getattr(train, key), 0)
     if train.epsilon_high is not None:
         check_above("train.epsilon_high", train.epsilon_high, 0)
+    if train.loss_type == CISPO and train.upper_clip < 1:
+        raise ConfigError(
+            f"train.epsilon_high is {train.epsilon_high:g}; with train.loss_type={CISPO} it is the largest policy ratio "
+            "itself and must be at least 1, or even tokens whose probability did not change would be held down. Set it "
+            f"to null, which means {CISPO_LARGEST_RATIO:g}."
+        )
     if train.gpu_memory_gib is not None:
         check_above("train.gpu_memory_gib", train.gpu_memory_gib, 0)
     check_duration(train.epochs, train.max_steps)

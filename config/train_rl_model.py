@@ -13,6 +13,7 @@ from config.base import (
     ModelConfig,
     lesson_plans,
 )
+from config.values import CISPO, CISPO_LARGEST_RATIO
 from src.judging import SCORING_RULES
 
 
@@ -21,12 +22,13 @@ class TrainConfig:
     """GRPO. A batch is `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each
     of the `mu` passes over it is one optimizer step.
 
-    `beta` weighs the KL to the initial policy (0: no reference model is held). `epsilon_high` null means `epsilon`.
-    `loss_type`, `scale_rewards` and `optimizer` take TRL's and transformers' values. `dtype` is that of the trained
-    weights and arithmetic. `reward_weights` null follows from the judge rules: a scoring rule means the pedagogical
-    reward alone, OK/REJECT rules mean the maths rewards. `importance_sampling_correction` corrects for the difference
-    between the engine's log-probs and the trainer's, in TRL's `importance_sampling_mode`, truncated at
-    `importance_sampling_clip_max`.
+    `beta` weighs the KL to the initial policy (0: no reference model is held). The policy ratio is clipped at 1 −
+    `epsilon` and 1 + `epsilon_high`; null means `epsilon`. With `loss_type: cispo`, `epsilon_high` is the largest ratio
+    itself, at least 1; null means 5, and `epsilon` has no effect. `sapo` clips nothing. `loss_type`, `scale_rewards`
+    and `optimizer` take TRL's and transformers' values. `dtype` is that of the trained weights and arithmetic.
+    `reward_weights` null follows from the judge rules: a scoring rule means the pedagogical reward alone, OK/REJECT
+    rules mean the maths rewards. `importance_sampling_correction` corrects for the difference between the engine's
+    log-probs and the trainer's, in TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
 
     `gpu_memory_gib`: a GPU's memory for the budget that `dry_run=true` reckons, for planning elsewhere; null takes this
     machine's.
@@ -56,6 +58,14 @@ class TrainConfig:
     importance_sampling_clip_max: float = 2.0
     keep_published_policies: int = 2
     gpu_memory_gib: float | None = None
+
+    @property
+    def upper_clip(self) -> float:
+        """TRL's `epsilon_high`: for CISPO the largest ratio, by default ScaleRL's ε_max (arXiv 2510.13786); for the
+        other losses how far above 1 the ratio may be."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return CISPO_LARGEST_RATIO if self.loss_type == CISPO else self.epsilon
 
 
 @dataclass

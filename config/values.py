@@ -28,7 +28,10 @@ SCHEDULERS = (
     "constant_with_warmup",
     "inverse_sqrt",
 )
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+CISPO = "cispo"
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", CISPO, "sapo")
+CISPO_LARGEST_RATIO = 5.0
+"""What TRL recommends for `epsilon_high` with this loss, after ScaleRL; its own default would be that of `epsilon`."""
 REWARD_SCALES = ("group", "batch", "none")
 IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 TRAINING_DTYPES = ("float32", "bfloat16", "float16")

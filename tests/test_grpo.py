@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from datasets import Dataset
+from trl import GRPOTrainer
 
 from config.checks import check_train_rl
 from config.load import load
@@ -96,6 +98,50 @@ def test_options_reach_trl(tmp_path: Path) -> None:
     assert arguments.vllm_importance_sampling_clip_max == 4.0
     assert arguments.temperature == 0.7 and arguments.reward_weights == [0.75, 2.0]
     assert not arguments.bf16 and not arguments.use_vllm
+
+
+@pytest.mark.parametrize(
+    ("overrides", "largest_ratio"),
+    [
+        (["train.loss_type=cispo"], 5.0),
+        (["train.loss_type=cispo", "train.epsilon_high=3"], 3.0),
+        (["train.loss_type=dapo"], 1.2),
+        (["train.loss_type=grpo", "train.epsilon=0.1"], 1.1),
+        (["train.loss_type=dapo", "train.epsilon_high=0.28"], 1.28),
+    ],
+)
+def test_each_loss_is_clipped_where_it_should_be(
+    world: Path, tokenizer, tmp_path: Path, overrides: list[str], largest_ratio: float
+) -> None:
+    """By TRL's own loss, of one token with advantage 1: it grows with the ratio up to the largest one."""
+    config = load(TrainRLConfig, "train_rl", ["train.beta=0", *overrides], check_train_rl)
+    arguments, rows = grpo_config(config, tmp_path), Dataset.from_dict({"prompt": ["a"] * 64})
+    trainer = GRPOTrainer(
+        str(world / "blank"), lambda **_: [0.0], arguments, train_dataset=rows, processing_class=tokenizer
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    ids, ones = torch.tensor([[5]]), torch.ones(1, 1, dtype=torch.long)
+    now = trainer._get_per_token_logps_and_entropies(trainer.model, ids.repeat(1, 2), ones.repeat(1, 2), 1)[0].detach()
+
+    def loss(ratio: float) -> float:
+        inputs = {
+            "prompt_ids": ids,
+            "prompt_mask": ones,
+            "completion_ids": ids,
+            "completion_mask": ones,
+            "advantages": torch.ones(1),
+            "old_per_token_logps": now - math.log(ratio),
+            "num_items_in_batch": torch.tensor(1.0),
+        }
+        return trainer._compute_loss(trainer.model, inputs).item()
+
+    assert loss(largest_ratio * 1.5) == pytest.approx(loss(largest_ratio), rel=1e-4)
+    assert loss(largest_ratio * 0.9) == pytest.approx(loss(largest_ratio) * 0.9, rel=1e-4)
+
+
+def test_cispo_is_not_clipped_by_the_epsilon_of_other_losses() -> None:
+    with pytest.raises(ConfigError, match=r"train\.epsilon_high is 0\.28; with train\.loss_type=cispo .* at least 1"):
+        load(TrainRLConfig, "train_rl", ["train.loss_type=cispo", "train.epsilon_high=0.28"], check_train_rl)
 
 
 def test_processes_wait_for_each_other_longer_than_one_may_wait_for_the_server(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         max_grad_norm=train.max_grad_norm,
         beta=train.beta,
         epsilon=train.epsilon,
-        epsilon_high=train.epsilon_high,
+        epsilon_high=train.upper_clip,
         loss_type=train.loss_type,
         scale_rewards=train.scale_rewards,
         reward_weights=list(reward_weights(config).values()),
