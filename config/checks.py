@@ -375,9 +375,9 @@ def _check_training(train: TrainConfig) -> None:
         check_above("train.epsilon_high", train.epsilon_high, 0)
     if train.loss_type == CISPO and train.upper_clip < 1:
         raise ConfigError(
-            f"train.epsilon_high is {train.epsilon_high:g}; with train.loss_type={CISPO} it is the largest policy ratio "
-            "itself and must be at least 1, or even tokens whose probability did not change would be held down. Set it "
-            f"to null, which means {CISPO_LARGEST_RATIO:g}."
+            f"train.epsilon_high is {train.epsilon_high:g}; with train.loss_type={CISPO} it is the largest policy "
+            "ratio itself and must be at least 1, or even tokens whose probability did not change would be held down. "
+            f"Set it to null, which means {CISPO_LARGEST_RATIO:g}."
         )
     if train.gpu_memory_gib is not None:
         check_above("train.gpu_memory_gib", train.gpu_memory_gib, 0)
