@@ -128,9 +128,11 @@ class GenerationConfig:
     student to solve the problem before, and outside of, the dialogue.
 
     Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
-    `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for one message of an engine, its waiting for
-    others included; `load_weights_timeout_s` for turns in flight to end before new weights are loaded;
-    `answer_timeout_s` for one comparison of a boxed answer with the reference, after which it counts as wrong.
+    `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for an engine to finish any one of the messages
+    that it works on, after which it counts as hung and the server ends (it is given `vllm.max_num_seqs` at a time;
+    those that wait for a place do not count); `load_weights_timeout_s` for turns in flight to end before new weights
+    are loaded; `answer_timeout_s` for one comparison of a boxed answer with the reference, after which it counts as
+    wrong.
 
     `server_urls`: one server for each machine; null means the one at `server_host` and `server_port`. The trainer's
     processes are dealt out to them in order: with 2 servers and 8 processes the first four go to the first. Addresses

@@ -34,7 +34,7 @@ from src.api import (
 from src.batches import BatchDesk, open_desk
 from src.error_answers import add_error_answers, answer_with_message
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
-from src.http_guards import BodyLimit, TokenRequired
+from src.http_guards import BodyLimit, TokenRequired, unless_gone
 from src.judge_check import open_judge_check
 from src.policy_folder import inside_run_folder
 from src.ports import refuse_taken_port
@@ -180,7 +180,7 @@ async def _end_with_an_engine(app: FastAPI) -> None:
     """A server without one of its engines is of no use, and starting anew is the one way back that is well tried."""
     while True:
         try:
-            app.state.desk.classroom.seats.check_alive()
+            app.state.desk.check_alive()
         except EngineFailure as failure:
             _end(app, failure)
             return
@@ -205,17 +205,17 @@ def _desk(request: Request) -> BatchDesk:
 
 
 def _add_sampling_routes(app: FastAPI) -> None:
-    @app.post("/sample_conversations")
-    async def sample_conversations(body: SampleRequest, request: Request) -> SampleResponse:
-        return await _desk(request).sample(body)
+    @app.post("/sample_conversations", response_model=SampleResponse)
+    async def sample_conversations(body: SampleRequest, request: Request) -> Response:
+        return await unless_gone(request, _desk(request).sample_as_json(body))
 
-    @app.post("/check_judge")
-    async def check_judge(body: JudgeCheckRequest, request: Request) -> JudgeCheckResponse:
-        return await request.app.state.judge_check.run(body)
+    @app.post("/check_judge", response_model=JudgeCheckResponse)
+    async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
+        return await unless_gone(request, request.app.state.judge_check.run_as_json(body))
 
-    @app.get("/wait_batch")
-    async def wait_batch(request_id: str, request: Request) -> SampleResponse:
-        return await _desk(request).wait(request_id)
+    @app.get("/wait_batch", response_model=SampleResponse)
+    async def wait_batch(request_id: str, request: Request) -> Response:
+        return await unless_gone(request, _desk(request).wait_as_json(request_id))
 
     @app.get("/conversations/{conversation_id}")
     async def conversation(conversation_id: str, request: Request) -> ConversationRecord:

@@ -1,4 +1,5 @@
-"""Requests by their id: each piece of work runs once, however often and over however many connections it is asked for.
+"""Requests by their id: each piece of work runs once, however often and over however many connections it is asked for,
+as long as the teacher's weights are the same.
 
 The last answers stay in memory; all conversations are in the journal, those of servers before this one included.
 """
@@ -6,6 +7,7 @@ The last answers stay in memory; all conversations are in the journal, those of 
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING
 from src.api import LARGEST_BATCH, TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
 from src.classroom import Classroom, classroom_rules
 from src.conversation import Conversation
-from src.errors import DataError, RequestConflict, UnknownConversation
+from src.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
 from src.gpu_loan import GpuLoan
-from src.journal import Journal
+from src.journal import Journal, request_of
 from src.phases import PHASED, PHASES, Concurrent, PhaseClock, Schedule
 from src.policy_folder import check_policy
 from src.replay import replay_tokens
@@ -32,8 +34,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Batch:
+    """One piece of work, under way or done. `weights` stands for the content of the weights that it began with (None:
+    it has not begun), `given_up` says that others took their place. `readers` wait for its answer, which is serialised
+    once for all of them."""
+
     digest: str
     task: "asyncio.Task[SampleResponse]"
+    weights: str | None = None
+    given_up: bool = False
+    readers: int = 0
+    body: bytes | None = None
+
+    async def as_json(self) -> bytes:
+        self.readers += 1
+        try:
+            response = await asyncio.shield(self.task)
+            if self.body is None:
+                self.body = response.model_dump_json().encode()
+            return self.body
+        finally:
+            self.readers -= 1
+            if self.readers == 0:
+                self.body = None
 
 
 class BatchDesk:
@@ -50,6 +72,7 @@ class BatchDesk:
         self._keep = keep
         self._loan = loan or GpuLoan({}, timeout_s=0.0)
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
+        self._failure: EngineFailure | None = None
 
     @property
     def classroom(self) -> Classroom:
@@ -67,29 +90,52 @@ class BatchDesk:
         return self._journal
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """The answer to a request, run now unless it ran or runs already; what the journal holds of it is not done
-        again.
+        """The answer to a request, run now unless it ran or runs already with the weights that the teacher has; what
+        the journal holds of it from these is not done again.
 
         Raises:
             RequestConflict: if the id was used with another body.
             DataError: if the request asks for more conversations than a server holds.
+            PolicyMismatch: if it was given up because it was asked for again under other weights.
             ClassroomError: whatever the classroom raised; the id may then be used again.
         """
+        return await asyncio.shield((await self._batch(request)).task)
+
+    async def sample_as_json(self, request: SampleRequest) -> bytes:
+        """The answer to a request as JSON; raises as `sample` does."""
+        return await (await self._batch(request)).as_json()
+
+    async def _batch(self, request: SampleRequest) -> _Batch:
         if len(request.problems) > LARGEST_BATCH:
             raise DataError(
                 f"Request {request.request_id} asks for {len(request.problems)} conversations, but a server holds "
                 f"{LARGEST_BATCH} at once: split the request."
             )
-        batch = self._batches.get(request.request_id)
-        if batch is not None and batch.digest != request.digest:
-            raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
+        while (batch := self._batches.get(request.request_id)) is not None:
+            if batch.digest != request.digest:
+                raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
+            if batch.weights in (None, self._classroom.seats.teacher.weights):
+                break
+            await self._give_up(request.request_id, batch)
         if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
             task = asyncio.create_task(self._run(request))
             batch = self._batches[request.request_id] = _Batch(request.digest, task)
-        return await asyncio.shield(batch.task)
+        return batch
 
-    async def wait(self, request_id: str) -> SampleResponse:
-        """The answer to a request that was made before.
+    async def _give_up(self, request_id: str, batch: _Batch) -> None:
+        """Forget a batch of other weights; it writes nothing more into the journal then."""
+        logger.warning("request %s is asked for again under other weights: it is played anew", request_id)
+        batch.given_up = True
+        batch.task.cancel()
+        await asyncio.gather(batch.task, return_exceptions=True)
+        self._forget(request_id, batch)
+
+    def _forget(self, request_id: str, batch: _Batch) -> None:
+        if self._batches.get(request_id) is batch:
+            del self._batches[request_id]
+
+    async def wait_as_json(self, request_id: str) -> bytes:
+        """The answer to a request that was made before, as JSON.
 
         Raises:
             UnknownConversation: if there was none with this id, or it failed or was dropped since.
@@ -97,7 +143,7 @@ class BatchDesk:
         batch = self._batches.get(request_id)
         if batch is None:
             raise UnknownConversation(f"No request {request_id} runs here: send it with POST /sample_conversations.")
-        return await asyncio.shield(batch.task)
+        return await batch.as_json()
 
     def record(self, conversation_id: str) -> ConversationRecord:
         """The record of any conversation that finished in this run folder.
@@ -118,6 +164,19 @@ class BatchDesk:
     def conversation(self, conversation_id: str) -> Conversation:
         """A finished conversation, without its tokens; raises as `record` does."""
         return self.record(conversation_id).conversation(self._classroom.rules)
+
+    def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
+        """What stands for the weights that these conversations were played with, by request; None: there was none."""
+        begun = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
+        return {request: event["weights"] if event is not None else None for request, event in begun.items()}
+
+    def check_alive(self) -> None:
+        """Raises:
+        EngineFailure: if an engine died, or failed in a batch, whether anyone waited for that or not.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._classroom.seats.check_alive()
 
     @property
     def running(self) -> list[str]:
@@ -148,10 +207,18 @@ class BatchDesk:
         logger.info("the teacher has the weights of %s again, as before", policy)
 
     async def _run(self, request: SampleRequest) -> SampleResponse:
+        batch = self._batches[request.request_id]
+        batch.weights = self._classroom.seats.teacher.weights
         try:
             response = await self._classroom.sample(request)
-        except BaseException:
-            del self._batches[request.request_id]
+        except BaseException as failure:
+            self._forget(request.request_id, batch)
+            if isinstance(failure, EngineFailure):
+                self._failure = failure
+            if batch.given_up and isinstance(failure, asyncio.CancelledError):
+                raise PolicyMismatch(
+                    f"Request {request.request_id} was given up: other weights were loaded, and it was asked for again."
+                ) from None
             raise
         self._drop_oldest()
         return response

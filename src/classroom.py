@@ -52,13 +52,15 @@ _WITHOUT_INFLUENCE = (
 
 @dataclass(frozen=True)
 class Play:
-    """One conversation of a request: its position, the how-many-th on its problem it is, and what the journal holds of
-    it from before; `attendance` says when it may go on."""
+    """One conversation of a request: its position, the how-many-th on its problem it is, what the teacher's weights
+    contain that it is played with, and what the journal holds of it from before; `attendance` says when it may go on.
+    """
 
     conversation: Conversation
     request: SampleRequest
     index: int
     occurrence: int
+    weights: str
     history: History = field(default_factory=History)
     attendance: Attendance = field(default_factory=Concurrent)
 
@@ -136,25 +138,26 @@ class Classroom:
         journal holds of them from the same weights is not done again.
 
         Raises:
-            PolicyMismatch: if other weights are loaded than the request names, now or before it is done.
+            PolicyMismatch: if other weights are loaded than the request names, now or before it is done, or others
+                under the same name before it is done.
             DataError: if a problem does not fit into the teacher's context.
             EngineFailure: if an engine died.
             ProviderFailure: if a model behind an API refuses every request, or does not answer until its deadline.
         """
         apis = self._seats.apis
         BATCH.set(request.request_id)
-        policy = self._seats.teacher.policy
+        policy, weights = self._seats.teacher.policy, self._seats.teacher.weights
         self._check_policy(request, policy)
         self._journal.append(
             "batch",
             request=request.request_id,
             step=request.step,
             policy=policy,
-            weights=self._seats.teacher.weights,
+            weights=weights,
             body=self._body(request),
             **_problems_once(request),
         )
-        plays = self._open(request)
+        plays = self._open(request, weights)
         try:
             with self._schedule.attend(len(plays)) as attendance:
                 async with asyncio.TaskGroup() as group:
@@ -170,7 +173,7 @@ class Classroom:
             **{seat: api.ledger.usage(request.request_id) for seat, api in apis.items()},
         )
 
-    def _open(self, request: SampleRequest) -> list[Play]:
+    def _open(self, request: SampleRequest, weights: str) -> list[Play]:
         seen: Counter[str] = Counter()
         plays = []
         for index, (text, answer) in enumerate(zip(request.problems, request.answers, strict=True)):
@@ -183,7 +186,7 @@ class Classroom:
             )
             conversation.start(opening_turns(self._generation, text, conversation.setup.student_name))
             history = replay(conversation, self._journal.events(conversation.id), request.judge_again)
-            plays.append(Play(conversation, request, index, seen[problem.id], history))
+            plays.append(Play(conversation, request, index, seen[problem.id], weights, history))
             seen[problem.id] += 1
         return plays
 
@@ -231,7 +234,7 @@ class Classroom:
         if conversation.buffer is None:
             self._open_context(conversation)
         answer = await self._seats.teacher.generate(conversation.buffer.ids, self._teacher_sampling(play))
-        self._check_policy(play.request, answer.policy)
+        self._check_answer(play, answer)
         span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
         end = self._seats.teacher.frame.turn_end_id
         given = [] if answer.ids[-1:] == (end,) else [end]
@@ -408,6 +411,15 @@ class Classroom:
             raise PolicyMismatch(
                 f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded: publish the weights "
                 "with POST /load_weights first."
+            )
+
+    def _check_answer(self, play: Play, answer: Completion) -> None:
+        """A trainer that is started again may publish other weights under the version that its batch asked for."""
+        self._check_policy(play.request, answer.policy)
+        if play.request.wanted_policy is not None and answer.weights != play.weights:
+            raise PolicyMismatch(
+                f"Other weights were loaded as policy {answer.policy} while request {play.request.request_id} was "
+                "being played. Ask for it again: it is then played with these alone."
             )
 
 

@@ -1,9 +1,14 @@
-"""What stands before the server's routes: the token, and a limit to what a request may hold."""
+"""What stands before the server's routes: the token, a limit to what a request may hold, and an end to the waiting for
+clients that have gone."""
 
+import asyncio
 import hmac
+from collections.abc import Coroutine
+from typing import Any
 
 from fastapi import HTTPException
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from src.access import TOKEN_VARIABLE
@@ -15,6 +20,9 @@ _NO_TOKEN = (
     f"send what the environment variable {TOKEN_VARIABLE} holds."
 )
 _TOO_LARGE = f"The body is larger than the {LARGEST_BODY} bytes that this server takes: split the request."
+
+CLIENT_GONE = 499
+"""Nobody reads it; nginx and others write it into their logs."""
 
 
 class TokenRequired:
@@ -61,3 +69,24 @@ class BodyLimit:
             await JSONResponse({"detail": _TOO_LARGE}, RequestTooLarge.status)(scope, receive, send)
         else:
             await self._app(scope, limited, send)
+
+
+async def unless_gone(request: Request, answer: Coroutine[Any, Any, bytes]) -> Response:
+    """The answer, which is JSON, unless the client hangs up before it is there: then nobody waits for it any more, and
+    it is not made ready to be sent. A client that waits long asks again and again, and each time hangs up."""
+    waiting, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return Response(waiting.result(), media_type="application/json")
+        return Response(status_code=CLIENT_GONE)
+    finally:
+        waiting.cancel()
+        gone.cancel()
+        await asyncio.gather(waiting, gone, return_exceptions=True)
+
+
+async def _hung_up(request: Request) -> None:
+    """Wait until the client has gone; what it sends meanwhile is of no interest."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue

@@ -45,22 +45,30 @@ class JudgeCheck:
         self._held_out = held_out
         self._api = api
         self._timeout_s = timeout_s
-        self._checks: OrderedDict[str, asyncio.Task[JudgeCheckResponse]] = OrderedDict()
+        self._checks: OrderedDict[str, tuple[dict, asyncio.Task[JudgeCheckResponse]]] = OrderedDict()
 
     async def run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
         """Judge the conversations with the held-out judge, and canaries on the first of them with the training's.
 
-        A judge that fails, for whatever reason, is noted with its error.
+        A judge that fails, for whatever reason, is noted with its error. Conversations that were played anew with other
+        weights are judged anew.
 
         Raises:
             UnknownConversation: if a conversation did not finish here.
             ConfigError: if this server judges nothing.
         """
-        if request.request_id not in self._checks:
-            self._checks[request.request_id] = asyncio.create_task(self._run(request))
+        weights = self._desk.played_with(request.conversations)
+        played_with, task = self._checks.get(request.request_id, (None, None))
+        if task is None or played_with != weights:
+            task = asyncio.create_task(self._run(request))
+            self._checks[request.request_id] = weights, task
             while len(self._checks) > _KEEP:
                 self._checks.popitem(last=False)
-        return await asyncio.shield(self._checks[request.request_id])
+        return await asyncio.shield(task)
+
+    async def run_as_json(self, request: JudgeCheckRequest) -> bytes:
+        """What `run` finds, as JSON."""
+        return (await self.run(request)).model_dump_json().encode()
 
     def close(self) -> None:
         """Close the record of what the held-out judge was asked."""

@@ -217,7 +217,7 @@ def test_old_batches_leave_memory_but_stay_in_the_journal(room: Room, generation
         for name in "bcd":
             await desk.sample(request.model_copy(update={"request_id": name}))
         with pytest.raises(UnknownConversation):
-            await desk.wait("a")
+            await desk.wait_as_json("a")
         said = len(room.teacher.calls)
         assert await desk.sample(request) == first and len(room.teacher.calls) == said
         assert desk.record("a-0000") == first.conversations[0]

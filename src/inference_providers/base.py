@@ -24,7 +24,8 @@ class Sampling:
 class Completion:
     """What an engine sampled: ids with one log-prob each (of the distribution that was sampled from), the text with
     special tokens in it but without the end token, and whether the model ended it itself. A model behind an API gives
-    no ids; `counted` is then how many tokens its provider counted."""
+    no ids; `counted` is then how many tokens its provider counted. `policy` names the weights that sampled it, and
+    `weights` stands for their content."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -32,6 +33,7 @@ class Completion:
     ended: bool
     policy: Optional[PolicyVersion] = None
     counted: Optional[int] = None
+    weights: Optional[str] = None
 
     @property
     def tokens(self) -> int:

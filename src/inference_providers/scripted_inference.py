@@ -41,7 +41,7 @@ class ScriptedEngine:
         ids = ids[: sampling.max_tokens]
         said = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
         logprobs = tuple(-0.01 * (i + 1) for i in range(len(ids)))
-        completion = Completion(tuple(ids), logprobs, said, ended, self.policy)
+        completion = Completion(tuple(ids), logprobs, said, ended, self.policy, weights=self.weights)
         self.calls.append((list(prompt_ids), sampling, completion))
         return completion
 

@@ -84,7 +84,7 @@ class VllmEngine(EngineProcess):
             )
         params = self._sampling_params(sampling, room)
         async with self._gate.turn():
-            policy = self.policy
+            policy, weights = self.policy, self.weights
             prompt = {"prompt_token_ids": list(prompt_ids)}
             request = self._engine.generate(prompt, params, uuid4().hex, lora_request=self.adapter)
             output = (await self._finish(request)).outputs[0]
@@ -96,6 +96,7 @@ class VllmEngine(EngineProcess):
             text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
             ended=ended,
             policy=policy,
+            weights=weights,
         )
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:

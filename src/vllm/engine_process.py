@@ -38,7 +38,8 @@ class EngineProcess:
         self._pids = pids
         self._gpus = gpus
         self._turn_timeout_s = generation.turn_timeout_s
-        self._gate = WeightsGate(generation.sample_timeout_s)
+        self._gate = WeightsGate(generation.sample_timeout_s, model.vllm.max_num_seqs)
+        self._deadlines: set[asyncio.Timeout] = set()
         self._rest = Rest(engine, self._gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = engine.get_tokenizer()
 
@@ -122,23 +123,34 @@ class EngineProcess:
         engine.shutdown = _nothing  # vLLM's __del__ calls it again; as the interpreter ends, it would lack its modules
 
     async def _finish(self, request: AsyncIterator[Output]) -> Output:
-        """What a request to vLLM comes to.
+        """What a request to vLLM comes to that has passed the gate.
 
         Raises:
-            EngineFailure: if the engine died, or did not answer in time.
+            EngineFailure: if the engine died, or finished nothing in time: with a small cache it takes up turns one
+                after the other, so that one that ends is more time for the others.
         """
         try:
-            async with asyncio.timeout(self._turn_timeout_s):
+            async with asyncio.timeout(self._turn_timeout_s) as deadline:
+                self._deadlines.add(deadline)
                 with engine_errors(self._model):
                     async for output in request:
                         if output.finished:
+                            self._put_off_deadlines()
                             return output
         except TimeoutError:
             raise EngineFailure(
                 f"The engine of {self._model.model_name_or_path} did not finish a turn within "
                 f"generation.turn_timeout_s = {self._turn_timeout_s:g} s."
             ) from None
+        finally:
+            self._deadlines.discard(deadline)
         raise EngineFailure(f"The engine of {self._model.model_name_or_path} ended a request without an answer.")
+
+    def _put_off_deadlines(self) -> None:
+        until = asyncio.get_running_loop().time() + self._turn_timeout_s
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(until)
 
 
 class engine_errors:

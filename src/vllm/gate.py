@@ -1,4 +1,5 @@
-"""A gate between sampling and what must not meet it, loading weights and sleep: many turns pass at once, or none."""
+"""A gate in front of an engine. Turns pass as long as it has room for them; while weights are loaded or it sleeps, none
+do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,14 +12,16 @@ class WeightsGate:
     """Turns pass through `turn()`; `close(timeout)` keeps new ones out and waits for those inside, until `open()`.
 
     So every answer is wholly of one policy version, and the version read inside `turn()` is the one it was sampled
-    by. For use within one event loop.
+    by. What waits for a place is outside: it holds nobody up who closes the gate. For use within one event loop.
 
     Args:
-        patience_s: how long a turn waits in front of the closed gate.
+        patience_s: how long a turn waits in front of the gate.
+        places: how many turns may have passed at a time; an engine's `vllm.max_num_seqs`.
     """
 
-    def __init__(self, patience_s: float = 3600.0) -> None:
+    def __init__(self, patience_s: float = 3600.0, places: int = 256) -> None:
         self._patience_s = patience_s
+        self._places = asyncio.Semaphore(places)
         self._inside = 0
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
@@ -26,14 +29,25 @@ class WeightsGate:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Pass: waits while the gate is closed.
+        """Pass, in the order of coming: waits for a place, and while the gate is closed.
 
         Raises:
-            DeadlineExceeded: if it stays closed too long.
+            DeadlineExceeded: if there is no place, or the gate stays closed, for too long.
         """
-        await self._wait_until_open()
-        with self.inside():
-            yield
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The engine had no place free within {self._patience_s:g} s. Raise its vllm.max_num_seqs or "
+                "generation.sample_timeout_s, or ask for fewer conversations at a time."
+            ) from None
+        try:
+            await self._wait_until_open()
+            with self.inside():
+                yield
+        finally:
+            self._places.release()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
