@@ -20,6 +20,7 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 """Decision rules that evaluations report by name."""
 
+_COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{\[]\s*,|,(?=\s*[}\]])', re.DOTALL)
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
 _NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _SCORE_RANGES = {
@@ -177,17 +178,27 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _decode(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """The object that starts there, and the position after it. Line breaks in strings and commas before a closing
-    bracket are let pass: judges write both."""
+    """The object that starts there, and the position after it. Line breaks in strings are let pass, and one comma
+    before a closing bracket: judges write both.
+
+    Raises:
+        ValueError: if there is none.
+    """
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
-    while True:
-        try:
-            return decoder.raw_decode(text, start)
-        except json.JSONDecodeError as error:
-            comma = text.rfind(",", start, error.pos + 1)
-            if comma < 0 or text[comma + 1 : error.pos].strip() or not _TRAILING_COMMA.match(text, comma):
-                raise
-            text = f"{text[:comma]} {text[comma + 1 :]}"
+    try:
+        return decoder.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        comma = text.rfind(",", start, error.pos + 1)
+        if comma < 0 or text[comma + 1 : error.pos].strip() or not _TRAILING_COMMA.match(text, comma):
+            raise
+    return decoder.raw_decode(_without_trailing_commas(text, start), start)
+
+
+def _without_trailing_commas(text: str, start: int) -> str:
+    """The text with a space in place of every comma from `start` on that stands between a value and a closing
+    bracket. What stands in strings stays as it is, and so does a comma without a value before it."""
+    kept = _COMMA_OR_STRING.sub(lambda found: " " if found[0] == "," else found[0], text[start:])
+    return text[:start] + kept
 
 
 def _quote(text: str, limit: int = 400) -> str:

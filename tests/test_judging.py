@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.errors import JudgeOutputError
-from src.judging import SCORING_RULES, Scores, Verdict, answer_schema, parse_judge_output, parse_verdict, sum_up
+from src.judging import (
+    SCORING_RULES,
+    Scores,
+    Verdict,
+    answer_schema,
+    find_object,
+    parse_judge_output,
+    parse_verdict,
+    sum_up,
+)
 
 ANSWER = {
     "task_final_score": 0.75,
@@ -74,6 +83,8 @@ def test_commas_inside_strings_stay():
         (answer(task_final_score="0,75"), "task_final_score is '0,75'"),
         (answer(task_final_score={"value": 1}), "task_final_score is {'value': 1}"),
         ("[1, 2]", "no JSON object"),
+        (answer().replace("}", ",,}"), "no JSON object"),
+        (answer(seen=[]).replace("[]", "[ ,]"), "no JSON object"),
         (f"{answer()} or rather {answer(task_final_score=1)}", "2 different JSON objects"),
         (without("task_final_score"), "no task_final_score"),
         (without("overall_momentum_score"), "no overall_momentum_score"),
@@ -101,6 +112,54 @@ def test_refuses(text, reason):
 
 LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)).map(json.dumps)
+LIKE_JSON = st.text(alphabet="{}[],:\"'\\ \na", max_size=8)
+OBJECTS = st.dictionaries(
+    LIKE_JSON,
+    st.recursive(
+        st.none() | st.floats() | LIKE_JSON,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(LIKE_JSON, inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=3,
+)
+
+
+def same(value):
+    """Stands for `value`, and is the same for NaN, too."""
+    return json.dumps(value, sort_keys=True)
+
+
+def written(value, comma):
+    """`value` as JSON, with what `comma` draws before each bracket that closes something that is not empty."""
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {written(each, comma)}" for key, each in value.items()]
+        return "{" + ",\n".join(items) + (comma() if items else "") + "}"
+    if isinstance(value, list):
+        items = [written(each, comma) for each in value]
+        return "[" + ", ".join(items) + (comma() if items else "") + "]"
+    return json.dumps(value)
+
+
+@given(OBJECTS, st.randoms(use_true_random=False))
+def test_a_comma_before_a_closing_bracket_is_read(value, random):
+    commas = written(value, lambda: random.choice(["", ",", " ,\n"]))
+    assert same(find_object(written(value, str))) == same(value), "JSON stays what it is"
+    for text in (commas, f'It is 5" wide:\n```json\n{commas}\n```'):
+        assert same(find_object(text)) == same(value)
+
+
+def test_an_answer_full_of_trailing_commas_is_read_at_the_second_try(monkeypatch):
+    """Each try reads the answer from its beginning: one for each comma would take minutes."""
+    tries = []
+
+    class Decoder(json.JSONDecoder):
+        def raw_decode(self, text, start=0):
+            tries.append(start)
+            return super().raw_decode(text, start)
+
+    monkeypatch.setattr(json, "JSONDecoder", Decoder)
+    assert parse_judge_output(answer(seen=[[1]] * 500).replace("]", ",]").replace("}", ",}")) == SCORES
+    assert tries == [0, 0]
 
 
 @given(st.text() | JSON)
