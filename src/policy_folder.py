@@ -18,9 +18,14 @@ MARKER = "COMPLETE"
 _BLOCK = 1 << 22
 
 
+def policies_folder(run_folder: Path) -> Path:
+    """Where a run publishes its versions, each in a folder of its own."""
+    return run_folder / "policy"
+
+
 def policy_path(run_folder: Path, version: int) -> Path:
     """Where a run publishes this version."""
-    return run_folder / "policy" / f"v{version:06d}"
+    return policies_folder(run_folder) / f"v{version:06d}"
 
 
 def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], None], needed: int = 0) -> None:
@@ -119,7 +124,7 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
 
 def remove_old_policies(run_folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` published versions."""
-    complete = sorted(path for path in (run_folder / "policy").glob("v*") if (path / MARKER).is_file())
+    complete = sorted(path for path in policies_folder(run_folder).glob("v*") if (path / MARKER).is_file())
     for path in complete[:-keep]:
         shutil.rmtree(path)
 

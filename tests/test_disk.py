@@ -11,18 +11,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
+from trl import GRPOTrainer
 
 import src.app
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.disk import refuse_full_disk, storage_errors
 from src.errors import StorageError
+from src.grpo.run import _open_run_folder
+from src.grpo.trainer import ClassroomGRPOTrainer
 from src.journal import Journal, read_journal
 from src.policy_folder import check_policy, policy_path, write_policy, write_whole
 from src.rollout_files import write_rollouts
@@ -84,6 +89,47 @@ def test_a_model_that_cannot_be_replaced_stays(tmp_path: Path, small_files: None
     with pytest.raises(StorageError):
         write_whole(tmp_path / "model", save_large)
     assert load_file(tmp_path / "model" / "model.safetensors")["w"].shape == (4,)
+
+
+@pytest.mark.parametrize("fails_while", ["writing", "flushing"])
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_while: str
+) -> None:
+    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
+    trainer.args = SimpleNamespace(output_dir=str(tmp_path), save_total_limit=2)
+    trainer.accelerator, trainer.hp_search_backend = Accelerator(cpu=True), None
+    trainer.state = SimpleNamespace(global_step=1)
+
+    def save(self: ClassroomGRPOTrainer, model: None, trial: None) -> None:
+        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        folder.mkdir(parents=True)
+        torch_large(folder)
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", save)
+    trainer._save_checkpoint(None, None)
+    trainer.state.global_step = 2
+    if fails_while == "flushing":
+        monkeypatch.setattr("src.policy_folder.os.fsync", no_room)
+    room = 100_000 if fails_while == "writing" else 1_000_000
+    with files_no_larger_than(room), pytest.raises(StorageError), storage_errors(tmp_path):
+        trainer._save_checkpoint(None, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_what_a_killed_trainer_had_begun_is_gone_at_the_next_start(tmp_path: Path) -> None:
+    begun = [tmp_path / name for name in ("checkpoints/unfinished/checkpoint-2", "policy/v000003.unfinished",
+                                          "model.unfinished", "adapter.unfinished")]  # fmt: skip
+    complete = [tmp_path / name for name in ("checkpoints/checkpoint-1", "policy/v000002", "model")]
+    for folder in (*begun, *complete):
+        folder.mkdir(parents=True)
+    save_large(begun[1])
+    config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={tmp_path}"])
+    _open_run_folder(config, tmp_path)
+    assert not any(folder.exists() for folder in begun) and all(folder.exists() for folder in complete)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-1"]
 
 
 def test_space_is_asked_for_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from trl.trainer.utils import RepeatSampler
 
 from src.checkpoint_safety import refuse_unsafe_checkpoint
-from src.policy_folder import complete
+from src.policy_folder import complete, policies_folder
 
 UNFINISHED = "unfinished"
 
@@ -32,12 +32,25 @@ def step_of(checkpoint: str | Path | None) -> int:
     return int(Path(checkpoint).name.rpartition("-")[2]) if checkpoint is not None else 0
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove the checkpoint that was begun in `folder` and not completed, if there is one."""
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+
+
+def remove_leftovers(run_folder: Path) -> None:
+    """Remove what a trainer that was killed, or met a full disk, had begun to write into its run folder: a checkpoint,
+    policies, models. Nothing reads these, and nothing else may be writing there."""
+    remove_unfinished(run_folder / "checkpoints")
+    for begun in (*run_folder.glob("*.unfinished"), *policies_folder(run_folder).glob("*.unfinished")):
+        shutil.rmtree(begun, ignore_errors=True)
+
+
 def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
     """Give the checkpoint in `folder/unfinished` its name once it is on disk, and only then delete the oldest, so that
     `keep` are left."""
     name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
     complete(folder / UNFINISHED / name, folder / name)
-    shutil.rmtree(folder / UNFINISHED)
+    remove_unfinished(folder)
     older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of)
     for path in older[:-keep]:
         shutil.rmtree(path)

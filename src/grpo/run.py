@@ -17,7 +17,7 @@ from src.api import Health
 from src.data import Problem, load_problems
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.evaluation.learning import describe, write_learning
-from src.grpo.checkpoints import last_checkpoint, step_of
+from src.grpo.checkpoints import last_checkpoint, remove_leftovers, step_of
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
 from src.grpo.movement import parameter_movement
@@ -152,6 +152,7 @@ def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
     _tell_about_truncation(config)
     _tell_about_learning_rate(config)
     record_run(config, "train_rl")
+    remove_leftovers(run_folder)
     path = run_folder / "run_id"
     if not path.exists():
         path.write_text(f"{run_folder.name}-{uuid.uuid4().hex[:8]}", encoding="utf-8")

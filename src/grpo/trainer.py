@@ -1,6 +1,5 @@
 """TRL's GRPO trainer with the classroom as its environment."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -17,7 +16,7 @@ from config.train_rl_model import TrainRLConfig
 from src.adapters import peft_config
 from src.api import ConversationRecord
 from src.data import Problem
-from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint
+from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint, remove_unfinished
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.gather import save_adapter_together, save_together, weight_bytes
 from src.grpo.judge_guard import JudgeGuard
@@ -128,16 +127,20 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         return str(Path(folder) / UNFINISHED) if self._saving_checkpoint else folder
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As TRL does, but under another name until it is complete."""
+        """As TRL does, but under another name until it is complete; what fails leaves nothing behind."""
         folder, keep = Path(self.args.output_dir), self.args.save_total_limit
-        on_main_process(self.accelerator, lambda: shutil.rmtree(folder / UNFINISHED, ignore_errors=True))
+        on_main_process(self.accelerator, lambda: remove_unfinished(folder))
         self._saving_checkpoint = True
         try:
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            on_main_process(self.accelerator, lambda: complete_checkpoint(folder, self.state.global_step, keep))
+        except BaseException:
+            if self.accelerator.is_main_process:
+                remove_unfinished(folder)
+            raise
         finally:
             self._saving_checkpoint = False
-        self.accelerator.wait_for_everyone()
-        on_main_process(self.accelerator, lambda: complete_checkpoint(folder, self.state.global_step, keep))
 
     def _get_train_sampler(self, dataset: Any = None) -> OrderOfEpoch:
         sampler = super()._get_train_sampler(dataset)
