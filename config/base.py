@@ -121,7 +121,8 @@ class GenerationConfig:
     teacher model's own `vllm.max_length` bounds it too. `student_error_rate` is the probability with which the
     program draws the persona `error_student` for a student turn, or a mapping from every persona to its weight; a
     single persona is always the one. `use_thinking` tells the teacher to think in `<think>` before each message (its
-    prompt template says how); `force_thinking` begins each of its messages with that tag, which is not trained on.
+    prompt template says how), and thoughts are rewarded; `force_thinking` begins each of its messages with that tag,
+    which is not trained on.
     `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt`
     (the student's attempt opens), null (drawn per problem; `guided` if a judge rule scores). A null in
     `student_names` is a student without a name. `student_attempt_prompt_path` is for evaluations alone: it asks the

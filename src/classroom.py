@@ -17,7 +17,7 @@ from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.data import Problem
 from src.errors import EngineFailure, PolicyMismatch, ProviderFailure, RequestRefused, StorageError
-from src.inference_providers.base import Completion, Sampling
+from src.inference_providers.base import Completion, Sampling, ask_judge
 from src.inference_providers.call_ledger import BATCH
 from src.journal import Journal, conversation_id
 from src.judging import Verdict, parse_judge_output, parse_verdict
@@ -304,7 +304,8 @@ class Classroom:
             return known
         conversation, text = play.conversation, ""
         try:
-            text = await self._seats.judge.judge(rule, conversation.transcript(), conversation.problem.text, attempt)
+            about = (conversation.transcript(), conversation.problem.text)
+            text = await ask_judge(self._seats.judge, rule, *about, attempt, conversation.ledger)
             verdict = parse_verdict(rule, attempt, text)
         except (EngineFailure, ProviderFailure, StorageError):  # nothing was judged; once that is mended, it will be
             raise
@@ -454,6 +455,7 @@ def classroom_rules(
         ignore_rejected_judge=generation.ignore_rejected_judge,
         extra_penalty_for_rejected_judges=generation.extra_penalty_for_rejected_judges,
         low_score_threshold=generation.low_score_threshold,
+        use_thinking=generation.use_thinking or generation.force_thinking,
     )
 
 

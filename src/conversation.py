@@ -11,6 +11,7 @@ from enum import StrEnum
 from itertools import dropwhile
 
 from src.data import Problem
+from src.inference_providers.base import Ledger
 from src.judging import Judgement, Verdict, sum_up
 from src.schedule import ConversationType, Setup
 from src.turns import TokenBuffer, Turn, approximate_tokens
@@ -39,6 +40,11 @@ def visible_text(text: str) -> str:
     return text.rsplit("</think>", 1)[-1].strip()
 
 
+def thoughts_in(text: str) -> list[str]:
+    """What stands in the closed thoughts of a message, tags left out."""
+    return [re.sub("</?think>", "", found) for found in _CLOSED_THOUGHT.findall(text)]
+
+
 @dataclass(frozen=True)
 class ClassroomRules:
     """What holds for every conversation of a run; meanings as in `config.base.GenerationConfig`.
@@ -55,6 +61,7 @@ class ClassroomRules:
     ignore_rejected_judge: bool = False
     extra_penalty_for_rejected_judges: float = 0.25
     low_score_threshold: float = 0.3
+    use_thinking: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,6 +212,11 @@ class Conversation:
     def transcript(self) -> list[dict[str, str]]:
         """The messages as the judge sees them: {"role": "teacher" | "student", "content": visible text}."""
         return [{"role": turn.role, "content": visible_text(turn.text)} for turn in self.turns]
+
+    @property
+    def ledger(self) -> Ledger:
+        """What an embedded judge may know of it besides its transcript."""
+        return Ledger(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
 
     @property
     def judgement(self) -> Judgement | None:

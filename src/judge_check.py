@@ -14,7 +14,7 @@ from src.batches import BatchDesk
 from src.canaries import CANARIES
 from src.conversation import Conversation, State
 from src.errors import ConfigError
-from src.inference_providers.base import Judge
+from src.inference_providers.base import Judge, ask_judge
 from src.inference_providers.call_ledger import BATCH, CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
@@ -120,7 +120,8 @@ class JudgeCheck:
     async def _judge(self, judge: Judge, conversation: Conversation, messages: list[dict[str, str]]) -> list[Verdict]:
         """One attempt by each rule."""
         rules = self._desk.classroom.rules.judge_rules
-        asked = [judge.judge(rule, messages, conversation.problem.text, 0) for rule in rules]
+        about = (messages, conversation.problem.text)
+        asked = [ask_judge(judge, rule, *about, 0, conversation.ledger) for rule in rules]
         return await asyncio.gather(*map(self._attempt, rules, asked))
 
     async def _attempt(self, rule: str, asked: Awaitable[str]) -> Verdict:

@@ -21,7 +21,7 @@ from src.api import TOKEN_FIELDS, ConversationRecord
 from src.classroom import classroom_rules
 from src.conversation import Conversation
 from src.errors import ConfigError, DataError, JudgeOutputError
-from src.inference_providers.base import Judge
+from src.inference_providers.base import Judge, ask_judge
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
@@ -87,7 +87,8 @@ def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
 
 def _ask(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
     try:
-        asked = judge.judge(rule, conversation.transcript(), conversation.problem.text, attempt)
+        about = (conversation.transcript(), conversation.problem.text)
+        asked = ask_judge(judge, rule, *about, attempt, conversation.ledger)
         return parse_verdict(rule, attempt, asyncio.run(asked))
     except JudgeOutputError as error:
         return Verdict(rule, attempt, error=str(error))

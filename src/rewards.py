@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from statistics import fmean
 
-from src.conversation import END_OF_CONVERSATION, Conversation, visible_text
+from src.conversation import END_OF_CONVERSATION, Conversation, thoughts_in, visible_text
 
 Reward = Callable[[Conversation], float | None]
 
@@ -58,14 +58,20 @@ def end_rm(conversation: Conversation) -> float:
 
 @_none_without_verdict
 def thinking(conversation: Conversation) -> float:
-    """0.5 × share of teacher messages with a closed thought − 0.5 for each message with unbalanced tags."""
+    """0.5 × share of teacher messages with a closed thought that says something − 0.5 for each message with unbalanced
+    tags. Thoughts pay only where the teacher is told to think (`generation.use_thinking`); the fine holds always."""
     turns = conversation.teacher_turns
     if _rejected_in_hard_mode(conversation) or not turns:
         return 0.0
-    opened_closed = [(turn.text.count("<think>"), turn.text.count("</think>")) for turn in turns]
-    thoughts = sum(opened == closed > 0 for opened, closed in opened_closed)
-    unbalanced = sum(opened != closed for opened, closed in opened_closed)
-    return 0.5 * thoughts / len(turns) - 0.5 * unbalanced
+    balanced = [turn.text.count("<think>") == turn.text.count("</think>") for turn in turns]
+    thoughts = sum(fits and _thinks(turn.text) for fits, turn in zip(balanced, turns, strict=True))
+    paid = 0.5 * thoughts / len(turns) if conversation.rules.use_thinking else 0.0
+    return paid - 0.5 * balanced.count(False)
+
+
+def _thinks(text: str) -> bool:
+    """Whether a closed thought in the text holds a letter or a digit, of whatever script."""
+    return any(each.isalnum() for thought in thoughts_in(text) for each in thought)
 
 
 @_none_without_verdict

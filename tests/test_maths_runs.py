@@ -2,6 +2,7 @@
 say what a tiny model never could, and every reward worked out again from the transcript alone."""
 
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -97,7 +98,11 @@ def outcome_of(record: ConversationRecord, judged: bool) -> str:
     return names[rejections.pop()] if rejections else "accepted"
 
 
-def by_hand(record: ConversationRecord, outcome: str, hard: bool) -> dict[str, float | None]:
+def says_a_thought(text: str) -> bool:
+    return re.search(r"<think>(?:(?!</think>).)*?[^\W_](?:(?!</think>).)*</think>", text, re.DOTALL) is not None
+
+
+def by_hand(record: ConversationRecord, outcome: str, hard: bool, thinks: bool) -> dict[str, float | None]:
     """docs/rewards.md, worked out once more from what was said."""
     if outcome == "no verdict":
         return dict.fromkeys(("end_rm", "thinking", "end_of_conversation", "length"))
@@ -107,11 +112,13 @@ def by_hand(record: ConversationRecord, outcome: str, hard: bool) -> dict[str, f
         return {"end_rm": -LAMBDA, "thinking": 0.0, "end_of_conversation": 0.0, "length": length}
     right = [solution.text != WRONG for solution in record.solutions]
     unbalanced = sum(turn.text.count("<think>") != turn.text.count("</think>") for turn in said)
-    closed = sum(turn.text.count("<think>") == turn.text.count("</think>") > 0 for turn in said)
+    closed = sum(
+        turn.text.count("<think>") == turn.text.count("</think>") and says_a_thought(turn.text) for turn in said
+    )
     goodbye = any("<end_of_conversation>" in turn.text and "<think>" not in turn.text for turn in said)
     return {
         "end_rm": fmean(right) - (LAMBDA if outcome != "accepted" else 0.0),
-        "thinking": 0.5 * closed / len(said) - 0.5 * unbalanced,
+        "thinking": 0.5 * closed / len(said) * thinks - 0.5 * unbalanced,
         "end_of_conversation": 0.1 if goodbye else 0.0,
         "length": length,
     }
@@ -143,22 +150,24 @@ def test_a_training_step(world: Path, tmp_path: Path, case: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    judged, hard, forced = "λ" not in case, "hard" in case, "forced" in case
+    judged, hard, forced, thinks = "λ" not in case, "hard" in case, "forced" in case, "thinking" in case
     steps = [read_records(tmp_path / "run" / "rollouts" / f"step_{step:06d}-0.parquet") for step in range(2)]
     for records, line in zip(steps, lines, strict=True):
-        check_step(records, line, judged, hard, forced)
+        check_step(records, line, judged, hard, forced, thinks)
     assert {record.type for records in steps for record in records} == {"guided", "attempt"}
     asked = len(of_judge.calls)
     assert (asked > 0) == judged
 
 
-def check_step(records: list[ConversationRecord], line: dict, judged: bool, hard: bool, forced: bool) -> None:
+def check_step(
+    records: list[ConversationRecord], line: dict, judged: bool, hard: bool, forced: bool, thinks: bool
+) -> None:
     assert len(records) == 16
     outcomes = [outcome_of(record, judged) for record in records]
     assert set(outcomes) == (set(OUTCOMES) if judged else {"accepted"}), Counter(outcomes)
     expected = []
     for record, outcome in zip(records, outcomes, strict=True):
-        rewards = by_hand(record, outcome, hard)
+        rewards = by_hand(record, outcome, hard, thinks)
         assert record.rewards == pytest.approx(rewards), (record.id, outcome)
         refused = outcome == "no verdict" or hard and outcome != "accepted"
         assert len(record.solutions) == (0 if refused else SOLUTIONS)

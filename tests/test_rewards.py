@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.base import GenerationConfig
+from src.classroom import classroom_rules
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
 from src.data import Problem
 from src.judging import SCORING_RULES, Scores, Verdict
@@ -149,7 +151,41 @@ def test_end_rm_without_graded_solutions_is_an_error_and_not_a_number(grades):
     ],
 )
 def test_thinking_counts_closed_thoughts_and_fines_unbalanced_ones(texts, reward):
-    assert REWARDS["thinking"](finished(texts)) == pytest.approx(reward)
+    assert REWARDS["thinking"](finished(texts, use_thinking=True)) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize(
+    ("thought", "says_something"),
+    [
+        ("<think></think>", False),
+        ("<think> \n\t</think>", False),
+        ("<think>…</think>", False),
+        ("<think>_*_</think>", False),
+        ("</think>a<think>", False),  # closes and opens: no thought
+        ("<think><think></think></think>", False),
+        ("<think></think><think>?</think>", False),
+        ("<think></think><think>7</think>", True),
+        ("<think>да</think>", True),
+        ("<think>想</think>", True),
+        ("<think>A slip\nin the tense.</think>", True),
+    ],
+)
+def test_a_thought_that_says_nothing_pays_nothing(thought, says_something):
+    conversation = finished([f"{thought}Go on.", "Go on."], use_thinking=True)
+    assert REWARDS["thinking"](conversation) == (0.25 if says_something else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "reward"), [(["<think>x</think>a", "<think>y</think>b"], 0.0), (["<think>x</think>a", "b</think>"], -0.5)]
+)
+def test_thoughts_do_not_pay_where_the_teacher_is_not_told_to_think(texts, reward):
+    assert REWARDS["thinking"](finished(texts)) == reward
+
+
+@pytest.mark.parametrize(("use", "force"), [(False, False), (True, False), (False, True)])
+def test_the_rules_of_a_run_say_whether_thoughts_pay(use, force):
+    generation = GenerationConfig(use_thinking=use, force_thinking=force)
+    assert classroom_rules(generation, {"thinking": 1.0}, 1024, graded=False).use_thinking == (use or force)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +220,8 @@ def test_length_looks_at_the_teacher_only():
 
 def test_hard_rejection_takes_thinking_and_goodbye_but_not_the_fine_for_length():
     turns = [Turn("teacher", f"<think>x</think>Bye {END_OF_CONVERSATION}", tokens=10)]
-    hard = decided(False, HARD, teacher=turns, max_tokens_per_turn=10)
-    soft = decided(False, SOFT, teacher=turns, max_tokens_per_turn=10, grades=[1.0])
+    hard = decided(False, HARD, teacher=turns, max_tokens_per_turn=10, use_thinking=True)
+    soft = decided(False, SOFT, teacher=turns, max_tokens_per_turn=10, grades=[1.0], use_thinking=True)
     names = ("end_rm", "thinking", "end_of_conversation", "length")
     assert [REWARDS[name](hard) for name in names] == [-0.25, 0.0, 0.0, -0.5]
     assert [REWARDS[name](soft) for name in names] == [0.75, 0.5, 0.1, -0.5]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.errors import ConfigError, DataError
-from src.inference_providers.rubric_inference import RubricJudge, analyse, verdict
+from src.inference_providers.base import Ledger
+from src.inference_providers.rubric_inference import RubricJudge, analyse, coverage, verdict
 from src.judging import parse_judge_output, parse_verdict
 from src.quickstart.language import ERROR_KINDS, Slip, find_slips
 from src.quickstart.lessons import make_lessons, parse_problem, render_problem
@@ -45,8 +46,8 @@ def dialogue(*texts):
     return [{"role": ("teacher", "student")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def score(conversation, problem=PROBLEM):
-    text = asyncio.run(RubricJudge().judge(RULE, conversation, problem, 0))
+def score(conversation, problem=PROBLEM, max_turns=None):
+    text = asyncio.run(RubricJudge().judge(RULE, conversation, problem, 0, Ledger(max_turns=max_turns)))
     return parse_judge_output(text)
 
 
@@ -139,6 +140,52 @@ def test_ideal_is_perfect_at_any_length_and_may_say_goodbye():
     for turns in (1, 2, 5, 9):
         personas = [["correct_student", "error_student"][i % 3 == 1] for i in range(turns)]
         assert min(rewards_of(ideal, [personas], LESSONS[:10])) == 1.0
+
+
+def ends_after(count):
+    """The ideal for so many messages, then a goodbye."""
+
+    def teacher(lesson, messages):
+        return FAREWELL if len(messages) >= 2 * count else ideal(lesson, messages)
+
+    return teacher
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+@pytest.mark.parametrize("max_turns", [None, 9])
+def test_ending_early_does_not_pay(messages, max_turns):
+    rng = random.Random(4)
+    for lesson in LESSONS[:10]:
+        for personas in (["correct_student"] * 4, *MIXED):
+            conversation = play(ends_after(messages), lesson, personas, rng)
+            assert score(conversation, render_problem(lesson), max_turns).final_reward <= 0.5
+
+
+def test_no_score_is_above_the_share_of_the_plan_by_hand():
+    """One of three questions was asked; two were due, because one of three messages was for the slip."""
+    cut = dialogue(Q1, WRONG, "Check the tense here: boil. Say it again.")
+    answer = verdict(analyse(cut, PROBLEM), coverage(analyse(cut, PROBLEM), PROBLEM, room=3))
+    assert (answer["task_final_score"], answer["forward_progression_score"]) == (0.5, 0.5)
+    assert answer["overall_momentum_score"] == 5.0
+    for criterion in ("task_final", "forward_progression", "overall_momentum"):
+        assert "1 of 2 steps of the lesson were taken: no score above 0.50" in answer[f"{criterion}_reasoning"]
+    assert score(cut).final_reward == 1.0, "nobody knows that there was room for more"
+    assert score(cut, max_turns=3).final_reward == 1.0
+    assert score(cut, max_turns=5).final_reward == 0.5
+    assert score(dialogue(Q1, RIGHT, FAREWELL)).overall_momentum_score == 0.0
+
+
+@given(st.integers(0, 10**6), st.sampled_from(list(SCRIPTED_TEACHERS)), st.integers(1, 15))
+@settings(deadline=None, max_examples=100)
+def test_more_room_never_raises_a_score(seed, name, max_turns):
+    rng = random.Random(seed)
+    lesson = rng.choice(LESSONS)
+    said = play(SCRIPTED_TEACHERS[name], lesson, rng.choices(["correct_student", "error_student"], k=4), rng)
+    problem = render_problem(lesson)
+    less, more = score(said, problem, max_turns), score(said, problem, max_turns + 2)
+    assert less.final_reward >= more.final_reward
+    if name == "ideal":
+        assert score(said, problem, 9).final_reward == 1.0
 
 
 def test_scores_by_hand():

@@ -15,7 +15,7 @@ from src.errors import EngineFailure, ProviderFailure, StorageError
 from src.evaluation.agreement import krippendorff_alpha, rank_correlation
 from src.evaluation.metrics import judgement_of, mean_with_ci
 from src.evaluation.records import group_by_problem
-from src.inference_providers.base import Judge
+from src.inference_providers.base import Judge, Ledger, ask_judge
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
@@ -77,16 +77,17 @@ def _open(judge: JudgeModelConfig, config: EvalConfig, ledger_path: Path) -> tup
 
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
     rules = list(config.generation.judges_rules_prompts_paths)
-    transcript = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
-    verdicts = await asyncio.gather(*(_attempt(judge, rule, transcript, record) for rule in rules))
+    ledger = Ledger(tuple(turn.persona for turn in record.turns), config.generation.max_turns)
+    verdicts = await asyncio.gather(*(_attempt(judge, rule, record, ledger) for rule in rules))
     judgement = sum_up(verdicts, rules)
     return None if judgement is None else judgement.score
 
 
-async def _attempt(judge: Judge, rule: str, transcript: list[dict[str, str]], record: ConversationRecord) -> Verdict:
+async def _attempt(judge: Judge, rule: str, record: ConversationRecord, ledger: Ledger) -> Verdict:
+    transcript = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
     text = ""
     try:
-        text = await judge.judge(rule, transcript, record.problem, 0)
+        text = await ask_judge(judge, rule, transcript, record.problem, 0, ledger)
         return parse_verdict(rule, 0, text)
     except (EngineFailure, ProviderFailure, StorageError):
         raise

@@ -1,6 +1,7 @@
 """What the classroom asks of its engines, whoever serves them."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Optional, Protocol
 
@@ -60,3 +61,51 @@ class Judge(Protocol):
     """
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the program holds for certain of a conversation. Models that judge do not get it.
+
+    Attributes:
+        personas: for each message the student's prompt that was drawn for it; None for messages without one. () if
+            nothing is known.
+        max_turns: after how many messages the teacher closes, as in `config.base.GenerationConfig`; None if unknown.
+    """
+
+    personas: tuple[Optional[str], ...] = ()
+    max_turns: Optional[int] = None
+
+    def teacher_messages(self, conversation: Sequence[dict[str, str]]) -> Optional[int]:
+        """How many messages of the teacher a conversation that began like this one has room for; None if unknown."""
+        if self.max_turns is None:
+            return None
+        student_opens = bool(conversation) and conversation[0]["role"] == "student"
+        return (self.max_turns + 1) // 2 if student_opens else self.max_turns // 2 + 1
+
+
+NO_LEDGER = Ledger()
+
+
+class EmbeddedJudge(ABC):
+    """A judge without a model, which may read the ledger of a conversation besides its words."""
+
+    @abstractmethod
+    async def judge(
+        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+    ) -> str:
+        """As `Judge.judge`."""
+
+
+def ask_judge(
+    judge: Judge | EmbeddedJudge,
+    rule: str,
+    conversation: list[dict[str, str]],
+    problem: str,
+    attempt: int,
+    ledger: Ledger,
+) -> Awaitable[str]:
+    """A judge's answer; an embedded judge gets the ledger, too."""
+    if isinstance(judge, EmbeddedJudge):
+        return judge.judge(rule, conversation, problem, attempt, ledger)
+    return judge.judge(rule, conversation, problem, attempt)

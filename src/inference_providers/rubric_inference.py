@@ -1,7 +1,8 @@
 """The embedded judge of the quickstart: the language tutor's three criteria as rules on what was said.
 
-It reads the words of both sides and the lesson plan and nothing else: a slip is what `find_slips` finds in the
-student's text, whoever was asked to make it. Its answer is the JSON that a judging model is asked for.
+It reads the words of both sides and the lesson plan: a slip is what `find_slips` finds in the student's text, whoever
+was asked to make it. No score is above the share of the lesson that was held: see `coverage`. Its answer is the JSON
+that a judging model is asked for.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Optional
 
 from src.conversation import END_OF_CONVERSATION, visible_text
 from src.errors import ConfigError
+from src.inference_providers.base import NO_LEDGER, EmbeddedJudge, Ledger
 from src.judging import SCORING_RULES
 from src.quickstart.language import Question, Slip, find_slips, holds_statement, parse_question
 from src.quickstart.lessons import parse_problem
@@ -53,6 +55,8 @@ class TurnFinding:
         task_final: it sets one task, and that is the last thing in it.
         moved_on: after a message without a slip, it goes to new content at once.
         progressed: it takes the lesson forward without turning back; after a slip, by scaffolding.
+        new_step: it asks one question of the plan that was not asked before.
+        ends: it closes the conversation.
         task_reason, forward_reason, momentum_reason: each in a few words.
     """
 
@@ -66,6 +70,8 @@ class TurnFinding:
     task_final: bool
     moved_on: bool
     progressed: bool
+    new_step: bool
+    ends: bool
     task_reason: str
     forward_reason: str
     momentum_reason: str
@@ -90,10 +96,12 @@ class TurnFinding:
         return None if self.replies_to is None else float(self.progressed)
 
 
-class RubricJudge:
+class RubricJudge(EmbeddedJudge):
     """A judge without a model. It holds no state: the same conversation always gets the same answer."""
 
-    async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
+    async def judge(
+        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+    ) -> str:
         """The verdict as JSON text.
 
         Raises:
@@ -105,22 +113,69 @@ class RubricJudge:
                 f"The rubric cannot judge by the rule {rule!r}; it knows {', '.join(sorted(SCORING_RULES))}. "
                 "Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
             )
-        return json.dumps(verdict(analyse(conversation, problem)), ensure_ascii=False)
+        findings = analyse(conversation, problem)
+        covered = coverage(findings, problem, ledger.teacher_messages(conversation))
+        return json.dumps(verdict(findings, covered), ensure_ascii=False)
 
 
-def verdict(findings: Sequence[TurnFinding]) -> dict[str, float | str]:
-    """The scores of an analysed conversation, with their reasons, under the judge's six keys."""
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a lesson was held: `taken` steps, of `due` ones."""
+
+    taken: int
+    due: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, self.taken / self.due)
+
+    @property
+    def reason(self) -> str:
+        """In words, if it caps the scores; empty if it does not."""
+        if self.share == 1:
+            return ""
+        return (
+            f"; {self.taken} of {self.due} steps of the lesson were taken: no score above {self.share:.2f} of its range"
+        )
+
+
+WHOLE = Coverage(1, 1)
+
+
+def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int]) -> Coverage:
+    """The steps of a lesson are the questions of its plan. As many of them are due as the teacher has messages for,
+    less one for each slip, which is there to be scaffolded.
+
+    Args:
+        room: how many messages that is. None, where nobody knows: as many as there are, or enough for the whole lesson
+            if the teacher closed the conversation itself.
+
+    Raises:
+        DataError: if `problem` is no lesson of the quickstart.
+    """
+    steps = len(parse_problem(problem).questions)
+    slips = sum(each.student_error_kind is not None for each in findings)
+    if room is None:
+        room = steps + slips if findings and findings[-1].ends else len(findings)
+    return Coverage(sum(each.new_step for each in findings), max(1, min(steps, room - slips)))
+
+
+def verdict(findings: Sequence[TurnFinding], covered: Coverage = WHOLE) -> dict[str, float | str]:
+    """The scores of an analysed conversation, with their reasons, under the judge's six keys; none is above the share
+    of the lesson that was covered."""
     task = _mean_of_sides(findings, lambda finding: finding.task_score)
     forward = _mean_of_sides(findings, lambda finding: finding.forward_score)
     momentum = _mean_of_sides(findings, lambda finding: finding.momentum_score)
     has_task = any(finding.sets_task for finding in findings)
+    about_tasks = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
     return {
-        "task_final_score": round(task, 4) if has_task else 0.0,
-        "task_final_reasoning": _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set.",
-        "forward_progression_score": round(forward, 4),
-        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason),
-        "overall_momentum_score": round(10 * momentum, 4),
-        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason),
+        "task_final_score": round(min(task, covered.share), 4) if has_task else 0.0,
+        "task_final_reasoning": about_tasks + covered.reason,
+        "forward_progression_score": round(min(forward, covered.share), 4),
+        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + covered.reason,
+        "overall_momentum_score": round(10 * min(momentum, covered.share), 4),
+        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + covered.reason,
     }
 
 
@@ -279,6 +334,8 @@ def _judge_message(
         task_final=task_final,
         moved_on=follows is not None and not slips and not not_moved,
         progressed=follows is not None and not circles,
+        new_step=not refused and not lesson.refusal(message),
+        ends=message.ends,
         task_reason=heard + _say_task(message, blocked, unscaffolded if slips else ""),
         forward_reason="" if follows is None else heard + _say_forward(bool(slips), unscaffolded, not_moved),
         momentum_reason="" if follows is None else heard + (circles or "goes forward"),
