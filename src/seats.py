@@ -11,7 +11,7 @@ from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, Mode
 from config.train_rl_model import RewardModelConfig
 from src.answers import AnswerChecker
 from src.api import EngineHealth
-from src.chat_template import ReplyFrame
+from src.chat_template import ReplyFrame, roles_as_rendered
 from src.data import Problem
 from src.errors import ConfigError
 from src.inference_providers.base import ChatEngine, Judge, Sampling
@@ -206,8 +206,15 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
         key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
         tokenizer = load_tokenizer(key, name)
-        if seat != "reward":  # it reads a conversation and takes no part in one
+        if seat == "reward":  # it reads a conversation and takes no part in one
+            continue
+        try:
             ReplyFrame(tokenizer)
+            alone = roles_as_rendered(tokenizer, ["system"])
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {name}: {error}") from error
+        if seat == "teacher" and alone != ["system"]:
+            logger.info("the chat template of %s takes no system message alone: the prompt goes as the user's", name)
 
 
 async def _start_engines(

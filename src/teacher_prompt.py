@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from config.base import GenerationConfig
-from src.chat_template import Message, ReplyFrame
+from src.chat_template import Message, ReplyFrame, encode_further_markup
 from src.conversation import Conversation, visible_text
 from src.prompts import render, variables_of
 from src.schedule import ConversationType
@@ -85,7 +85,7 @@ def forced_ids(generation: GenerationConfig, frame: ReplyFrame, tokenizer: "PreT
     """The tokens of `opened_thought` that stand in the teacher's context besides those of its chat template."""
     if not generation.force_thinking or frame.opens_thought:
         return []
-    return tokenizer.encode(THOUGHT, add_special_tokens=False)
+    return encode_further_markup(tokenizer, THOUGHT)
 
 
 def _render(generation: GenerationConfig, problem: str, student_name: str | None, opened_by: str = "") -> str:

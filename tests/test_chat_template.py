@@ -1,12 +1,19 @@
 """From messages to token ids: the template's markup is markup, and what people say is text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from src.chat_template import ReplyFrame, encode_chat, encode_text
+from src.chat_template import (
+    ReplyFrame,
+    encode_chat,
+    encode_dialogue,
+    encode_further_markup,
+    encode_text,
+    roles_as_rendered,
+)
 from src.errors import ConfigError
 from src.turns import TokenBuffer
 
@@ -148,9 +155,160 @@ def test_a_template_without_markup_between_turns_is_refused():
     ("template", "message"),
     [
         ("{{ raise_exception('System role not supported') }}", "takes no system, user.*System role not supported"),
-        ("<s>{{ messages[0].content }}</s>", "leaves out what the assistant or the user says"),
+        ("<s>{{ messages[0].content }}</s>", "leaves out, repeats or moves what the system, the user, the assistant"),
+        (CHATML.replace("message.content", "message.content * 2"), "leaves out, repeats or moves"),
+        (CHATML.replace("messages -%}", "messages|reverse -%}"), "leaves out, repeats or moves"),
+        (CHATML.replace("message.content", "message.content[0].text"), "takes no system, user.*has no attribute"),
+        (CHATML.replace("message.content", "message.content + 1"), "takes no system, user.*can only concatenate str"),
+        (CHATML.replace("'<|im_end|>", "('\\nOver' if loop.index > 3 else '') + '<|im_end|>"), "treats all alike"),
+        (
+            CHATML.replace("<|im_end|>", "### End"),
+            "ends an assistant's message with '### End\\\\n', .* no token of its own",
+        ),
+        (
+            CHATML.replace("message.role +", "message.role + (' final' if message.role == 'assistant' else '') +"),
+            "is to",
+        ),
     ],
 )
 def test_a_template_that_takes_no_such_dialogue_is_refused(template, message):
     with pytest.raises(ConfigError, match=message):
         ReplyFrame(make_tokenizer(template))
+
+
+# --- templates that take the teacher's prompt in other ways ---------------------------------------------------------
+
+LESSON = [{"role": "system", "content": "Teach Ann."}]
+NO_SYSTEM = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}\n" + CHATML
+LOSES_A_LONE_SYSTEM = """\
+{%- set system = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' -%}
+{%- for message in (messages[1:] if system else messages) -%}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('Roles must alternate') }}{%- endif -%}
+{{ '<|im_start|>' + message.role + '\\n' + (system if loop.first else '') + message.content + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+WANTS_A_USER = (
+    """\
+{%- if 'user' not in messages|map(attribute='role') -%}{{ raise_exception('No user') }}{%- endif -%}\n"""
+    + CHATML
+)
+OPENS_AFTER_USERS_ONLY = CHATML.replace(
+    "if add_generation_prompt", "if add_generation_prompt and messages[-1].role == 'user'"
+)
+AT_THE_LAST_USER = """\
+{%- set system = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' -%}
+{{- '<|pad|>' -}}
+{%- for message in (messages[1:] if system else messages) -%}
+{%- if message.role == 'user' -%}
+{{ '[INST] ' + (system if loop.last else '') + message.content + '[/INST]' }}
+{%- else -%}
+{{ ' ' + message.content + '<|im_end|>' }}
+{%- endif -%}
+{%- endfor -%}"""
+AS_USER = "<|im_start|>user\nTeach Ann.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, LOSES_A_LONE_SYSTEM, WANTS_A_USER, OPENS_AFTER_USERS_ONLY])
+def test_a_teacher_s_prompt_that_a_template_would_lose_goes_as_the_user_s(template):
+    tokenizer = make_tokenizer(template)
+    assert tokenizer.decode(encode_chat(tokenizer, LESSON)) == AS_USER
+    assert roles_as_rendered(tokenizer, ["system"]) == ["user"]
+    assert roles_as_rendered(make_tokenizer(CHATML), ["system"]) == ["system"]
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, LOSES_A_LONE_SYSTEM, AT_THE_LAST_USER])
+def test_a_teacher_s_prompt_stands_before_the_student_s_first_message(template):
+    tokenizer = make_tokenizer(template)
+    text = tokenizer.decode(encode_chat(tokenizer, [*LESSON, {"role": "user", "content": "Hello."}]))
+    assert text.count("Teach Ann.\n\nHello.") == 1
+    assert "Teach" not in tokenizer.decode(ReplyFrame(tokenizer).reply("Hello."))
+
+
+def test_neighbours_of_one_role_become_one_message_only_where_the_template_wants_that(tokenizer):
+    said = [{"role": "user", "content": text} for text in ("Goodbye.", "Now solve it.")]
+    assert tokenizer.decode(encode_chat(tokenizer, said)).count("<|im_start|>user") == 2
+    strict = make_tokenizer(LOSES_A_LONE_SYSTEM)
+    text = "<|im_start|>user\nGoodbye.\n\nNow solve it.<|im_end|>\n"
+    assert strict.decode(encode_chat(strict, said)) == text + "<|im_start|>assistant\n"
+    assert strict.decode(encode_dialogue(strict, said)) == text
+
+
+def test_a_chat_that_a_template_takes_in_no_way_is_refused_with_its_own_words():
+    wants_a_user = make_tokenizer(WANTS_A_USER)
+    with pytest.raises(ConfigError, match="takes no assistant: No user. It cannot hold a conversation; take another"):
+        encode_chat(wants_a_user, [{"role": "assistant", "content": "Hello."}])
+
+
+# --- tokenizers that treat the beginning of a text, or what stands beside a marker, in their own way ----------------
+
+
+def sentencepiece(scheme: str, template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer in SentencePiece's manner: spaces are pieces of words, and a text may get one at its beginning."""
+    bpe = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    if scheme == "normalizer":
+        bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    bytes_, strip = [f"<0x{byte:02X}>" for byte in range(256)], decoders.Strip(" ", 1, 0)
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<unk>", *MARKERS, *bytes_], initial_alphabet=["▁"], show_progress=False
+    )
+    bpe.train_from_iterator([f"{word} a" for word in WORDS], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|pad|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[INST]", "[/INST]", "<|im_start|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+SCHEMES = {
+    (scheme, name): sentencepiece(scheme, template)
+    for scheme in ("first", "always", "never", "normalizer")
+    for name, template in (("chatml", CHATML), ("inst", AT_THE_LAST_USER))
+}
+
+
+@pytest.mark.parametrize("kind", SCHEMES, ids=" ".join)
+@settings(max_examples=30)
+@given(system=PLAIN.filter(bool), exchanges=st.lists(st.tuples(PLAIN.filter(bool), PLAIN), min_size=1, max_size=3))
+def test_spaces_at_beginnings_are_where_the_tokenizer_puts_them(kind, system, exchanges):
+    tokenizer = SCHEMES[kind]
+    frame = ReplyFrame(tokenizer)
+    messages = as_messages(system, exchanges)
+    if kind[1] == "inst":
+        messages[0]["role"] = "user"
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = encode_chat(tokenizer, [messages[0]])
+    for teacher, student in exchanges:
+        opening, taught = ("[/INST]", f" {teacher}") if kind[1] == "inst" else ("\n", teacher)
+        ids += tokenizer.encode(opening + taught)[len(tokenizer.encode(opening)) :]  # as the model would go on
+        ids += [frame.turn_end_id, *frame.reply(student)]
+    assert encode_further_markup(tokenizer, "<think>\n") == tokenizer.encode("[INST]<think>\n")[1:]
+    assert ids == tokenizer.encode(whole, add_special_tokens=False)
+
+
+def test_a_marker_that_swallows_white_space_does_so_in_a_frame():
+    tokenizer = make_tokenizer(CHATML)
+    tokenizer.add_tokens([AddedToken("<|im_end|>", special=True, rstrip=True, normalized=False)])
+    rendered = tokenizer.apply_chat_template(LESSON, tokenize=False, add_generation_prompt=True)
+    ids = encode_chat(tokenizer, LESSON)
+    assert ids == tokenizer.encode(rendered, add_special_tokens=False)
+    assert tokenizer.decode(ids) == "<|im_start|>system\nTeach Ann.<|im_end|><|im_start|>assistant\n"
+    assert tokenizer.decode(ReplyFrame(tokenizer).reply("x")) == "<|im_start|>user\nx<|im_end|><|im_start|>assistant\n"
+
+
+def test_white_space_before_the_end_of_a_turn_does_not_end_it():
+    tokenizer = make_tokenizer(CHATML.replace("+ '<|im_end|>", "+ ' <|im_end|>"))
+    frame = ReplyFrame(tokenizer)
+    assert tokenizer.convert_ids_to_tokens(frame.turn_end_id) == "<|im_end|>"
+    assert tokenizer.decode(frame.reply("x")).startswith("\n<|im_start|>user\nx <|im_end|>")
+
+
+@pytest.mark.parametrize(
+    "normalizer", [normalizers.Lowercase(), normalizers.StripAccents(), normalizers.Replace("\n", " ")]
+)
+def test_a_tokenizer_that_changes_what_is_said_is_refused(normalizer):
+    tokenizer = make_tokenizer(CHATML)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFD(), normalizer])
+    with pytest.raises(ConfigError, match="changes what is said: of .* it makes"):
+        ReplyFrame(tokenizer)

@@ -9,13 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import src.seats
 import src.vllm.engine
 from config.base import ApiModelConfig, ModelConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
+from src.errors import ConfigError, EngineFailure
 from src.pretrained import check_model, load_tokenizer
 from src.seats import open_seats
+from tests.test_chat_template import NO_SYSTEM
 
 KEY = "teacher_model.model_name_or_path"
 
@@ -145,6 +147,32 @@ def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path
     opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, model)
     with pytest.raises(ConfigError, match="missing or damaged"):
         opening.send(None)
+
+
+@pytest.mark.parametrize("seat", ["teacher", "student"])
+def test_the_server_refuses_an_unusable_chat_template_before_any_engine_starts(model: Path, world: Path, seat: str):
+    write("chat_template.jinja", "{{ raise_exception('Only tools may speak') }}")(model)
+    config = load(TrainRLConfig, "train_rl", [])
+    models = {name: ApiModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
+    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, model)
+    with pytest.raises(ConfigError, match=f"^{seat}_model.model_name_or_path: {model}: .*Only tools may speak"):
+        opening.send(None)
+
+
+def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch, caplog):
+    async def no_engines(*_: object) -> None:
+        raise EngineFailure("none here")
+
+    monkeypatch.setattr(src.seats, "_start_engines", no_engines)
+    config = load(TrainRLConfig, "train_rl", [])
+    seats = ApiModelConfig(str(model)), ApiModelConfig(str(model))
+    own = (model / "chat_template.jinja").read_text(encoding="utf-8")
+    for template, told in ((own, False), (NO_SYSTEM, True)):
+        caplog.clear()
+        write("chat_template.jinja", template)(model)
+        with caplog.at_level("INFO"), pytest.raises(EngineFailure):
+            open_seats(*seats, config.judge_model, config.generation, 1, model).send(None)
+        assert ("the prompt goes as the user's" in caplog.text) == told
 
 
 def test_vllm_reads_safetensors_only_and_runs_no_code_of_models(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from src.grpo.rollout import to_rollout
 from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
 from src.prompt_check import check_prompts
 from tests.scripted_room import SCORES, Room
+from tests.test_chat_template import LOSES_A_LONE_SYSTEM, NO_SYSTEM, WANTS_A_USER
 
 SHAPE = (
     "{% if user_message %}Help me with {{ problem }}.{% elif teacher_message %}What is asked?"
@@ -77,6 +78,26 @@ def test_a_template_that_opens_a_thought_itself_gets_no_second_one(room: Room, g
             assert text.count("<think>") == 3 and record.turns[0].text == "<think>\nhm</think> Say hello."
     finally:
         room.tokenizer.chat_template = template
+
+
+@pytest.mark.parametrize("opened_by", ["guided", "attempt"])
+@pytest.mark.parametrize("template", [NO_SYSTEM, LOSES_A_LONE_SYSTEM, WANTS_A_USER])
+def test_a_teacher_has_its_lesson_whatever_its_template_makes_of_system_messages(
+    room: Room, generation: GenerationConfig, template: str, opened_by: str
+):
+    generation.forced_conversation_type = opened_by
+    own, room.tokenizer.chat_template = room.tokenizer.chat_template, template
+    try:
+        room.teacher = ScriptedEngine(room.tokenizer, lambda _: "Say hello.")
+        record = room.play(generation)[0]
+        text = room.tokenizer.decode(record.prompt_ids + record.completion_ids)
+    finally:
+        room.tokenizer.chat_template = own
+    assert text.count("Teach fractions to Sam.") == 1
+    roles = [part.split("\n")[0] for part in text.split("<|im_start|>")[1:]]
+    alone = opened_by == "guided" or template != WANTS_A_USER
+    assert roles == ([] if alone else ["system"]) + ["user", "assistant"] * 3
+    assert trained(room, record) == "Say hello.<|im_end|>" * 3
 
 
 def test_a_template_may_open_the_dialogue(room: Room, socratic: GenerationConfig):
