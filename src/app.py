@@ -34,6 +34,7 @@ from src.api import (
 from src.batches import BatchDesk, open_desk
 from src.error_answers import add_error_answers, answer_with_message
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
+from src.gpu_lease import GpuLease
 from src.http_guards import BodyLimit, TokenRequired, unless_gone
 from src.judge_check import open_judge_check
 from src.policy_folder import inside_run_folder
@@ -72,11 +73,13 @@ USD = _gauges("usd", "Dollars spent, and held for requests of unknown fate, on",
 
 
 def serve(config: TrainRLConfig) -> None:
-    """Load the models and answer on `generation.server_host:server_port` until interrupted.
+    """Load the models, as soon as no trainer uses their GPUs, and answer on `generation.server_host:server_port` until
+    interrupted.
 
     Raises:
         ConfigError: if the port is taken, another server works in the run folder, a prompt template or a model cannot
             be used, or a token is missing.
+        DeadlineExceeded: if a trainer uses the GPUs and does not make room.
         EngineFailure: if a model cannot be loaded, or an engine died: a server that is started again in its place
             goes on from the journal.
     """
@@ -85,6 +88,8 @@ def serve(config: TrainRLConfig) -> None:
     part = own_part(config.generation.server_index)
     with claim("vllm_server", Path(config.logging.save_dir) / part):
         run_folder = record_run(config, "vllm_server", part)
+        lease = GpuLease(run_folder, config.generation.server_index)
+        lease.wait_for_end(config.generation.sample_timeout_s)
         _run(create_app(config, run_folder), host, port)
 
 

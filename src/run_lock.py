@@ -29,3 +29,17 @@ def claim(program: str, run_folder: Path) -> TextIO:
     file.write(str(os.getpid()))
     file.flush()
     return file
+
+
+def is_claimed(program: str, run_folder: Path) -> bool:
+    """Whether a program of this name is at work in the run folder."""
+    try:
+        file = (run_folder / f"{program}.lock").open("r", encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,6 +1,7 @@
 """The trainer's own parts: options handed to TRL, conversations to columns, metrics, and what stops a run."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -254,6 +255,7 @@ def test_shuffled_rewards_are_a_permutation_of_the_batch(monkeypatch: pytest.Mon
     monkeypatch.setattr("trl.GRPOTrainer._calculate_rewards", lambda self: rewards)
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
     trainer.args, trainer.state = SimpleNamespace(seed=1), SimpleNamespace(global_step=0)
+    trainer.gpus = SimpleNamespace(with_room=nullcontext)
     trainer._shuffle_rewards = False
     assert torch.equal(trainer._calculate_rewards(), rewards)
     trainer._shuffle_rewards = True

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import requests
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from src.api import SampleRequest, SampleResponse
@@ -218,13 +219,25 @@ def test_published_weights_are_loaded_in_place(
 
 ENGINE_ALONE = """
 import asyncio, json, sys, time
+from pathlib import Path
 from config.base import GenerationConfig, ModelConfig, VllmConfig
+from src.errors import EngineFailure
+from src.inference_providers.base import Sampling
+from src.turns import PolicyVersion
 from src.vllm.engine import VllmEngine
 
 async def main():
     options = VllmConfig(max_length=256, max_num_seqs=2, dtype="float32", enforce_eager=True)
     engine = await VllmEngine.start(ModelConfig(sys.argv[1], options), 1, GenerationConfig())
-    print(json.dumps(engine.health().pids), flush=True)
+    pids, said = engine.health().pids, []
+    load = lambda: engine.load_policy(Path(sys.argv[2]), PolicyVersion("run", 1), 60)
+    for use in (load, lambda: engine.generate([5, 6, 7], Sampling(1.0, max_tokens=2)), engine.wake_up, engine.health):
+        try:
+            answer = use()
+            said.append(str(answer if use == engine.health else await answer))
+        except EngineFailure as failure:
+            said.append(f"failed: {failure}")
+    print(json.dumps([pids, engine.policy.version, said]), flush=True)
     await asyncio.sleep(600)
 
 if __name__ == "__main__":
@@ -232,18 +245,34 @@ if __name__ == "__main__":
 """
 
 
-def test_engines_end_when_their_server_is_killed(world: Path, tmp_path: Path) -> None:
-    """A killed server cannot end them, and its successor needs their memory."""
+def test_half_loaded_weights_are_never_sampled_and_engines_end_when_their_server_is_killed(
+    world: Path, tmp_path: Path
+) -> None:
+    """vLLM only warns of weights that it does not find. A killed server cannot end its engines, and its successor needs
+    their memory."""
+
+    def save_half(folder: Path) -> None:
+        shutil.copytree(world / "blank", folder, dirs_exist_ok=True)
+        weights = load_file(folder / "model.safetensors")
+        half = {name: each + 0.1 for name, each in weights.items() if "layers.2." not in name}
+        save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
+
+    write_policy(tmp_path / "half", PolicyVersion("run", 1), save_half)
     (tmp_path / "alone.py").write_text(ENGINE_ALONE, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
-        [sys.executable, str(tmp_path / "alone.py"), str(world / "blank")],
+        [sys.executable, str(tmp_path / "alone.py"), str(world / "blank"), str(tmp_path / "half")],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
     )
-    pids = json.loads(next(line for line in server.stdout if line.startswith("[")))
+    pids, version, said = json.loads(next(line for line in server.stdout if line.startswith("[[")))
+    assert version == PolicyVersion().version
+    loaded, generated, woken, health = said
+    for answer in (loaded, generated, health):
+        assert answer.startswith("failed: ") and "may hold parts of the old weights" in answer
+    assert "model.layers.2.mlp" in loaded and woken == "None"
     assert pids and all(psutil.pid_exists(pid) for pid in pids)
     server.kill()
     server.communicate()

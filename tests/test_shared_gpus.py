@@ -200,7 +200,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
         "src.grpo.shared_gpus.clear_device_cache", lambda garbage_collection: events.append("the trainer makes room")
     )
     run.train(classroom.config)
-    rollout = [*AWAKE_FOR_WEIGHTS, "turns", *ASLEEP, "step"]
+    rollout = [*AWAKE_FOR_WEIGHTS, "turns", *ASLEEP, "the trainer makes room", "step"]
     assert in_order(events) == [*ASLEEP, *rollout, *rollout, *AWAKE_FOR_WEIGHTS]
     assert classroom.client.health().policy.version == 2
     assert not any(classroom.asleep())
@@ -237,7 +237,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     client.sample = lambda request: (sample(request), time.sleep(2.0 * rank))[0]
     trainer = SimpleNamespace(
         accelerator=state,
-        gpus=SharedGpus(client, own_server(GenerationConfig(), rank, 2), shared=True),
+        gpus=SharedGpus(client, own_server(GenerationConfig(), rank, 2), True, Path(folder)),
         publisher=SimpleNamespace(policy=PolicyVersion()),
         state=SimpleNamespace(global_step=0),
         record_metric=lambda name, value: None,

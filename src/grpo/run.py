@@ -63,7 +63,7 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
     client = on_every_process(state, lambda: connect(config, server))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
-    gpus = SharedGpus.with_server(client, server, config.generation.colocate)
+    gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
     gpus.take()
     progress = GRPOProgress(run_folder)
     trainer = ClassroomGRPOTrainer(config, arguments, problems, client, server, run_folder, run_id, gpus, [progress])

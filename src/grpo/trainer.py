@@ -187,7 +187,8 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         self._metrics["train"]["mismatch/k3_kl"].append((total[1] / total[2]).item())
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        rewards = super()._calculate_rewards(*arguments, **named)
+        with self.gpus.with_room():
+            rewards = super()._calculate_rewards(*arguments, **named)
         if not self._shuffle_rewards:
             return rewards
         generator = torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step)

@@ -13,7 +13,7 @@ from src.inference_providers.base import Completion, Sampling
 from src.policy_folder import check_policy
 from src.turns import PolicyVersion
 from src.vllm.adapter_slot import AdapterSlot, adapter_arguments
-from src.vllm.engine_process import EngineProcess, engine_errors
+from src.vllm.engine_process import EngineProcess
 from src.vllm.gate import WeightsGate
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ class VllmEngine(EngineProcess):
         Raises:
             DataError: if the folder does not hold a complete published policy for this model.
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
-            EngineFailure: if the engine died.
+            EngineFailure: if the engine died, or loaded only some of the weights: it counts as dead then.
         """
         weights = check_policy(folder, policy)
         check_published(folder, self._model.model_name_or_path, self._model.adapter)
         async with self._rest.loading(timeout_s):
-            with engine_errors(self._model):
+            with self._whole_change(f"loaded policy {policy}"):
                 if self._model.adapter is None:
                     await self._engine.collective_rpc("load_policy", args=(str(folder),))
                 else:

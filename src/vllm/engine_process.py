@@ -2,14 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import psutil
 
 from config.base import GenerationConfig, ModelConfig
 from src.api import EngineHealth
-from src.errors import EngineFailure
+from src.errors import DataError, EngineFailure
 from src.phases import PHASED
 from src.vllm.gate import WeightsGate
 from src.vllm.rest import Rest
@@ -40,6 +41,7 @@ class EngineProcess:
         self._turn_timeout_s = generation.turn_timeout_s
         self._gate = WeightsGate(generation.sample_timeout_s, model.vllm.max_num_seqs)
         self._deadlines: set[asyncio.Timeout] = set()
+        self._failure: EngineFailure | None = None
         self._rest = Rest(engine, self._gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = engine.get_tokenizer()
 
@@ -110,8 +112,10 @@ class EngineProcess:
 
     def check_alive(self) -> None:
         """Raises:
-        EngineFailure: if one of its processes died.
+        EngineFailure: if one of its processes died, or a change of its weights was not made to its end.
         """
+        if self._failure is not None:
+            raise self._failure
         if self._engine.errored:
             raise EngineFailure(f"The engine of {self._model.model_name_or_path} died: {self._engine.dead_error}")
 
@@ -121,6 +125,32 @@ class EngineProcess:
         engine = self.__dict__.pop("_engine")
         engine.shutdown()
         engine.shutdown = _nothing  # vLLM's __del__ calls it again; as the interpreter ends, it would lack its modules
+
+    @contextmanager
+    def _whole_change(self, what: str) -> Iterator[None]:
+        """Inside, the weights change. If that fails, or is broken off, some of them are old and some new, perhaps other
+        ones on each GPU: no turn is sampled from them any more, and the engine counts as dead.
+
+        Args:
+            what: is done to the engine, for the message.
+
+        Raises:
+            DataError: as it is, for a change that was refused before anything was changed.
+            EngineFailure: for everything else.
+        """
+        try:
+            yield
+        except DataError:
+            raise
+        except BaseException as error:
+            self._failure = EngineFailure(
+                f"The engine of {self._model.model_name_or_path} failed while it {what}, and may hold parts of the old "
+                f"weights and of the new ones: {error or type(error).__name__}"
+            )
+            self._gate.close_for_good(self._failure)
+            if isinstance(error, Exception):
+                raise self._failure from error
+            raise
 
     async def _finish(self, request: AsyncIterator[Output]) -> Output:
         """What a request to vLLM comes to that has passed the gate.

@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from src.errors import DeadlineExceeded
+from src.errors import DeadlineExceeded, EngineFailure
 
 
 class WeightsGate:
@@ -23,6 +23,7 @@ class WeightsGate:
         self._patience_s = patience_s
         self._places = asyncio.Semaphore(places)
         self._inside = 0
+        self._failure: EngineFailure | None = None
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
@@ -33,6 +34,7 @@ class WeightsGate:
 
         Raises:
             DeadlineExceeded: if there is no place, or the gate stays closed, for too long.
+            EngineFailure: if it was closed for good.
         """
         try:
             async with asyncio.timeout(self._patience_s):
@@ -84,6 +86,18 @@ class WeightsGate:
         """Let turns pass again."""
         self._open.set()
 
+    def close_for_good(self, failure: EngineFailure) -> None:
+        """Let no turn pass any more: those that wait, and all that come, fail with `failure`."""
+        self._failure = failure
+        self._open.set()
+
+    def check(self) -> None:
+        """Raises:
+        EngineFailure: if it was closed for good.
+        """
+        if self._failure is not None:
+            raise self._failure
+
     @asynccontextmanager
     async def closed(self, timeout_s: float) -> AsyncIterator[None]:
         """Hold the gate closed, with nobody inside; raises as `close` does."""
@@ -103,3 +117,4 @@ class WeightsGate:
                 f"The engine did not take up work again within {self._patience_s:g} s: it sleeps while a trainer uses "
                 "its GPU, or it is loading weights. POST /wake_up wakes it."
             ) from None
+        self.check()

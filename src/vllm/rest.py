@@ -61,6 +61,7 @@ class Rest:
 
         Raises:
             GpuFull: if the GPU has no room for it; it sleeps on and can be woken later.
+            EngineFailure: if its weights were loaded half.
         """
         async with self._changes:
             if self.asleep:
@@ -88,6 +89,7 @@ class Rest:
 
     async def _wake(self, tags: list[str] | None) -> None:
         """`tags` None wakes whatever sleeps still."""
+        self._gate.check()
         if not self.can_sleep:
             return
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -5,8 +5,9 @@ import os
 import select
 import signal
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -34,16 +35,21 @@ class PolicyWorker:
 
         On CPUs vLLM keeps a packed copy of the output head, which `reload_weights` leaves as it was when the head is
         tied to the embeddings; packing it again makes the head follow.
+
+        Raises:
+            RuntimeError: if parameters found no weights in `path`, of which vLLM only warns: theirs are the old ones.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.model_executor.model_loader.reload import layerwise
 
+        model = self.model_runner.get_model()
         layerwise.logger.addFilter(_has_weights_of_its_own)
         try:
-            self.reload_weights(weights_path=path)
+            with _loads_all_parameters(model, path):
+                self.reload_weights(weights_path=path)
         finally:
             layerwise.logger.removeFilter(_has_weights_of_its_own)
-        for module in self.model_runner.get_model().modules():
+        for module in model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
 
@@ -53,6 +59,28 @@ def _end_after(watched: int, pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _loads_all_parameters(model: "torch.nn.Module", path: str) -> Iterator[None]:
+    """Raises:
+    RuntimeError: if the model's `load_weights` was called inside and left parameters as they were.
+    """
+    load, wanted, loaded = model.load_weights, {name for name, _ in model.named_parameters()}, None
+
+    def load_and_note(weights: Any) -> Any:
+        nonlocal loaded
+        loaded = load(weights)
+        return loaded
+
+    model.load_weights = load_and_note
+    try:
+        yield
+    finally:
+        del model.load_weights  # the class's own shows again
+    lacking = sorted(wanted - loaded) if loaded is not None else []
+    if lacking:
+        raise RuntimeError(f"{path} lacks weights of the model, {len(lacking)} in all: {', '.join(lacking[:8])}")
 
 
 def _has_weights_of_its_own(record: logging.LogRecord) -> bool:
