@@ -13,7 +13,10 @@ STAMP=$VENV/installed.sha256   # hash of what was installed, written last
 UNFINISHED=$VENV/unfinished    # there while an install is under way
 DEV_REQUIREMENTS=requirements-dev.txt
 PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-LACKING_A_CPU_BUILD="torchvision torchaudio torchcodec"  # see requirements-cpu.txt
+NOT_NEEDED="torchvision torchaudio torchcodec"  # vLLM asks for them, for images and sound; see requirements-cpu.txt
+IMPORTS='import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+from vllm.v1.engine.async_llm import AsyncLLM'
 
 fail() {
     printf 'error: %s\n' "$*" >&2
@@ -118,9 +121,22 @@ install_requirements() {
     echo "installing $1 and $DEV_REQUIREMENTS"
     pip_install -r "$1" -r "$DEV_REQUIREMENTS" || return 1
     case $1 in
-        # shellcheck disable=SC2086
-        *cpu*) quietly "$VENV/bin/python" -m pip uninstall --yes $LACKING_A_CPU_BUILD || return 1 ;;
+        *cpu*) take_out_what_is_not_needed || return 1 ;;
     esac
+    check_imports "$1"
+}
+
+# shellcheck disable=SC2086
+take_out_what_is_not_needed() { quietly "$VENV/bin/python" -m pip uninstall --yes $NOT_NEEDED; }
+
+# A build of torchvision and the like that does not fit the one of torch keeps transformers from importing any model. Text
+# models need none of them, so they are taken out where that is so.
+check_imports() {
+    grep -q '^transformers' "$1" || return 0
+    quietly "$VENV/bin/python" -c "$IMPORTS" && return
+    echo "transformers and vLLM cannot be imported with $NOT_NEEDED, which no part of this project needs: taking them out"
+    take_out_what_is_not_needed || return 1
+    quietly "$VENV/bin/python" -c "$IMPORTS"
 }
 
 main() {

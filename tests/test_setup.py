@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -188,6 +189,52 @@ def test_the_installer_works_once_and_says_what_is_wrong(tree):
     (tree / "own.txt").write_text("# nothing\n", encoding="utf-8")
     after = make(tree, "setup", "REQUIREMENTS=own.txt")
     assert after.returncode == 0 and "did not finish" in after.stdout
+
+
+def write_wheel(folder: Path, package: str, files: dict[str, str]) -> str:
+    """Write a wheel that pip installs without a network, and return the requirement for it."""
+    notes = f"{package}-1.dist-info"
+    metadata_text = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n"
+    wheel_text = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    path = folder / f"{package}-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in {**files, f"{notes}/METADATA": metadata_text, f"{notes}/WHEEL": wheel_text}.items():
+            wheel.writestr(name, text)
+        wheel.writestr(f"{notes}/RECORD", "")
+    return f"{package} @ file://{path}\n"
+
+
+MODELS = "AutoModelForCausalLM = AutoTokenizer = Qwen3ForCausalLM = object\n"
+UNFIT = "import importlib.util\nif importlib.util.find_spec('torchvision'):\n    import torchvision\n"
+
+
+@pytest.mark.parametrize("fits", [pytest.param(True, marks=pytest.mark.full), False])
+def test_what_keeps_models_from_being_imported_and_is_not_needed_is_taken_out(tree, fits):
+    vision = "" if fits else "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    engine = {f"vllm/{name}__init__.py": "" for name in ("", "v1/", "v1/engine/")}
+    wheels = {
+        "torch": {"torch/__init__.py": ""},
+        "torchvision": {"torchvision/__init__.py": vision},
+        "transformers": {"transformers/__init__.py": UNFIT + MODELS},
+        "vllm": {**engine, "vllm/v1/engine/async_llm.py": "AsyncLLM = object\n"},
+    }
+    (tree / "gpu.txt").write_text("".join(write_wheel(tree, *each) for each in wheels.items()), encoding="utf-8")
+    done = make(tree, "setup", "REQUIREMENTS=gpu.txt")
+    assert done.returncode == 0, done.stderr
+    assert ("taking them out" in done.stdout) is not fits
+    listed = subprocess.run(
+        [tree / ".venv/bin/python", "-m", "pip", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    assert ("torchvision" in listed) is fits and "transformers" in listed
+
+
+@pytest.mark.full
+def test_an_install_with_which_no_model_can_be_imported_fails(tree):
+    wheels = {"torch": {"torch/__init__.py": ""}, "transformers": {"transformers/__init__.py": "raise OSError('torn')"}}
+    (tree / "gpu.txt").write_text("".join(write_wheel(tree, *each) for each in wheels.items()), encoding="utf-8")
+    done = make(tree, "setup", "REQUIREMENTS=gpu.txt")
+    assert done.returncode != 0 and "OSError: torn" in done.stderr and "the install failed" in done.stderr
+    assert not (tree / ".venv/installed.sha256").exists()
 
 
 def test_other_machines_and_old_pythons_get_a_message(tree):
