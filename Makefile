@@ -3,20 +3,26 @@
 
 PYTHON_IN_VENV := .venv/bin/python
 
-.PHONY: help setup quickstart quickstart-models test test-full lint bench docs
+.PHONY: help setup doctor quickstart quickstart-models test test-full lint bench docs gpu-check
 
 help:
+	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
 	@echo 'make quickstart         a tutor that learns on this machine, in minutes; ends with runs/quickstart/report.html'
 	@echo 'make quickstart-models  only the models that the quickstart starts from'
 	@echo 'make test               the tests'
 	@echo 'make test-full          the long and the rarely needed ones, too'
 	@echo 'make lint               ruff'
 	@echo 'make bench              the benchmarks'
+	@echo 'make gpu-check          on a GPU: its tests, three quickstart steps, whole steps of models of real size'
 	@echo 'make docs               the pages of docs/ that are made from the sources; checks the lesson plans'
 	@echo 'make setup              .venv with the pinned requirements; every target above does it when needed'
 
 setup:
 	@bash src/install.sh
+
+# Sets nothing up: it works before anything is installed.
+doctor:
+	@if [ -x $(PYTHON_IN_VENV) ]; then $(PYTHON_IN_VENV) -m src.doctor; else $${PYTHON:-python3} -m src.doctor; fi
 
 quickstart: setup
 	@$(PYTHON_IN_VENV) -m src.quickstart.run $(ARGS)
@@ -37,6 +43,9 @@ lint: setup
 bench: setup
 	@test -d runs/quickstart/sft/model || $(MAKE) --no-print-directory quickstart-models ARGS=
 	@$(PYTHON_IN_VENV) -m benchmarks.schedules $(ARGS)
+
+gpu-check: setup
+	@$(PYTHON_IN_VENV) -m src.gpu_check $(ARGS)
 
 docs: setup
 	@$(PYTHON_IN_VENV) -m src.lesson_plans check

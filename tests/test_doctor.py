@@ -1,0 +1,256 @@
+"""`make doctor`: what it says of a machine, with a stand-in for nvidia-smi, a taken port, and keys that stay secret."""
+
+import ast
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from config.base import GenerationConfig
+from config.load import ROOT
+from src import doctor
+from src.doctor import ERROR, OK, WARNING, Finding
+from src.launcher import with_accelerate_config
+
+H200 = "0, NVIDIA H200, 143771, 4, 580.95.05, 9.0"
+SECRET = "sk-or-v1-4f1d2c"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Puts a program of that name first on the PATH, which prints some text and ends with a status."""
+
+    def put(text: str, status: int = 0) -> None:
+        folder = tmp_path / "programs"
+        folder.mkdir(exist_ok=True)
+        (folder / "said").write_text(text)
+        (folder / "nvidia-smi").write_text(f'#!/bin/sh\ncat "{folder}/said"\nexit {status}\n')
+        (folder / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return put
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The project's folder as it is after a clone."""
+    folder = tmp_path / "clone"
+    (folder / "src").mkdir(parents=True)
+    for name in ("src/__init__.py", "src/doctor.py", "requirements.txt", "requirements-cpu.txt", "Makefile"):
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "config/deepspeed", folder / "config/deepspeed")
+    return folder
+
+
+def of(subject: str, findings: list[Finding]) -> Finding:
+    return next(each for each in findings if each.subject == subject)
+
+
+def run(root: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, *flags, "-m", "src.doctor"]
+    return subprocess.run(command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+# GPUs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_fits_is_ok(nvidia_smi) -> None:
+    nvidia_smi(H200)
+    gpus, findings = doctor.find_gpus()
+    assert [(each.name, each.memory, each.capability) for each in gpus] == [("NVIDIA H200", 143771, 9.0)]
+    assert [each.level for each in findings] == [OK, OK] and of("driver", findings).found == "580.95.05"
+
+
+@pytest.mark.parametrize(
+    ("line", "subject", "level", "advice"),
+    [
+        ("0, Tesla V100, 32768, 4, 580.1, 7.0", "GPU 0", ERROR, "capability 7.5"),
+        ("3, Tesla T4, 15360, 4, 580.1, 7.5", "GPU 3", WARNING, "train.dtype=float16"),
+        ("0, NVIDIA H200, 143771, 4, 550.90.07, 9.0", "driver", ERROR, "driver 580 or newer"),
+    ],
+)
+def test_what_is_wrong_with_a_gpu_is_said_with_what_to_do(nvidia_smi, line, subject, level, advice) -> None:
+    nvidia_smi(line)
+    found = of(subject, doctor.find_gpus()[1])
+    assert found.level == level and advice in found.advice
+
+
+def test_a_gpu_in_use_is_a_warning(nvidia_smi) -> None:
+    nvidia_smi("0, NVIDIA H200, 143771, 71000, 580.95.05, 9.0")
+    _, findings = doctor.find_gpus()
+    assert any(
+        each.level == WARNING and each.found.startswith("69.3 GiB of its memory are in use") for each in findings
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9),
+        ("", 0),
+        ("0, NVIDIA H200, [N/A], 4, 580.95.05, 9.0", 0),
+        ("no devices were found", 0),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_an_error(nvidia_smi, text, status) -> None:
+    nvidia_smi(text, status)
+    gpus, (found,) = doctor.find_gpus()
+    assert gpus == [] and found.level == ERROR and "nvidia-smi does not answer" in found.found
+    assert "repair NVIDIA's driver" in found.advice
+
+
+def test_a_gpu_needs_a_compiler_for_vllms_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = doctor._compiler()
+    assert found.level == ERROR and found.found == f"no C compiler, no {tmp_path}/Python.h"
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "gcc").touch()
+    (tmp_path / "gcc").chmod(0o755)
+    (found,) = doctor._compiler()
+    assert found.level == OK
+
+
+def test_torch_that_does_not_see_the_gpu_is_an_error(tmp_path: Path) -> None:
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    for said, status, level in (("13.0 True 2", 0, OK), ("13.0 False 0", 0, ERROR), ("torn", 1, ERROR)):
+        python.write_text(f"#!/bin/sh\necho {said}\nexit {status}\n")
+        python.chmod(0o755)
+        assert doctor._torch_and_gpu(tmp_path).level == level
+
+
+# Ports, Hub, keys ---------------------------------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_a_warning_with_the_key_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert GenerationConfig().server_port in doctor.PORTS
+    with socket.socket() as taken, socket.socket() as free:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        free.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (taken, free)]
+        free.close()
+        monkeypatch.setattr(doctor, "PORTS", dict.fromkeys(ports, "generation.server_port=…"))
+        first, second = doctor._ports()
+    assert first.level == WARNING and "in use" in first.found and "generation.server_port=…" in first.advice
+    assert second.level == OK
+
+
+def test_the_hub_is_reached_or_not() -> None:
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(405)
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    server = HTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    assert doctor._hub(address) == Finding(OK, "Hub", f"{address} answers")
+    server.server_close()
+    gone = doctor._hub(address)
+    assert gone.level == WARNING and "refused" in gone.found and "HF_HUB_OFFLINE=1" in gone.advice
+
+
+def test_a_hub_that_never_answers_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(doctor.urllib.request, "urlopen", lambda *_, timeout: never.wait(60))
+    monkeypatch.setattr(doctor, "_HUB_TIMEOUT_S", -0.9)
+    assert "no answer" in doctor._hub("http://hub.invalid").found
+    never.set()
+
+
+def test_keys_are_named_and_their_values_never_shown(root: Path) -> None:
+    (root / ".env").write_text(
+        f"# mine\nexport GEMINI_API_KEY='{SECRET}-two'\nWANDB_API_KEY=\nHF_TOKEN={SECRET} three\n"
+    )
+    (root / ".env").chmod(0o644)
+    away = {name: value for name, value in os.environ.items() if name not in doctor.KEYS}
+    command = [sys.executable, "-m", "src.doctor"]
+    environment = {**away, "OPENROUTER_API_KEY": f"{SECRET}-one", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert SECRET not in done.stdout + done.stderr and SECRET[4:] not in done.stdout + done.stderr
+    lines = {line.split()[1]: line for line in done.stdout.splitlines() if len(line.split()) > 1}
+    assert re.search(r"^ok .* set in the environment$", lines["OPENROUTER_API_KEY"])
+    assert re.search(r"^ok .* set in \.env$", lines["GEMINI_API_KEY"])
+    assert re.search(r"^warning .*set in \.env, but empty or with a space", lines["WANDB_API_KEY"])
+    assert re.search(r"^warning .*empty or with a space", lines["HF_TOKEN"])
+    assert re.search(r"^ok .*not set; for a server that other machines reach$", lines["CLASSROOM_TOKEN"])
+    assert "chmod 600 .env" in done.stdout
+
+
+# The whole of it ----------------------------------------------------------------------------------------------------
+
+
+def test_it_works_before_anything_is_installed_with_the_standard_library_alone(root: Path) -> None:
+    done = run(root, "-S", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "make setup installs the packages" in done.stdout and re.search(r"\d+ warnings$", done.stdout.strip())
+    by_make = subprocess.run(
+        ["make", "--no-print-directory", "doctor"],
+        cwd=root,
+        env={**os.environ, "PYTHON": sys.executable, "HF_ENDPOINT": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+    )
+    assert by_make.returncode == 0 and ".venv" in by_make.stdout and not (root / ".venv").exists()
+
+
+def test_an_error_is_the_exit_status(root: Path, nvidia_smi) -> None:
+    nvidia_smi("NVIDIA-SMI has failed", 9)
+    done = run(root, HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 1 and re.search(r"[1-9]\d* errors", done.stdout)
+
+
+def test_old_pythons_can_read_it_and_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ast.parse((ROOT / "src/doctor.py").read_text(encoding="utf-8"), feature_version=(3, 8))
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 0))
+    found = of("Python", list(doctor._python(tmp_path)))
+    assert found.level == ERROR and "make setup PYTHON=" in found.advice
+
+
+def test_packages_are_compared_with_the_pins(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    (root / ".venv/bin").mkdir(parents=True)
+    (root / ".venv/bin/python").touch()
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "requirements-cpu.txt").read_text(), re.MULTILINE))
+    monkeypatch.setattr(doctor, "_version", pins.get)
+    assert [each.level for each in doctor._packages(root, on_gpu=False)] == [OK]
+    monkeypatch.setattr(doctor, "_version", (pins | {"trl": "0.1", "peft": None, "torchvision": "0.28.0"}).get)
+    wrong, idle = doctor._packages(root, on_gpu=False)
+    assert wrong.level == ERROR and "2 of" in wrong.found and "trl 0.1 (pinned: " in wrong.found
+    assert "peft missing" in wrong.found and wrong.advice == "make setup"
+    assert idle.level == WARNING and "pip uninstall torchvision" in idle.advice
+
+
+def test_little_room_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def free(gib: float) -> None:
+        usage = SimpleNamespace(free=int(gib * 2**30), total=int(gib * 2**30))
+        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+
+    free(5.0)
+    assert [each.level for each in doctor._disk(tmp_path, on_gpu=False)] == [ERROR]
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").touch()
+    assert [each.level for each in doctor._disk(tmp_path, on_gpu=False)] == [OK]
+    assert [each.level for each in doctor._disk(tmp_path, on_gpu=True)] == [WARNING]
+    free(0.06)
+    assert [each.level for each in doctor._disk(tmp_path, on_gpu=False)] == [ERROR]
+    assert "--shm-size" in of("shared memory", list(doctor._memory())).advice
+
+
+@pytest.mark.parametrize(("gpus", "level"), [(0, OK), (1, OK), (4, WARNING)])
+def test_the_deepspeed_config_is_the_one_that_the_launcher_takes(gpus, level, nvidia_smi, tmp_path: Path) -> None:
+    nvidia_smi("".join(f"GPU {index}: NVIDIA H200\n" for index in range(gpus)), status=0 if gpus else 9)
+    found = doctor._deepspeed(ROOT, gpus)
+    assert found.level == level and with_accelerate_config([])[1] in found.found
+    assert doctor._deepspeed(tmp_path, gpus).level == ERROR
