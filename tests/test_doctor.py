@@ -164,7 +164,12 @@ def test_the_hub_is_reached_or_not() -> None:
 
 def test_a_hub_that_never_answers_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(doctor.urllib.request, "urlopen", lambda *_, timeout: never.wait(60))
+
+    def wait(*_: object, timeout: float) -> None:
+        never.wait(60)
+        raise OSError("too late")
+
+    monkeypatch.setattr(doctor.urllib.request, "urlopen", wait)
     monkeypatch.setattr(doctor, "_HUB_TIMEOUT_S", -0.9)
     assert "no answer" in doctor._hub("http://hub.invalid").found
     never.set()
