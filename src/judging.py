@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from src.errors import JudgeOutputError
+from src.text import nests_deeper, without_surrogates
 
 SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
@@ -21,6 +22,7 @@ LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 """Decision rules that evaluations report by name."""
 
 _COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{\[]\s*,|,(?=\s*[}\]])', re.DOTALL)
+_MOST_LEVELS = 50
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
 _NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _SCORE_RANGES = {
@@ -87,15 +89,10 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     """
     answer = find_object(text)
     if rule in SCORING_RULES:
-        reasons = {name: str(answer.get(name.replace("_score", "_reasoning")) or "") for name in _SCORE_RANGES}
+        reasons = {name: _reason(answer, name.replace("_score", "_reasoning")) for name in _SCORE_RANGES}
         return Verdict(rule, attempt, scores=_read_scores(answer, text), reasons=reasons, raw=text)
-    return Verdict(
-        rule,
-        attempt,
-        accepted=_read_decision(answer, text),
-        reasons={rule: str(answer.get("reasoning") or "")},
-        raw=text,
-    )
+    reasons = {rule: _reason(answer, "reasoning")}
+    return Verdict(rule, attempt, accepted=_read_decision(answer, text), reasons=reasons, raw=text)
 
 
 def parse_judge_output(text: str) -> Scores:
@@ -115,7 +112,8 @@ def _read_scores(answer: dict[str, Any], text: str) -> Scores:
         value = answer[name]
         number = _number(value)
         if not math.isfinite(number) or not low <= number <= high:
-            raise JudgeOutputError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}: {_quote(text)}")
+            rule = f"it must be a number from {low:g} to {high:g}"
+            raise JudgeOutputError(f"{name} is {_quote(value)}; {rule}: {_quote(text)}")
         values[name] = number
     return Scores(**values)
 
@@ -133,10 +131,17 @@ def _number(value: Any) -> float:
 
 
 def _read_decision(answer: dict[str, Any], text: str) -> bool:
-    decision = str(answer.get("decision", "")).strip().upper()
+    given = answer.get("decision", "")
+    decision = given.strip().upper() if isinstance(given, str) else None
     if decision not in ("OK", "REJECT"):
-        raise JudgeOutputError(f"The judge's decision is {decision or 'missing'}, not OK or REJECT: {_quote(text)}")
+        said = "missing" if given == "" else _quote(given)
+        raise JudgeOutputError(f"The judge's decision is {said}, not OK or REJECT: {_quote(text)}")
     return decision == "OK"
+
+
+def _reason(answer: dict[str, Any], name: str) -> str:
+    """What a judge gives as its reason, whatever it wrote there, as text that can be kept."""
+    return without_surrogates(str(answer.get(name) or ""))
 
 
 def find_object(text: str) -> dict[str, Any]:
@@ -151,10 +156,11 @@ def find_object(text: str) -> dict[str, Any]:
         except ValueError:  # not JSON, or an integer of thousands of digits
             position = brace + 1
             continue
-        except RecursionError as error:
+        except (RecursionError, _TooDeep) as error:
             raise JudgeOutputError(f"The judge's answer nests too deep to be read: {_quote(text)}") from error
         except _AmbiguousKey as error:
-            raise JudgeOutputError(f"The judge's answer says two things of {error}: {_quote(text)}") from error
+            key = without_surrogates(error.args[0][:100])
+            raise JudgeOutputError(f"The judge's answer says two things of {key}: {_quote(text)}") from error
         if value not in found:
             found.append(value)
     if len(found) != 1:
@@ -166,6 +172,10 @@ def find_object(text: str) -> dict[str, Any]:
 
 class _AmbiguousKey(Exception):
     """A key that stands twice in an object, with different values."""
+
+
+class _TooDeep(Exception):
+    """An object that holds more levels than a judge has use for; to show or compare it could fail."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -186,12 +196,15 @@ def _decode(text: str, start: int) -> tuple[dict[str, Any], int]:
     """
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
     try:
-        return decoder.raw_decode(text, start)
+        value, end = decoder.raw_decode(text, start)
     except json.JSONDecodeError as error:
         comma = text.rfind(",", start, error.pos + 1)
         if comma < 0 or text[comma + 1 : error.pos].strip() or not _TRAILING_COMMA.match(text, comma):
             raise
-    return decoder.raw_decode(_without_trailing_commas(text, start), start)
+        value, end = decoder.raw_decode(_without_trailing_commas(text, start), start)
+    if nests_deeper(value, _MOST_LEVELS):
+        raise _TooDeep
+    return value, end
 
 
 def _without_trailing_commas(text: str, start: int) -> str:
@@ -201,8 +214,10 @@ def _without_trailing_commas(text: str, start: int) -> str:
     return text[:start] + kept
 
 
-def _quote(text: str, limit: int = 400) -> str:
-    return repr(text if len(text) <= limit else f"{text[:limit]} …")
+def _quote(said: Any, limit: int = 400) -> str:
+    text = said if isinstance(said, str) else repr(said)
+    shown = text if len(text) <= limit else f"{text[:limit]} …"
+    return repr(shown) if isinstance(said, str) else shown
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,26 @@ def test_a_damaged_file_is_named(path):
         CallLedger(path)
 
 
+def test_a_kept_reply_that_cannot_be_read_counts_as_none_and_impossible_figures_as_not_stated(path):
+    ledger = CallLedger(path)
+    for key, cost in (("text", 0.5), ("blob", 0.0), ("null", 0.0), ("good", 0.25)):
+        ledger.settle(ledger.enter(key, "m", 1.0), USABLE, "yes", Figures(10, 2, cost))
+    ledger.settle(ledger.enter("text", "m", 1.0), USABLE, "later", Figures(10, 2, 0.5))
+    for change in (
+        "text = CAST(x'ff' AS TEXT), prompt_tokens = 1e300 WHERE id = 1",
+        "text = x'6869', cost_usd = 9e999 WHERE id = 2",
+        "text = NULL, completion_tokens = 9223372036854775807 WHERE id = 3",
+        "completion_tokens = 9223372036854775807 WHERE id = 4",
+    ):
+        ledger._run(f"UPDATE calls SET {change}")
+    ledger.close()
+    again = CallLedger(path, cap_usd=2.5)
+    assert [again.find(key) for key in ("text", "blob", "null", "good")] == ["later", None, None, "yes"]
+    assert again.find_reply("good")[1] == Figures(10, 0, 0.25)
+    assert (again.spent_usd, again.prompt_tokens, again.completion_tokens) == (1.25, 40, 6)
+    assert again.usage(BATCH.get()).prompt_tokens == 40 and again.enter("next", "m", 1.25) is not None
+
+
 EVENTS = st.lists(
     st.tuples(st.floats(0, 2), st.floats(0, 1), st.sampled_from(["answer", "unseen", "refused", "open"])), max_size=30
 )

@@ -171,6 +171,43 @@ def test_any_text_gives_scores_in_range_or_a_judge_output_error(text):
     assert 0 <= scores.final_reward <= 1
 
 
+HALF = "half a character: \ud800"
+DEEP = json.loads("[" * 400 + "]" * 400)
+
+
+@pytest.mark.parametrize("reason", [HALF, [HALF], {HALF: 1}, "\\ud800", "\ud83d\ude00"])
+def test_reasons_can_be_kept_whatever_the_judge_escaped(reason):
+    scores = parse_verdict("pedagogical_eval", 0, answer(task_final_reasoning=reason))
+    decision = parse_verdict("does_not_leak_answer", 0, json.dumps({"reasoning": reason, "decision": "OK"}))
+    for verdict, name in ((scores, "task_final_score"), (decision, "does_not_leak_answer")):
+        assert verdict.valid and verdict.reasons[name].encode()
+    assert parse_verdict("r", 0, json.dumps({"reasoning": HALF, "decision": "OK"})).reasons["r"][-1] == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        answer(task_final_score=HALF),
+        answer(task_final_score=DEEP),
+        answer(surprise=DEEP),
+        f"{answer(surprise=DEEP)} {answer(surprise=DEEP)}",
+        answer().replace("{", '{"\\ud800": 1, "\\ud800": 2, ', 1),
+        answer(task_final_score="9" * 10_000),
+    ],
+)
+def test_a_refusal_can_be_kept_whatever_the_judge_wrote(text):
+    with pytest.raises(JudgeOutputError) as caught:
+        parse_verdict("pedagogical_eval", 0, text)
+    assert len(str(caught.value).encode()) < 3000
+
+
+def test_a_decision_that_can_be_no_text_is_refused_in_words_that_can_be_kept():
+    for decision in (HALF, DEEP, [HALF]):
+        with pytest.raises(JudgeOutputError, match="decision|nests too deep") as caught:
+            parse_verdict("does_not_leak_answer", 0, json.dumps({"decision": decision}))
+        assert str(caught.value).encode()
+
+
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 10), st.text(alphabet="{}[],\"'\n \\abc"))
 def test_scores_survive_any_reasoning(task_final, progression, momentum, reasoning):
     text = json.dumps(

@@ -41,10 +41,16 @@ def test_a_cut_answer_is_an_answer_because_asking_again_would_cost_the_same(cont
 
 @pytest.mark.parametrize(
     "usage",
-    [None, {}, "much", {"prompt_tokens": -1}, {"prompt_tokens": "9"}, {"prompt_tokens": 1, "cost": float("inf")}],
+    [
+        *(None, {}, "much", {"prompt_tokens": -1}, {"prompt_tokens": "9"}, {"prompt_tokens": 1, "cost": float("inf")}),
+        *(USAGE | {"prompt_tokens": count} for count in (2**63, 1e300, float("nan"), 1.5, True, 10**9 + 1)),
+        *(USAGE | {"completion_tokens": count} for count in (2**63, 1e300, -1, "7", None, [7])),
+        *(USAGE | {"cost": cost} for cost in (1e300, float("nan"), -0.1, "free", 10_001)),
+    ],
 )
-def test_figures_that_cannot_be_are_none(usage):
-    assert read_body(body(usage=usage), True).figures is None
+def test_figures_that_cannot_be_are_none_and_the_answer_counts(usage):
+    answer = read_body(body(usage=usage), True)
+    assert (answer.text, answer.figures) == ("hello", None)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,10 @@ def test_figures_that_cannot_be_are_none(usage):
         (body()[:-10], "garbled", True),
         ("[]", "garbled", True),
         ('{"a":' * 100_000, "garbled", True),
+        ('{"error": ' + '{"a":' * 400 + "1" + "}" * 401, "garbled", True),
+        ('{"error": {"code": ' + "9" * 5000 + "}}", "garbled", True),
+        (body(error={"code": "9" * 5000, "message": "x"}), "error in 200", False),
+        (body(error={"code": [500], "message": "x"}), "error in 200", False),
         (body(choices=[]), "no choices", False),
         (body(choices=None), "no choices", False),
         (json.dumps({"id": "x"}), "no choices", True),
@@ -129,6 +139,9 @@ def test_the_words_of_the_provider_behind_the_provider_are_told():
         ("", 0),
         ("-5", 0),
         ("nan", 0),
+        ("9" * 5000, 3600),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 3600),
+        ("Jan 99999999999999999999 : 23:59:59 99999999999999999999 Jan 0", 0),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(header, seconds):
@@ -158,21 +171,51 @@ def test_a_connection_that_never_was_costs_nothing_and_one_that_broke_may():
     assert {each.remedy for each in (never, too_slow, broke, hung)} == {WAIT}
 
 
+HALVES = st.text(st.characters(categories=["Cs", "Ll"]), max_size=5)
+TEXT = st.text(max_size=5) | HALVES
+DEEP = st.integers(1, 900).map(lambda depth: json.loads("[" * depth + "]" * depth))
 JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.floats() | st.integers() | st.integers(2**62) | TEXT | DEEP,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
 )
-CHOICE = st.fixed_dictionaries({}, optional={"message": JSON, "finish_reason": JSON, "error": JSON})
-BODY = st.fixed_dictionaries({}, optional={"choices": st.lists(CHOICE | JSON) | JSON, "usage": JSON, "error": JSON})
+COUNT = st.sampled_from([2**63, 1e300, float("nan"), -1, "9", 7, 10**4299])
+USAGES = st.fixed_dictionaries({"prompt_tokens": COUNT}, optional={"completion_tokens": COUNT, "cost": COUNT | JSON})
+ERROR = st.fixed_dictionaries(
+    {"code": JSON | COUNT | st.just("4" * 5000)}, optional={"message": JSON, "metadata": JSON}
+)
+MESSAGE = st.fixed_dictionaries({"content": JSON | TEXT})
+CHOICE = st.fixed_dictionaries(
+    {}, optional={"message": MESSAGE | JSON, "finish_reason": JSON | st.just("length"), "error": ERROR | JSON}
+)
+BODY = st.fixed_dictionaries(
+    {}, optional={"choices": st.lists(CHOICE | JSON) | JSON, "usage": USAGES | JSON, "error": ERROR | JSON}
+)
+REPLIES = st.text() | (BODY | JSON).map(json.dumps)
 
 
-@given(st.text() | (JSON | BODY).map(json.dumps), st.booleans())
-def test_any_body_is_an_answer_or_a_failure(text, schema_sent):
+def check_that_it_can_be_kept(outcome: Answer | Failure) -> None:
+    """In UTF-8, and in SQLite's 64-bit integers."""
+    assert (outcome.text if isinstance(outcome, Answer) else outcome.kind + outcome.message).encode() is not None
+    if outcome.figures is not None:
+        tokens = (outcome.figures.prompt_tokens, outcome.figures.completion_tokens)
+        assert all(type(count) is int and 0 <= count <= 10**9 for count in tokens)
+        assert outcome.figures.cost_usd is None or 0 <= outcome.figures.cost_usd <= 10_000
+
+
+@given(REPLIES, st.booleans())
+def test_any_body_is_an_answer_or_a_failure_that_can_be_kept(text, schema_sent):
     outcome = read_body(text, schema_sent)
     assert isinstance(outcome, (Answer, Failure))
-    assert outcome.figures is None or outcome.figures.prompt_tokens >= 0
+    check_that_it_can_be_kept(outcome)
 
 
-@given(st.integers(300, 599), st.text() | JSON, st.booleans())
+@given(st.integers(300, 599), st.text() | JSON | ERROR, st.booleans())
 def test_any_status_and_body_is_a_failure_with_a_message(status, error, schema_sent):
-    assert of_status(status, error, {}, schema_sent).message.startswith(str(status))
+    failure = of_status(status, error, {}, schema_sent)
+    assert failure.message.startswith(str(status))
+    check_that_it_can_be_kept(failure)
+
+
+@given(st.text() | st.datetimes().map(lambda at: at.strftime("%a, %d %b %Y %H:%M:%S -9999")))
+def test_any_retry_after_is_an_hour_at_most(header):
+    assert 0 <= retry_after_s(header, now=60.0) <= 3600

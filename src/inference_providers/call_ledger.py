@@ -8,6 +8,7 @@ a restart, it is found here. A request whose fate is unknown (hung, reset, kille
 import sqlite3
 import time
 from collections import Counter
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any
 from src.errors import StorageError
 
 IN_FLIGHT, USABLE, UNUSABLE, LOST = "in flight", "usable", "unusable", "lost"
+
+LARGEST_COUNT, LARGEST_COST_USD = 10**9, 10_000.0
+"""Tokens and dollars that one reply can have taken, on any account. Whoever states more is not believed: sums of such
+figures could not be kept, and would use up any cap."""
 
 BATCH: ContextVar[str] = ContextVar("batch", default="")
 """The piece of work that requests belong to, for the figures of a step; set by whoever starts it."""
@@ -103,6 +108,7 @@ class CallLedger:
         except sqlite3.Error as error:
             raise self._broken(error) from error
         self._run("UPDATE calls SET outcome = ? WHERE outcome = ?", LOST, IN_FLIGHT)
+        self._forget_impossible_figures()
         sums = "SELECT TOTAL(cost_usd), TOTAL(reserved_usd), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
         self.spent_usd, self.reserved_usd, prompt, completion = self._run(sums).fetchone()
         self.prompt_tokens, self.completion_tokens = int(prompt), int(completion)
@@ -140,13 +146,17 @@ class CallLedger:
         return found[0] if found else None
 
     def find_reply(self, key: str) -> tuple[str, Figures] | None:
-        """As `find`, with what the reply took; no tokens if the provider did not say."""
-        row = self._run(
-            "SELECT text, prompt_tokens, completion_tokens, cost_usd FROM calls WHERE key = ? AND outcome IN (?, ?) "
-            "ORDER BY id LIMIT 1",
+        """As `find`, with what the reply took; no tokens if the provider did not say. A row whose reply cannot be read,
+        as from a damaged disk or another program, counts as none."""
+        rows = self._run(
+            "SELECT CAST(text AS BLOB), prompt_tokens, completion_tokens, cost_usd FROM calls "
+            "WHERE key = ? AND outcome IN (?, ?) AND typeof(text) = 'text' ORDER BY id",
             *(key, USABLE, UNUSABLE),
-        ).fetchone()
-        return (row[0], Figures(*row[1:])) if row else None
+        )
+        for text, *figures in rows:
+            with suppress(UnicodeDecodeError):
+                return text.decode(), Figures(*figures)
+        return None
 
     def usage(self, batch: str) -> Usage:
         """What the requests of a batch took, earlier processes' included."""
@@ -175,6 +185,16 @@ class CallLedger:
 
     def close(self) -> None:
         self._db.close()
+
+    def _forget_impossible_figures(self) -> None:
+        """Figures that no reply can have taken count as not stated; with them nothing could be added up."""
+        for column, kind, largest in (
+            ("prompt_tokens", "integer", LARGEST_COUNT),
+            ("completion_tokens", "integer", LARGEST_COUNT),
+            ("cost_usd", "real", LARGEST_COST_USD),
+        ):
+            possible = f"typeof({column}) = '{kind}' AND {column} BETWEEN 0 AND ?"
+            self._run(f"UPDATE calls SET {column} = 0 WHERE NOT ({possible})", largest)
 
     def _run(self, statement: str, *values: Any) -> sqlite3.Cursor:
         try:

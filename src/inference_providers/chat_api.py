@@ -330,7 +330,8 @@ class ChatApi:
     ) -> Answer | Failure:
         try:
             outcome = await self._send(model, request)
-        except BaseException:  # the program ends
+            what = _what_came(outcome, is_usable)
+        except BaseException:  # the program ends, or cannot go on; what was asked may have been billed
             self.ledger.settle(call, LOST, "", None, keep_reserved=True)
             raise
         self._note(model, outcome)
@@ -338,9 +339,8 @@ class ChatApi:
         if figures is not None:
             turn.tokens = figures.prompt_tokens + figures.completion_tokens
         if isinstance(outcome, Failure):
-            self.ledger.settle(call, outcome.kind, outcome.message, figures, outcome.billed_unseen)
+            self.ledger.settle(call, what, outcome.message, figures, outcome.billed_unseen)
             return outcome
-        what = USABLE if is_usable(outcome.text) else UNUSABLE
         self.ledger.settle(call, what, outcome.text, figures, keep_reserved=figures is None)
         return self._overcharge(request, figures) or outcome
 
@@ -391,6 +391,13 @@ class ChatApi:
         return Failure("overcharged", message, Remedy.STOP)
 
 
+def _what_came(outcome: Answer | Failure, is_usable: Callable[[str], bool]) -> str:
+    """The outcome as the ledger names it."""
+    if isinstance(outcome, Failure):
+        return outcome.kind
+    return USABLE if is_usable(outcome.text) else UNUSABLE
+
+
 def key_variable(config: ApiModelConfig) -> str | None:
     """The environment variable that holds the API's key; None for an API that is asked without one."""
     if config.api_key_env is not None:
@@ -402,7 +409,9 @@ def key_variable(config: ApiModelConfig) -> str | None:
 
 def _connect(config: ApiModelConfig) -> "AsyncOpenAI":
     import httpx2
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+    from openai import AsyncOpenAI
+
+    from src.inference_providers.http_client import BoundedClient
 
     url = config.base_url or (OPENROUTER_URL if config.use_openrouter else GEMINI_URL)
     next_door = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
@@ -415,5 +424,5 @@ def _connect(config: ApiModelConfig) -> "AsyncOpenAI":
             "(any text will do for a local server)."
         )
     timeout = httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-    client = DefaultAsyncHttpxClient(timeout=timeout, trust_env=not next_door)  # a proxy is for the internet
+    client = BoundedClient(timeout=timeout, trust_env=not next_door)  # a proxy is for the internet
     return AsyncOpenAI(api_key=key, base_url=url, timeout=timeout, max_retries=0, http_client=client)

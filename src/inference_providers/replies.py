@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from src.inference_providers.call_ledger import Figures
+from src.inference_providers.call_ledger import LARGEST_COST_USD, LARGEST_COUNT, Figures
+from src.text import nests_deeper, without_surrogates
 
 if TYPE_CHECKING:
     from openai import APIError
@@ -58,16 +59,19 @@ _UNKNOWN_MODEL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _FLAGGED = re.compile(r"flagged|moderation", re.IGNORECASE)
+_ERROR_CODE = re.compile(r"[45][0-9]{2}")
+_LONGEST_RETRY_AFTER_S = 3600.0
+_MOST_LEVELS = 50
 
 
 def read_body(text: str, schema_sent: bool) -> Answer | Failure:
-    """What the body of a reply with status 200 holds; `schema_sent` as for `of_status`."""
+    """What the body of a reply with status 200 holds, in text that can be kept; `schema_sent` as for `of_status`."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         body = None
-    if not isinstance(body, dict):
-        return Failure("garbled", f"a reply that is not JSON: {text[:300]!r}", Remedy.WAIT, billed_unseen=True)
+    if not isinstance(body, dict) or nests_deeper(body, _MOST_LEVELS):
+        return _garbled(f"a reply that is not JSON: {text[:300]!r}")
     figures = _figures(body.get("usage"))
     choice = _first_choice(body)
     error = body.get("error") or choice.get("error")
@@ -80,11 +84,12 @@ def read_body(text: str, schema_sent: bool) -> Answer | Failure:
     content = message.get("content") if isinstance(message, dict) else None
     cut = choice.get("finish_reason") == "length"
     if isinstance(content, str) and (content.strip() or cut):
-        return Answer(content, cut, figures)
+        return Answer(without_surrogates(content), cut, figures)
     if cut:  # it thought until its tokens ran out: the same again would cost the same and say no more
         return Answer("", cut, figures)
     kind = "empty" if choice else "no choices"
-    return Failure(kind, f"{kind}: {text[:300]}", Remedy.WAIT, billed_unseen=figures is None, figures=figures)
+    shown = without_surrogates(text[:300])
+    return Failure(kind, f"{kind}: {shown}", Remedy.WAIT, billed_unseen=figures is None, figures=figures)
 
 
 def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: bool) -> Failure:
@@ -94,8 +99,10 @@ def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: b
         body: what came with it: a provider's error object, or text.
         schema_sent: whether the request asked for a response format, which may be what the provider refuses.
     """
+    if nests_deeper(body, _MOST_LEVELS):
+        body = "an error that nests too deep to be read"
     words = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
-    kind, message = str(status), f"{status}: {_message(body)[:1000]}"
+    kind, message = str(status), f"{status}: {without_surrogates(_message(body)[:1000])}"
     if status in _WAIT_STATUSES or status >= 500:
         if status == 429 and _NO_CREDIT.search(words):
             return Failure(kind, message, Remedy.STOP)
@@ -117,6 +124,12 @@ def of_exception(error: "APIError | TimeoutError", schema_sent: bool) -> Failure
     import httpx2
     from openai import APIStatusError, APITimeoutError
 
+    from src.inference_providers.http_client import RedirectRefused, ReplyTooLarge
+
+    if isinstance(error.__cause__, RedirectRefused):
+        return Failure("redirect", str(error.__cause__), Remedy.STOP)
+    if isinstance(error.__cause__, (httpx2.DecodingError, ReplyTooLarge)):
+        return _garbled(f"a reply that cannot be read: {error.__cause__}")
     if isinstance(error, APIStatusError):
         body = error.response.text if error.body is None else error.body
         return of_status(error.status_code, body, error.response.headers, schema_sent)
@@ -128,15 +141,22 @@ def of_exception(error: "APIError | TimeoutError", schema_sent: bool) -> Failure
 
 
 def retry_after_s(header: str | None, now: float) -> float:
-    """Seconds that a Retry-After header asks to wait, given as seconds or as a date; 0 without a readable one."""
+    """Seconds that a Retry-After header asks to wait, given as seconds or as a date, an hour at most: whoever asks for
+    more is asked again after that; 0 without a readable one."""
     if header is None:
         return 0.0
     if header.strip().isdecimal():
-        return float(header)
+        return min(float(header), _LONGEST_RETRY_AFTER_S)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
-    except ValueError:
+        until = email.utils.parsedate_to_datetime(header).timestamp()
+    except (ValueError, OverflowError):
         return 0.0
+    return min(max(0.0, until - now), _LONGEST_RETRY_AFTER_S)
+
+
+def _garbled(message: str) -> Failure:
+    """What was paid for may be in it, but nobody can read it."""
+    return Failure("garbled", message, Remedy.WAIT, billed_unseen=True)
 
 
 def _first_choice(body: dict[str, Any]) -> dict[str, Any]:
@@ -151,19 +171,24 @@ def _figures(usage: Any) -> Figures | None:
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
     cost = usage.get("cost")
-    if not _is_count(prompt) or not _is_count(completion) or not (cost is None or _is_count(cost)):
+    if not _is_count(prompt) or not _is_count(completion) or not (cost is None or _is_amount(cost, LARGEST_COST_USD)):
         return None
     return Figures(int(prompt), int(completion), None if cost is None else float(cost))
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+    return _is_amount(value, LARGEST_COUNT) and value == int(value)
+
+
+def _is_amount(value: Any, largest: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= largest
 
 
 def _status_of(error: Any) -> int:
     """The code of an error inside a 200; one that has none is the server's fault."""
     code = error.get("code") if isinstance(error, dict) else None
-    return int(code) if str(code).isdecimal() and 400 <= int(code) < 600 else 500
+    readable = isinstance(code, (int, str)) and _ERROR_CODE.fullmatch(str(code))
+    return int(code) if readable else 500
 
 
 def _message(body: Any) -> str:
