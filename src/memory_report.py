@@ -28,7 +28,14 @@ from src.memory_budget import (
     total,
     trainer_memory,
 )
-from src.memory_sources import NotReckoned, gpu_memory, launch_of_environment, launch_of_flags, read_shape
+from src.memory_sources import (
+    NotReckoned,
+    gpu_memory,
+    launch_of_environment,
+    launch_of_flags,
+    read_shape,
+    refuse_context,
+)
 from src.phases import PHASED, PHASES
 from src.seats import engine_seats, needed_reward_model
 from src.vllm.adapter_slot import SLOTS, served_rank
@@ -190,6 +197,8 @@ def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None)
     """Add an engine's lines; its weights in bytes, on all of its GPUs, 0 if they are not reckoned."""
     options = model.vllm
     title = f"engine of the {seat}: {model.model_name_or_path}"
+    too_long = refuse_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, options.max_length)
+    found.refusals += [too_long] if too_long else []
     try:
         shape = read_shape(model.model_name_or_path)
     except NotReckoned as reason:

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from src.memory_budget import GIB, Launch, ModelShape
+from src.pretrained import too_long_for
 
 
 class NotReckoned(Exception):
     """Something that a part of the budget needs is not known. The message says what and why."""
+
+
+class NoConfiguration(NotReckoned):
+    """A model's configuration cannot be had."""
 
 
 def read_shape(name: str) -> ModelShape:
@@ -26,6 +31,15 @@ def read_shape(name: str) -> ModelShape:
     if isinstance(found, NotReckoned):
         raise found
     return found
+
+
+def refuse_context(key: str, name: str, max_length: int) -> str | None:
+    """Why a model cannot have a context of this length; None if it can, or if its configuration cannot be had."""
+    from transformers import AutoConfig
+
+    if isinstance(_shape_or_reason(name), NoConfiguration):
+        return None
+    return too_long_for(key, name, AutoConfig.from_pretrained(name, trust_remote_code=False), max_length)
 
 
 @cache
@@ -43,13 +57,13 @@ def _read_shape(name: str) -> ModelShape:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if name.count("/") > 1 and not Path(name).is_dir():
-        raise NotReckoned(f"there is no folder {name}")
+        raise NoConfiguration(f"there is no folder {name}")
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise NotReckoned(f"the configuration of {name} cannot be had: {str(error).splitlines()[0]}") from error
+        raise NoConfiguration(f"the configuration of {name} cannot be had: {str(error).splitlines()[0]}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise NotReckoned(f"{name} is quantised, and its weights take what its files take")
     text = config.get_text_config()

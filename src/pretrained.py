@@ -4,6 +4,7 @@ A model is a folder or a Hub name. Weights are safetensors: a pickle could run c
 """
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from src.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PICKLED_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -28,6 +29,19 @@ _VOCABULARIES = (
     "tekken.json",
 )
 _INDEX = "model.safetensors.index.json"
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+"""What models call the length of their context; the smallest one counts, as vLLM has it."""
+_SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of rotary embeddings whose models state the length that they reach with their scaling."""
 
 
 def check_model(key: str, name: str) -> None:
@@ -51,6 +65,55 @@ def check_model(key: str, name: str) -> None:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise ConfigError(f"{key}: the model {name} cannot be loaded: {_without_advice(error)}") from error
+
+
+def check_context(key: str, name: str, max_length: int) -> None:
+    """Refuse a length that a model was not made for; vLLM would.
+
+    Args:
+        key: the config key that sets the length.
+
+    Raises:
+        ConfigError: with both lengths.
+    """
+    from transformers import AutoConfig
+
+    refusal = too_long_for(key, name, AutoConfig.from_pretrained(name, trust_remote_code=False), max_length)
+    if refusal is not None:
+        raise ConfigError(refusal)
+
+
+def too_long_for(key: str, name: str, config: "PretrainedConfig", max_length: int) -> str | None:
+    """Why a model cannot have a context of this length; None if it can, or if vLLM was told to allow it."""
+    allowed = os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").strip().lower() in ("1", "true")
+    context = context_length(config)
+    if allowed or context is None or max_length <= context:
+        return None
+    return (
+        f"{key} is {max_length}, but {name} was made for at most {context} tokens (by its config.json, the scaling of "
+        f"its positions included): set {key}={context} or less, and limit prompts and conversations to that, or take a "
+        "model with a longer context."
+    )
+
+
+def context_length(config: "PretrainedConfig") -> int | None:
+    """How many tokens a model takes, by its configuration; None if that does not say. The rules are vLLM's."""
+    text = config.get_text_config()
+    whole = getattr(text, "model_max_length", None)
+    stated = [whole] if whole else [length for each in _LENGTHS if (length := getattr(text, each, None)) is not None]
+    if not stated:
+        return None
+    return max(int(min(stated) * _scaling(text)), whole or 0)
+
+
+def _scaling(text: "PretrainedConfig") -> float:
+    """What the length that a model states is multiplied by; layers of several kinds are scaled alike."""
+    positions = getattr(text, "rope_parameters", None)
+    if not isinstance(positions, dict) or "gemma3" in text.model_type:
+        return 1.0
+    kinds = [each for each in positions.values() if isinstance(each, dict)] or [positions]
+    scaled = [each for each in kinds if each.get("rope_type", "default") not in _SCALED_ALREADY]
+    return next((each["factor"] for each in reversed(scaled) if each.get("factor")), 1.0)
 
 
 def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerBase":

@@ -21,7 +21,7 @@ from src.inference_providers.open_router_inference import ApiChatEngine, ChatEng
 from src.inference_providers.rubric_inference import RubricJudge
 from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
 from src.phases import PHASED
-from src.pretrained import check_model, load_tokenizer
+from src.pretrained import check_context, check_model, load_tokenizer
 from src.prompt_check import check_prompts
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
     for seat, model in wanted.items():
         key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
+        check_context(f"{seat}_model.vllm.max_length", name, model.vllm.max_length)
         tokenizer = load_tokenizer(key, name)
         if seat == "reward":  # it reads a conversation and takes no part in one
             continue

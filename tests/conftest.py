@@ -125,6 +125,13 @@ def running_server(
     """A server of its own, on two engines with the untrained model."""
     port = port or free_port()
     overrides = [*quickstart_overrides(run_folder, world / "blank", world, port), *more_overrides]
+    with server_with(overrides, run_folder, port) as running:
+        yield running
+
+
+@contextmanager
+def server_with(overrides: list[str], run_folder: Path, port: int) -> Iterator[RunningServer]:
+    """A server of its own, with these arguments."""
     run_folder.mkdir(parents=True, exist_ok=True)
     log = run_folder / f"server-{port}.log"
     with log.open("w") as output:

@@ -35,13 +35,15 @@ _TRAINING = [
 ]
 
 
-def launch(accelerate_config: str, overrides: list[str], **environment: str) -> subprocess.CompletedProcess:
+def launch(
+    accelerate_config: str, overrides: list[str], timeout_s: float = 600, **environment: str
+) -> subprocess.CompletedProcess:
     command = [
         *(sys.executable, "-m", "src.trainer_launch", "--config_file", f"config/deepspeed/{accelerate_config}.yaml"),
         *("--main_process_port", str(free_port()), "train_rl.py", *overrides),
     ]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=600, env={**os.environ, **environment}
+        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment}
     )
 
 
