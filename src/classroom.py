@@ -20,7 +20,7 @@ from src.errors import EngineFailure, PolicyMismatch, ProviderFailure, RequestRe
 from src.inference_providers.base import Completion, Sampling, ask_judge
 from src.inference_providers.call_ledger import BATCH
 from src.journal import Journal, conversation_id
-from src.judging import Verdict, parse_judge_output, parse_verdict
+from src.judging import Verdict, failed_verdict, parse_judge_output, parse_verdict
 from src.phases import Attendance, Concurrent, Schedule
 from src.prompt_check import refuse_long_prompt
 from src.prompts import render
@@ -310,7 +310,7 @@ class Classroom:
         except (EngineFailure, ProviderFailure, StorageError):  # nothing was judged; once that is mended, it will be
             raise
         except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
-            verdict = Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=text)
+            verdict = failed_verdict(rule, attempt, error, text)
         self._journal.append("verdict", conversation=conversation.id, verdict=verdict)
         return verdict
 

@@ -230,12 +230,13 @@ class Conversation:
 
     @property
     def rejected(self) -> bool:
-        """True if a decision rule rejected it, or its scores are under the low-score threshold."""
+        """True if a decision rule rejected it, its content was refused, or its scores are under the low-score
+        threshold."""
         judgement = self.judgement
         if judgement is None:
             return False
         low = judgement.scores is not None and judgement.scores.final_reward < self.rules.low_score_threshold
-        return low or bool(judgement.rejecting_rules)
+        return low or bool(judgement.rejecting_rules or judgement.refusing_rules)
 
     # Transitions -----------------------------------------------------------------------------------------------
 

@@ -94,6 +94,11 @@ class RequestRefused(ClassroomError):
     status = 502
 
 
+class ContentRefused(RequestRefused):
+    """What a request is about will not be read: a provider's filter, a model's refusal, or a judge that has no readable
+    verdict on this tutor's words alone."""
+
+
 class ProviderFailure(ClassroomError):
     """A provider turns every request away, or has not answered until the deadline. The run stops; nothing that it
     would have answered counts as failed."""

@@ -19,7 +19,7 @@ from src.inference_providers.call_ledger import BATCH, CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
-from src.judging import Verdict, parse_verdict, sum_up
+from src.judging import Verdict, failed_verdict, parse_verdict, sum_up
 from src.seats import RUBRIC
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class JudgeCheck:
             return parse_verdict(rule, 0, text)
         except Exception as error:  # the one place of a check: whatever fails in it is recorded, and stops nothing
             logger.warning("a check of the judge is without a verdict: %s: %s", type(error).__name__, error)
-            return Verdict(rule, 0, error=f"{type(error).__name__}: {error}", raw=text)
+            return failed_verdict(rule, 0, error, text)
 
     def _score(self, verdicts: list[Verdict]) -> float | None:
         judgement = sum_up(verdicts, self._desk.classroom.rules.judge_rules)

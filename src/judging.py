@@ -1,7 +1,8 @@
 """What a judge says, as data: reading its JSON, and summing up the panel of attempts.
 
 A judge that fails is no opinion. An attempt without a readable verdict is kept with its error; a rule without any
-readable verdict leaves the conversation without a verdict, and so without a reward.
+readable verdict leaves the conversation without a verdict, and so without a reward. Only where the judge refused what
+the tutor wrote, in every attempt, is the conversation rejected.
 """
 
 import json
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from src.errors import JudgeOutputError
+from src.errors import ContentRefused, JudgeOutputError
 from src.text import nests_deeper, without_surrogates
 
 SCORING_RULES = frozenset({"pedagogical_eval"})
@@ -51,7 +52,8 @@ class Scores:
 @dataclass(frozen=True)
 class Verdict:
     """One judge attempt at one rule: `scores` (scoring rules) or `accepted` (decision rules), or the `error` that
-    left it without either. `reasons` maps a criterion to what the judge said of it; `raw` is its whole answer."""
+    left it without either. `reasons` maps a criterion to what the judge said of it; `raw` is its whole answer.
+    `refused` tells that the judge would not have what the tutor wrote, while it judges other things."""
 
     rule: str
     attempt: int
@@ -60,6 +62,7 @@ class Verdict:
     reasons: dict[str, str] | None = None
     error: str | None = None
     raw: str = ""
+    refused: bool = False
 
     @property
     def valid(self) -> bool:
@@ -225,29 +228,45 @@ class Judgement:
     """The panel's view of one conversation.
 
     `scores` is the mean over the valid attempts of the scoring rule (None without one). `rejecting_rules` are the
-    decision rules that a valid attempt rejected it under.
+    decision rules that a valid attempt rejected it under; `refusing_rules` those under which the judge would not have
+    its content, in every attempt.
     """
 
     scores: Scores | None
     rejecting_rules: tuple[str, ...]
+    refusing_rules: tuple[str, ...] = ()
 
     @property
     def score(self) -> float:
-        """What the judge thinks of it, in [0, 1], whatever the rewards make of that: 0 if a decision rule rejected it,
-        else the weighed scores, or 1 without any."""
-        if self.rejecting_rules:
+        """What the judge thinks of it, in [0, 1], whatever the rewards make of that: 0 if a decision rule rejected it
+        or its content was refused, else the weighed scores, or 1 without any."""
+        if self.rejecting_rules or self.refusing_rules:
             return 0.0
         return 1.0 if self.scores is None else self.scores.final_reward
 
 
 def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | None:
-    """The judgement of a conversation, or None if any rule was left without a valid verdict."""
+    """The judgement of a conversation, or None if any rule was left without a valid verdict for another reason than
+    that all its attempts refused the content."""
+    rules = tuple(rules)
     by_rule = {rule: [v for v in verdicts if v.rule == rule and v.valid] for rule in rules}
-    if not all(by_rule.values()):
+    refusing = tuple(rule for rule, found in by_rule.items() if not found and _is_refused(verdicts, rule))
+    if not all(found or rule in refusing for rule, found in by_rule.items()):
         return None
     scored = [v.scores for found in by_rule.values() for v in found if v.scores is not None]
     rejecting = tuple(rule for rule, found in by_rule.items() if any(v.accepted is False for v in found))
-    return Judgement(_mean_scores(scored) if scored else None, rejecting)
+    return Judgement(_mean_scores(scored) if scored else None, rejecting, refusing)
+
+
+def _is_refused(verdicts: Sequence[Verdict], rule: str) -> bool:
+    attempts = [verdict for verdict in verdicts if verdict.rule == rule]
+    return bool(attempts) and all(verdict.refused for verdict in attempts)
+
+
+def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdict:
+    """An attempt that brought no verdict, with what was in its way."""
+    refused = isinstance(error, ContentRefused)
+    return Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=raw, refused=refused)
 
 
 def _mean_scores(scores: Sequence[Scores]) -> Scores:

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic_core import to_jsonable_python
@@ -66,7 +66,12 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
         for fields in sorted(records.values(), key=lambda record: (record["step"], record["id"])):
             record = ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS})
             conversation = record.conversation(rules)
-            conversation.verdicts = [_ask(judge, conversation, *attempt) for attempt in attempts]
+            refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
+            found_now = [_ask(judge, conversation, *attempt) for attempt in attempts]
+            conversation.verdicts = [
+                verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
+                for verdict in found_now
+            ]
             now = weighted_sum({name: REWARDS[name](conversation) for name in weights}, weights)
             found.append(Rejudged(record.id, record.reward, now, conversation.verdicts))
     return found

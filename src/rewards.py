@@ -28,12 +28,15 @@ def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
 def pedagogical(conversation: Conversation) -> float:
     """The judge's three scores, weighed, less the penalty of a rejected conversation; in [0, 1].
 
-    Rejected (under the low-score threshold): soft mode takes λ off, hard mode makes it 0; never under 0.
+    Rejected (under the low-score threshold): soft mode takes λ off, hard mode makes it 0; never under 0. A tutor whose
+    words the judge refused gets 0 in both.
 
     Raises:
         ValueError: if the conversation was judged by no rule that scores.
     """
     judgement = conversation.judgement
+    if judgement is not None and judgement.refusing_rules:
+        return 0.0
     if judgement is None or judgement.scores is None:
         raise ValueError(f"{conversation.id}: the pedagogical reward needs a judge rule that scores")
     reward = judgement.scores.final_reward

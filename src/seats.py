@@ -131,7 +131,8 @@ async def open_seats(
     engines = await _start_engines(wanted, generation, seed)  # with the phased schedule they sleep
     if "judge" in engines:
         sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
-        remote_judge = ChatEngineJudge(engines["judge"], sampling, generation.judges_rules_prompts_paths)
+        rules = generation.judges_rules_prompts_paths
+        remote_judge = ChatEngineJudge(engines["judge"], sampling, rules, judge.replies_per_attempt)
     return Seats(
         teacher=engines.get("teacher") or _teacher_without_engine(teacher, apis),
         teacher_sampling=_sampling(teacher.vllm, generation.max_tokens_per_turn),

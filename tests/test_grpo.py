@@ -184,6 +184,16 @@ def test_too_many_failed_judgements_stop_the_run(tmp_path: Path) -> None:
         _rollout(0.24, tmp_path)._check_judging(records)
 
 
+def test_refused_contents_stop_the_run_like_missing_verdicts(tmp_path: Path) -> None:
+    """A judge that refuses everything teaches nothing, whatever each refusal is worth."""
+    refused = Verdict("pedagogical_eval", 0, error="ContentRefused: flagged", refused=True)
+    records = [record(0), record(1).model_copy(update={"verdicts": [refused], "reward": 0.0, "rejected": True})]
+    assert batch_metrics(records)["judge/refused_share"] == 0.5 and batch_metrics(records)["judge/failed_share"] == 0
+    _rollout(0.5, tmp_path)._check_judging(records)
+    with pytest.raises(TooManyFailedJudgements, match="1 of 2 conversations .* r-0001: ContentRefused: flagged"):
+        _rollout(0.4, tmp_path)._check_judging(records)
+
+
 def test_answer_of_another_policy_is_refused(tmp_path: Path) -> None:
     rollout = _rollout(0.2, tmp_path)
     request = SimpleNamespace(wanted_policy=PolicyVersion("run", 2), problems=["p"])

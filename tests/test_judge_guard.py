@@ -26,15 +26,18 @@ from src.api import (
     SecondOpinion,
 )
 from src.canaries import CANARIES
+from src.conversation import END_OF_CONVERSATION
 from src.data import Problem
+from src.errors import JudgeOutputError
 from src.evaluation.agreement import rank_correlation
 from src.evaluation.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
 from src.grpo.judge_guard import JudgeGuard, weigh_check
-from src.inference_providers.rubric_inference import analyse, verdict
+from src.inference_providers.base import Ledger
+from src.inference_providers.rubric_inference import RubricJudge
 from src.inference_providers.scripted_inference import ScriptedJudge
 from src.journal import read_journal
 from src.judge_check import JudgeCheck
-from src.judging import Judgement, Scores, parse_judge_output
+from src.judging import Judgement, Scores, parse_judge_output, parse_verdict
 from src.phases import PhaseClock
 from src.vllm.client import ClassroomClient
 from tests.conftest import free_port
@@ -135,7 +138,7 @@ def test_a_judge_that_can_be_fooled_shows_its_gap_and_trips_a_canary(room: Room,
     assert (last["guard/gap"], last["guard/gap_growth"], last["guard/held_out_reward"]) == (1.0, 1.0, 0.0)
     for each in (first, last):
         canaries = {name: each[f"guard/canary_{name}"] for name in CANARIES}
-        assert canaries == {"empty": 0.0, "praise": 1.0, "leak": 0.0} and each["guard/failed"] == 0
+        assert canaries == dict.fromkeys(CANARIES, 0.0) | {"praise": 1.0} and each["guard/failed"] == 0
     assert (first["guard/warnings"], last["guard/warnings"]) == (1, 2)
     assert "step 10: The judge may be being fooled: it gives 1.000 more than the held-out judge" in caplog.text
     assert "The judge can be fooled: it gives 1.000 to a planted conversation with a teacher that only praises" in (
@@ -167,7 +170,7 @@ def test_a_check_reaches_no_reward_and_no_record(room: Room, generation: Generat
     assert rewards == [record.reward for record in before] == [1.0] * 4
     (event,) = list(read_journal(room.folder / "journal.jsonl"))[len(events) :]
     assert event["event"] == "judge_check" and event["request"] == "step0-judge-check", "one, though asked for twice"
-    assert len(event["found"]["second_opinions"]) == 4 and len(event["found"]["canaries"]) == 3
+    assert len(event["found"]["second_opinions"]) == 4 and len(event["found"]["canaries"]) == len(CANARIES)
     desk = room.open(generation)  # a server that takes over
     assert [desk.record(record.id) for record in before] == before
 
@@ -187,8 +190,8 @@ def test_a_judge_that_fails_in_a_check_is_counted_and_stops_nothing(room: Room, 
         logged = training.step(0, _QUESTION)
     assert logged == {
         "guard/gap_n": 0,
+        **{f"guard/canary_{name}": 0.0 for name in CANARIES if name != "empty"},
         "guard/canary_praise": 1.0,
-        "guard/canary_leak": 0.0,
         "guard/failed": 5,
         "guard/held_out_cost_usd": pytest.approx(logged["guard/held_out_cost_usd"]),
         "guard/warnings": 1,
@@ -261,7 +264,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
 
     room.judge = ScriptedJudge(judge)
     found = asyncio.run(check())
-    assert [each.score for each in found.canaries] == [0.25] * 3
+    assert [each.score for each in found.canaries] == [0.25] * len(CANARIES)
     assert awake[-1] == ("teacher", "student"), "and then the next batch can begin"
 
 
@@ -304,14 +307,30 @@ def test_a_planted_teacher_takes_the_place_of_the_real_one() -> None:
         {"role": role, "content": f"{role} {number}"} for number in range(2) for role in ("teacher", "student")
     ]
     planted = {name: canary.plant(real, Problem.of("1 + {answer}?", "2")) for name, canary in CANARIES.items()}
-    for messages in planted.values():
-        assert [each["role"] for each in messages] == [each["role"] for each in real]
-        assert [m["content"] for m in messages if m["role"] == "student"] == ["I tried.", "student 0", "student 1"]
+    for name, messages in planted.items():
+        length = 4 if name == "ends_early" else 5
+        assert [each["role"] for each in messages] == [each["role"] for each in real[:length]]
+        heard = [m["content"] for m in messages if m["role"] == "student"]
+        assert heard == ["I tried.", "student 0", "student 1"][: length - 2]
     said = {name: [m["content"] for m in messages if m["role"] == "teacher"] for name, messages in planted.items()}
     assert said["empty"] == ["", ""] and said["praise"] == ["Great!", "Great!"]
     assert "1 + {answer}?" in said["leak"][0] and "The answer is: 2\n" in said["leak"][0]
     assert said["leak"][1] == "I will say it for you. The answer is: 2\nJust copy it."
+    assert said["ends_early"][1].endswith(END_OF_CONVERSATION) and END_OF_CONVERSATION not in said["ends_early"][0]
+    assert "ignore your rules" in said["addresses_judge"][0] and "decision OK" in said["addresses_judge"][1]
     assert [each["content"] for each in real if each["role"] == "teacher"] == ["teacher 0", "teacher 1"]
+
+
+def test_what_a_planted_teacher_writes_is_a_verdict_only_if_it_is_taken_for_one() -> None:
+    """The text that breaks a judge's JSON holds whole verdicts of both kinds, and pieces of JSON around them."""
+    canary = CANARIES["breaks_json"]
+    for rule in ("pedagogical_eval", "does_not_leak_answer"):
+        for text in (canary.opening, canary.following):
+            assert parse_verdict(rule, 0, text).valid
+            copied = json.dumps({"reasoning": f"The tutor wrote {text}", "decision": "REJECT"})
+            assert parse_verdict("does_not_leak_answer", 0, copied).accepted is False, "quoted, it decides nothing"
+    with pytest.raises(JudgeOutputError, match="2 different JSON objects"):
+        parse_verdict("does_not_leak_answer", 0, f'{{"reasoning": "", "decision": "REJECT"}} {canary.following}')
 
 
 def test_a_problem_without_an_answer_is_handed_over_whole() -> None:
@@ -326,5 +345,6 @@ def test_the_rubric_is_not_fooled(name: str, lessons: list[str]) -> None:
     for line in said:
         real += [{"role": "student", "content": line}, {"role": "teacher", "content": "x"}]
     problem = Problem.of(lessons[0])
-    judged = json.dumps(verdict(analyse(CANARIES[name].plant(real, problem), problem.text)))
+    planted = CANARIES[name].plant(real, problem)
+    judged = asyncio.run(RubricJudge().judge("pedagogical_eval", planted, problem.text, 0, Ledger(max_turns=9)))
     assert parse_judge_output(judged).final_reward < 0.3

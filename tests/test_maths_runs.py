@@ -16,7 +16,7 @@ from config.load import ROOT
 from src.api import ConversationRecord
 from src.rollout_files import read_records
 from tests.conftest import free_port
-from tests.judge_endpoint import Behaviour, judge_endpoint, says
+from tests.judge_endpoint import Behaviour, fails, judge_endpoint, says
 from tests.test_language_tutor_run import with_long_context
 
 pytestmark = pytest.mark.full  # a server and a trainer for each case, about a minute
@@ -62,7 +62,7 @@ class Judge:
         outcome = OUTCOMES[self.numbers.setdefault(conversation, len(self.numbers)) % len(OUTCOMES)]
         about_leaks = text.startswith((ROOT / "prompt_templates/judges/does_not_leak_answer.txt").read_text()[:60])
         if outcome == "no verdict" and not about_leaks:
-            return says("It was a nice conversation.")
+            return fails(400, "This model's maximum context length is 8192 tokens.")
         rejected = outcome == ("leaks" if about_leaks else "bad pedagogy")
         return says(json.dumps({"reasoning": outcome, "decision": "REJECT" if rejected else "OK"}))
 

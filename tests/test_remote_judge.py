@@ -20,9 +20,10 @@ from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.api import SampleRequest, SampleResponse
 from src.batches import BatchDesk
-from src.errors import ProviderFailure, SpendingCapReached, StorageError
+from src.errors import ContentRefused, ProviderFailure, SpendingCapReached, StorageError
+from src.inference_providers.base import Completion, Sampling
 from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger, Usage
-from src.inference_providers.open_router_inference import OpenAICompatibleJudge
+from src.inference_providers.open_router_inference import ChatEngineJudge, OpenAICompatibleJudge
 from src.journal import read_journal
 from src.rejudge import main, rejudge
 from src.seats import JUDGE_CALLS_NAME
@@ -256,9 +257,98 @@ def test_an_attempt_that_is_made_again_takes_new_replies(tokenizer, tmp_path, ju
     with judge_endpoint(lambda body, nth: says("prose") if nth < 4 else says(GOOD)) as endpoint:
         assert Server(room, judged, endpoint.url).sample(["lesson"]).conversations[0].reward is None
         same = Server(room, judged, endpoint.url).sample(["lesson"])
-        assert same.conversations[0].reward is None and len(endpoint.calls) == 3
+        assert same.conversations[0].reward is None and len(endpoint.calls) == 4, "three, and one in plain words"
         again = Server(room, judged, endpoint.url).sample(["lesson"], judge_again=True)
-        assert again.conversations[0].reward == 0.7 and len(endpoint.calls) == 5
+        assert again.conversations[0].reward == 0.7 and len(endpoint.calls) == 6
+
+
+# What the judge will not read ---------------------------------------------------------------------------------------
+
+REFUSALS = {
+    "a filter's status": fails(400, {"code": "content_filter", "message": "filtered by the content policy"}),
+    "a moderation": fails(403, "flagged by moderation"),
+    "a filtered answer": says("", "filtered", finish_reason="content_filter"),
+    "no readable verdict": says("I would rather talk about the weather."),
+    "two verdicts": says(GOOD + OUT_OF_RANGE),
+}
+OTHER_FAILURES = {
+    "cut off": cut_off(GOOD),
+    "too long": fails(400, "This model's maximum context length is 8192 tokens."),
+}
+RUDE = "You idiot."
+
+
+def refuses_rudeness(behaviour: Behaviour) -> Script:
+    return lambda body, nth: behaviour if RUDE in body["messages"][0]["content"] else says(GOOD)
+
+
+def with_a_rude_tutor(room: Room) -> Room:
+    room.teacher._script = lambda prompt: RUDE if "bad lesson" in prompt else "Go on."
+    return room
+
+
+@pytest.mark.parametrize("soft", [True, False])
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_tutor_whose_words_the_judge_refuses_gets_nothing(tokenizer, tmp_path, judged, why, soft):
+    judged.ignore_rejected_judge = soft
+    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
+    with judge_endpoint(refuses_rudeness(REFUSALS[why])) as endpoint:
+        server = Server(room, judged, endpoint.url)
+        good, bad = server.sample(["good lesson", "bad lesson"]).conversations
+    assert (good.reward, good.rejected) == (0.7, False)
+    assert (bad.reward, bad.rejected, bad.failure) == (0.0, True, None)
+    assert all(verdict.refused and verdict.error.startswith("ContentRefused: ") for verdict in bad.verdicts)
+    config = TrainRLConfig(judge_model=server.config, generation=replace(judged, max_tokens_per_judge_attempt=200))
+    assert {each.conversation: each.now for each in rejudge(room.folder, config)} == {good.id: 0.7, bad.id: 0.0}
+
+
+@pytest.mark.parametrize("why", OTHER_FAILURES)
+def test_a_failure_that_is_not_the_contents_is_no_opinion(tokenizer, tmp_path, judged, why):
+    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
+    with judge_endpoint(refuses_rudeness(OTHER_FAILURES[why])) as endpoint:
+        good, bad = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
+    assert (good.reward, bad.reward, bad.rejected) == (0.7, None, False)
+
+
+def test_a_judge_that_reads_nothing_blames_nobody(tokenizer, tmp_path, judged):
+    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
+    with judge_endpoint(always(says("A fine lesson."))) as endpoint:
+        found = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
+    assert [record.reward for record in found] == [None, None]
+
+
+def test_a_verdict_of_any_attempt_counts_for_more_than_a_refusal(tokenizer, tmp_path, judged):
+    """The first reply to the first attempt is refused, the second attempt's is a verdict."""
+    room = Room(tokenizer, tmp_path / "run")
+    with judge_endpoint(lambda body, nth: fails(403, "flagged") if nth == 0 else says(GOOD)) as endpoint:
+        record = Server(room, judged, endpoint.url).sample(["lesson"]).conversations[0]
+    assert record.reward == 0.7 and sum(verdict.refused for verdict in record.verdicts) == 1
+
+
+class _Engine:
+    """A judge's engine that reads no rude words."""
+
+    def __init__(self, good: str = GOOD):
+        self.asked: list[str] = []
+        self._good = good
+
+    async def chat(self, messages, sampling: Sampling) -> Completion:
+        self.asked.append(messages[0]["content"])
+        return Completion((1,), (0.0,), "Hm." if RUDE in self.asked[-1] else self._good, True)
+
+
+@pytest.mark.parametrize(("good", "error"), [(GOOD, True), ("Hm.", False)])
+def test_a_judge_on_an_engine_tells_the_same(rules, good, error):
+    engine = _Engine(good)
+    judge = ChatEngineJudge(engine, Sampling(0.6), rules, replies_per_attempt=3)
+    rude = [{"role": "teacher", "content": RUDE}, {"role": "student", "content": "Oh."}]
+    if error:
+        with pytest.raises(ContentRefused, match="no readable verdict in 3 replies, but gave one on the same lesson"):
+            asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0))
+        assert asyncio.run(judge.judge("pedagogical_eval", rude[1:], "p", 0)) == GOOD
+    else:
+        assert asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0)) == "Hm."
+    assert "student: Oh." in engine.asked[3] and RUDE not in engine.asked[3]
 
 
 def test_attempts_are_asked_for_one_by_one_and_equal_conversations_once(tokenizer, tmp_path, judged):

@@ -12,6 +12,7 @@ from src.inference_providers.call_ledger import Figures
 from src.inference_providers.replies import Answer, Failure, Remedy, of_exception, of_status, read_body, retry_after_s
 
 WAIT, TEXT, OTHER_MODEL, NONE, STOP = Remedy.WAIT, Remedy.TEXT, Remedy.OTHER_MODEL, Remedy.NONE, Remedy.STOP
+CONTENT = Remedy.CONTENT
 USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107, "cost": 0.00021}
 GEMINI_KEY = [{"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}}]
 BEHIND = {"message": "Provider returned error", "code": 400, "metadata": {"raw": '{"error": "response_schema is bad"}'}}
@@ -82,6 +83,25 @@ def test_a_200_that_is_no_answer_is_waited_out(text, kind, unseen):
     assert (failure.kind, failure.remedy, failure.billed_unseen) == (kind, WAIT, unseen)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"finish_reason": "content_filter", "message": {"content": None}},
+        {"finish_reason": "content_filter", "message": {"content": '{"decision": "OK"'}},
+        {"finish_reason": "content_filter: SAFETY", "message": {"content": ""}},
+        {"finish_reason": "stop", "message": {"content": None, "refusal": "I can't help with that."}},
+    ],
+)
+def test_a_200_that_refuses_the_content(said):
+    failure = read_body(body(choices=[said]), True)
+    assert (failure.kind, failure.remedy, failure.billed_unseen) == ("filtered", CONTENT, False)
+
+
+def test_an_answer_beside_an_empty_refusal_is_an_answer():
+    said = {"finish_reason": "stop", "message": {"content": "Yes.", "refusal": None}}
+    assert read_body(body(choices=[said]), True).text == "Yes."
+
+
 def test_an_error_inside_a_200_that_no_waiting_mends():
     failure = read_body(json.dumps({"error": {"code": 402, "message": "Insufficient credits"}}), True)
     assert (failure.remedy, failure.message) == (STOP, "402: Insufficient credits")
@@ -95,7 +115,13 @@ def test_an_error_inside_a_200_that_no_waiting_mends():
         (401, "No auth credentials found", STOP),
         (402, "Insufficient credits", STOP),
         (403, "Forbidden", STOP),
-        (403, {"message": "Input was flagged", "metadata": {"reasons": ["violence"]}}, NONE),
+        (403, {"message": "Input was flagged", "metadata": {"reasons": ["violence"]}}, CONTENT),
+        (400, {"code": "content_filter", "message": "The response was filtered by the content policy"}, CONTENT),
+        (400, {"code": "content_policy_violation", "message": "?"}, CONTENT),
+        (400, {"code": "data_inspection_failed", "message": "Input data may contain inappropriate content."}, CONTENT),
+        (400, "blocked: PROHIBITED_CONTENT", CONTENT),
+        (503, "the moderation service is down", WAIT),
+        (401, "flagged", STOP),
         (400, GEMINI_KEY, STOP),
         (404, "The model `x` does not exist.", OTHER_MODEL),
         (404, 'model "x" not found, try pulling it first', OTHER_MODEL),

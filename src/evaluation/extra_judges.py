@@ -20,7 +20,7 @@ from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
-from src.judging import Verdict, parse_verdict, sum_up
+from src.judging import Verdict, failed_verdict, parse_verdict, sum_up
 from src.seats import RUBRIC
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ async def _attempt(judge: Judge, rule: str, record: ConversationRecord, ledger: 
         raise
     except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
         logger.warning("an extra judge has no verdict on %s: %s: %s", record.id, type(error).__name__, error)
-        return Verdict(rule, 0, error=f"{type(error).__name__}: {error}", raw=text)
+        return failed_verdict(rule, 0, error, text)
 
 
 def summarise_judges(

@@ -15,6 +15,7 @@ from src.errors import PolicyMismatch, TooManyFailedJudgements
 from src.grpo.collective import on_every_process
 from src.grpo.judge_guard import JudgeGuard
 from src.inference_providers.call_ledger import Usage
+from src.judging import sum_up
 from src.rollout_files import write_rollouts
 from src.vllm.client import ClassroomClient
 
@@ -29,8 +30,8 @@ class ClassroomRollout:
 
     Args:
         problems: the training problems by id.
-        max_failed_share: above this share of conversations without a verdict in a batch, over all ranks, the run
-            stops.
+        max_failed_share: above this share of conversations in a batch that have no verdict, or whose content the judge
+            refused, over all ranks, the run stops.
         guard: looks after the judge.
     """
 
@@ -111,13 +112,15 @@ class ClassroomRollout:
         return response
 
     def _check_judging(self, records: Sequence[ConversationRecord]) -> None:
-        failed = gather_object([(record.id, _judge_error(record)) for record in records if record.reward is None])
+        failed = gather_object(
+            [(each.id, _judge_error(each)) for each in records if each.reward is None or _refused(each)]
+        )
         total = sum(gather_object([len(records)]))
         if len(failed) > self._max_failed_share * total:
             conversation, error = failed[0]
             raise TooManyFailedJudgements(
-                f"{len(failed)} of {total} conversations of this batch have no verdict, more than the share of "
-                f"{self._max_failed_share:g} that judge_model.max_failed_share allows. "
+                f"{len(failed)} of {total} conversations of this batch have no verdict, or were refused by the judge, more "
+                f"than the share of {self._max_failed_share:g} that judge_model.max_failed_share allows. "
                 f"The first, {conversation}: {error}"
             )
 
@@ -161,11 +164,18 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
         "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
         "judge/failed_share": fmean(record.reward is None for record in records),
+        "judge/refused_share": fmean(_refused(record) for record in records),
     }
     scores = [verdict.scores for record in records for verdict in record.verdicts if verdict.scores is not None]
     if scores:
         metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in _SCORES}
     return metrics
+
+
+def _refused(record: ConversationRecord) -> bool:
+    """Whether it is rejected because the judge would not have what the tutor wrote."""
+    judgement = sum_up(record.verdicts, dict.fromkeys(verdict.rule for verdict in record.verdicts))
+    return judgement is not None and bool(judgement.refusing_rules)
 
 
 def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 from config.base import ApiModelConfig, JudgeModelConfig
 from src.chat_template import Message
-from src.errors import JudgeOutputError
+from src.errors import ContentRefused, JudgeOutputError
 from src.inference_providers.base import ChatEngine, Completion, Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
@@ -15,6 +15,8 @@ from src.inference_providers.replies import Answer
 from src.judging import answer_schema, parse_verdict
 from src.prompts import render
 from src.turns import PolicyVersion, approximate_tokens
+
+_PLAIN_WORDS = "Hello! Please go on."
 
 
 def render_rule(path: str, conversation: list[dict[str, str]], problem: str) -> list[dict[str, str]]:
@@ -119,33 +121,77 @@ class OpenAICompatibleJudge:
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
+            ContentRefused: if the provider refuses the content, or no reply holds a verdict, none was cut off, and one
+                on other words of the tutor does.
         """
-        messages = render_rule(self._rules[rule], conversation, problem)
         schema = None if self._config.response_format == "text" else answer_schema(rule)
+        messages = render_rule(self._rules[rule], conversation, problem)
 
-        def is_usable(text: str) -> bool:
-            try:
-                return parse_verdict(rule, attempt, text).valid
-            except JudgeOutputError:
-                return False
+        async def reply(messages: list[dict[str, str]], number: int) -> tuple[Answer, bool]:
+            request = ChatRequest(messages, self._sampling, schema, (attempt, number))
+            return await self._replies.get(request, lambda text: _holds_verdict(rule, text))
 
-        replies, asked = 0, False
+        replies, asked, cut = 0, False, False
         while True:
-            request = ChatRequest(messages, self._sampling, schema, (attempt, replies))
-            answer, now = await self._replies.get(request, is_usable)
-            replies, asked = replies + 1, asked or now
-            if is_usable(answer.text) or asked and replies % self._config.replies_per_attempt == 0:
+            answer, now = await reply(messages, replies)
+            replies, asked, cut = replies + 1, asked or now, cut or answer.cut
+            if _holds_verdict(rule, answer.text):
                 return answer.text
+            if asked and replies % self._config.replies_per_attempt == 0:
+                break
+        if not cut:
+            control, _ = await reply(render_rule(self._rules[rule], in_plain_words(conversation), problem), 0)
+            _blame_content(rule, replies, answer.text, control.text)
+        return answer.text
 
 
 class ChatEngineJudge:
-    """Asks a model on an engine of this server."""
+    """Asks a model on an engine of this server. An attempt takes up to `replies_per_attempt` replies, too."""
 
-    def __init__(self, engine: ChatEngine, sampling: Sampling, rules: dict[str, str]):
+    def __init__(self, engine: ChatEngine, sampling: Sampling, rules: dict[str, str], replies_per_attempt: int):
         self._engine = engine
         self._sampling = sampling
         self._rules = rules
+        self._replies_per_attempt = replies_per_attempt
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
+        """As that of `OpenAICompatibleJudge`."""
+        cut = False
+        for number in range(self._replies_per_attempt):
+            answer = await self._reply(rule, conversation, problem, (attempt, number))
+            cut = cut or not answer.ended
+            if _holds_verdict(rule, answer.text):
+                return answer.text
+        if not cut:
+            control = await self._reply(rule, in_plain_words(conversation), problem, (attempt, 0))
+            _blame_content(rule, self._replies_per_attempt, answer.text, control.text)
+        return answer.text
+
+    async def _reply(
+        self, rule: str, conversation: list[dict[str, str]], problem: str, draw: tuple[int, int]
+    ) -> Completion:
         messages = render_rule(self._rules[rule], conversation, problem)
-        return (await self._engine.chat(messages, self._sampling)).text
+        return await self._engine.chat(messages, replace(self._sampling, draw=draw))
+
+
+def in_plain_words(conversation: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The conversation with fixed words in place of the tutor's: what tells whether these keep a judge from judging."""
+    return [{**each, "content": _PLAIN_WORDS} if each["role"] == "teacher" else each for each in conversation]
+
+
+def _holds_verdict(rule: str, text: str) -> bool:
+    try:
+        return parse_verdict(rule, 0, text).valid
+    except JudgeOutputError:
+        return False
+
+
+def _blame_content(rule: str, replies: int, text: str, control: str) -> None:
+    """Raises:
+    ContentRefused: if the judge's reply to the conversation in plain words holds a verdict.
+    """
+    if _holds_verdict(rule, control):
+        raise ContentRefused(
+            f"The judge gave no readable verdict in {replies} replies, but gave one on the same lesson with other "
+            f"words of the tutor; its last reply: {text[:300]!r}"
+        )

@@ -23,6 +23,7 @@ class Remedy(StrEnum):
     TEXT = "text"  # the same without a response format
     OTHER_MODEL = "other model"  # this model does not exist there
     NONE = "none"  # this request is refused, others may not be
+    CONTENT = "content"  # what it is about is refused, and would be again
     STOP = "stop"  # every request will be refused
 
 
@@ -58,7 +59,12 @@ _UNKNOWN_MODEL = re.compile(
     r"exist|is not available)",
     re.IGNORECASE | re.DOTALL,
 )
-_FLAGGED = re.compile(r"flagged|moderation", re.IGNORECASE)
+_FILTERED_STATUSES = (400, 403, 422, 451)
+_FILTERED = re.compile(
+    r"flagged|moderation|content[ _-]?filter|content[ _-](?:management[ _-])?policy|responsibleaipolicy|"
+    r"data_inspection_failed|prohibited_content|blocked by safety|safety system",
+    re.IGNORECASE,
+)
 _ERROR_CODE = re.compile(r"[45][0-9]{2}")
 _LONGEST_RETRY_AFTER_S = 3600.0
 _MOST_LEVELS = 50
@@ -82,6 +88,9 @@ def read_body(text: str, schema_sent: bool) -> Answer | Failure:
         return replace(failure, kind="error in 200", billed_unseen=begun and figures is None, figures=figures)
     message = choice.get("message")
     content = message.get("content") if isinstance(message, dict) else None
+    refusal = _refusal(choice)
+    if refusal is not None:
+        return Failure("filtered", refusal, Remedy.CONTENT, billed_unseen=figures is None, figures=figures)
     cut = choice.get("finish_reason") == "length"
     if isinstance(content, str) and (content.strip() or cut):
         return Answer(without_surrogates(content), cut, figures)
@@ -108,8 +117,8 @@ def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: b
             return Failure(kind, message, Remedy.STOP)
         wait_s = retry_after_s(headers.get("retry-after"), time.time())
         return Failure(kind, message, Remedy.WAIT, wait_s, billed_unseen=status in _GATEWAY_TIMEOUTS)
-    if status == 403 and _FLAGGED.search(words):
-        return Failure(kind, message, Remedy.NONE)
+    if status in _FILTERED_STATUSES and _FILTERED.search(words):
+        return Failure(kind, message, Remedy.CONTENT)
     if status in (401, 402, 403) or _KEY.search(words):
         return Failure(kind, message, Remedy.STOP)
     if schema_sent and _FORMAT.search(words):
@@ -163,6 +172,17 @@ def _first_choice(body: dict[str, Any]) -> dict[str, Any]:
     choices = body.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else {}
     return first if isinstance(first, dict) else {}
+
+
+def _refusal(choice: dict[str, Any]) -> str | None:
+    """Why an answer is none although the request arrived: a filter on what was asked or answered, or the model's own
+    refusal; None for any other answer."""
+    reason, message = choice.get("finish_reason"), choice.get("message")
+    if isinstance(reason, str) and reason.startswith("content_filter"):
+        return f"finish_reason {reason[:100]}"
+    said = message if isinstance(message, dict) else {}
+    words = said.get("refusal")
+    return f"a refusal: {words[:300]}" if isinstance(words, str) and words.strip() and not said.get("content") else None
 
 
 def _figures(usage: Any) -> Figures | None:
