@@ -140,6 +140,9 @@ class GenerationConfig:
     are as those processes see them, so http://127.0.0.1:8005 twice means each machine's own. A server is told which of
     them it is by `server_index`, from 0.
 
+    `allowed_hosts`: names besides localhost under which a server without a token (`CLASSROOM_TOKEN`) is asked, such as
+    host.docker.internal; IP addresses need not be named. They are names alone, without a port.
+
     `schedule`: `concurrent` lets every conversation go on by itself; `phased` has all of them finish the dialogue
     before any is judged, and so on, and has the engines sleep that a phase does not need (src/phases.py), for models
     that do not fit side by side.
@@ -174,6 +177,7 @@ class GenerationConfig:
     low_score_threshold: float = 0.3
     server_host: str = "127.0.0.1"
     server_port: int = 8005
+    allowed_hosts: list[str] = field(default_factory=list)
     server_urls: list[str] | None = None
     server_index: int = 0
     server_start_timeout_s: float = 1800.0

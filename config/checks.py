@@ -46,6 +46,7 @@ from src.rewards import REWARDS, default_weights
 if TYPE_CHECKING:
     from config.eval_model import EvalConfig
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DEADLINES = (
     "server_start_timeout_s",
     "sample_timeout_s",
@@ -155,6 +156,11 @@ def check_generation(generation: GenerationConfig) -> None:
 
 
 def _check_servers(generation: GenerationConfig) -> None:
+    for name in generation.allowed_hosts:
+        if not _HOST_NAME.fullmatch(name):
+            raise ConfigError(
+                f"generation.allowed_hosts holds {name!r}; each is a host's name alone, such as host.docker.internal."
+            )
     urls = generation.server_urls
     if urls is not None and not urls:
         raise ConfigError(

@@ -129,7 +129,7 @@ def take_chat(browser: Browser, run: Path) -> None:
     engine = TrainedModel(run)
     seats = Seats(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
     app = FastAPI()
-    add_viewer(app, run, live=True, guarded=False)
+    add_viewer(app, run, live=True)
     app.state.tutor = SeatedTutor(seats, generation, longest_s=60)
     with serving(app, free_port()) as url:
         talk(browser, url)

@@ -3,19 +3,22 @@
 import hashlib
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from src.conversation import ClassroomRules, Conversation, Solution, State
 from src.data import Problem
 from src.inference_providers.call_ledger import Usage
 from src.judging import Verdict
 from src.schedule import ConversationType, Setup
+from src.text import nests_deeper
 from src.turns import PolicyVersion, Turn
 
 LARGEST_BATCH = 4096
 """Conversations that one request may ask for: all of them are held at once."""
 LARGEST_BODY = 64 * 1024**2
 """Bytes that the body of a request may have: 16 KiB for each conversation of the largest batch."""
+
+_LEVELS_OF_META = 20
 
 
 class _Strict(BaseModel):
@@ -28,7 +31,8 @@ class SampleRequest(_Strict):
     `request_id` names this piece of work: sent again with the same body it gives the same answer and is not run
     again. `run_id` and `policy_version` null accept whatever weights are loaded (evaluation). `greedy` samples the
     teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
-    tutors can be compared; training leaves it off. `meta` (one mapping per conversation) is kept with the record.
+    tutors can be compared; training leaves it off. `meta` (one mapping per conversation, of at most 20
+    levels) is kept with the record.
     `judge_again` makes judge attempts that brought no verdict once more, in a request that was answered before.
     """
 
@@ -43,6 +47,14 @@ class SampleRequest(_Strict):
     greedy: bool = False
     fixed_seeds: bool = False
     judge_again: bool = False
+
+    @field_validator("meta")
+    @classmethod
+    def _meta_is_flat_enough(cls, meta: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for place, each in enumerate(meta or ()):
+            if nests_deeper(each, _LEVELS_OF_META):
+                raise ValueError(f"entry {place} holds values within values on more than {_LEVELS_OF_META} levels")
+        return meta
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "SampleRequest":

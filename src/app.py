@@ -35,8 +35,9 @@ from src.batches import BatchDesk, open_desk
 from src.error_answers import add_error_answers, answer_with_message
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
 from src.gpu_lease import GpuLease
-from src.http_guards import BodyLimit, TokenRequired, unless_gone
+from src.http_guards import add_guards
 from src.judge_check import open_judge_check
+from src.long_poll import unless_gone
 from src.policy_folder import inside_run_folder
 from src.ports import refuse_taken_port
 from src.rewards import REWARDS
@@ -158,15 +159,12 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     app.state.judge_check = None
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _end_and_answer)
-    app.add_middleware(BodyLimit)
-    token = token_for(config.generation.server_host)
-    if token is not None:
-        app.add_middleware(TokenRequired, token=token, open_paths=frozenset(page_files()))
+    add_guards(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
     _add_sampling_routes(app)
     _add_weight_routes(app)
     _add_rest_routes(app)
     _add_status_routes(app)
-    add_viewer(app, run_folder, live=True, guarded=token is not None)
+    add_viewer(app, run_folder, live=True)
     return app
 
 

@@ -111,15 +111,16 @@ class BatchDesk:
                 f"Request {request.request_id} asks for {len(request.problems)} conversations, but a server holds "
                 f"{LARGEST_BATCH} at once: split the request."
             )
+        digest = request.digest
         while (batch := self._batches.get(request.request_id)) is not None:
-            if batch.digest != request.digest:
+            if batch.digest != digest:
                 raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
             if batch.weights in (None, self._classroom.seats.teacher.weights):
                 break
             await self._give_up(request.request_id, batch)
         if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
             task = asyncio.create_task(self._run(request))
-            batch = self._batches[request.request_id] = _Batch(request.digest, task)
+            batch = self._batches[request.request_id] = _Batch(digest, task)
         return batch
 
     async def _give_up(self, request_id: str, batch: _Batch) -> None:

@@ -36,6 +36,7 @@ __all__ = ["Classroom", "Conversation", "parse_judge_output"]
 _WITHOUT_INFLUENCE = (
     "server_host",
     "server_port",
+    "allowed_hosts",
     "server_urls",
     "server_index",
     "server_start_timeout_s",

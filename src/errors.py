@@ -38,6 +38,12 @@ class AccessDenied(ClassroomError):
     status = 401
 
 
+class ForeignRequest(ClassroomError):
+    """A request to a server without a token that another site's page may have sent."""
+
+    status = 403
+
+
 class RequestTooLarge(ClassroomError):
     """A request that is larger than the server takes."""
 

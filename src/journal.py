@@ -18,16 +18,19 @@ Events, each named by its first field after the time:
 """
 
 import json
+import os
 import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from src.disk import storage_errors
+from src.errors import StorageError
 
 JOURNAL_NAME = "journal.jsonl"
 _HEAD = re.compile(rb'\{"event": "(\w+)", "time": ([\d.e+]+), "\w+": "([^"]*)"')
@@ -43,6 +46,7 @@ class Journal:
         self._positions: dict[str, dict[str, list[int]]] = defaultdict(dict)
         self._begun: dict[str, int] = {}
         self._weights: int | None = None
+        self._file: FileIO | None = None
         with storage_errors(self.path):
             run_folder.mkdir(parents=True, exist_ok=True)
             self.path.touch()
@@ -53,8 +57,9 @@ class Journal:
         """Write one event, its first field naming what it is about, and return the position of its line in bytes.
 
         Raises:
-            StorageError: if the disk is full; nothing is written then.
+            StorageError: if the disk is full, or the file was deleted or replaced; nothing is written then.
         """
+        self._refuse_another_file()
         position = self._file.tell()
         line = {"event": event, "time": round(time.time(), 3), **fields}
         data = json.dumps(to_jsonable_python(line), ensure_ascii=False).encode()
@@ -75,10 +80,35 @@ class Journal:
             raise
 
     def read_at(self, position: int) -> dict[str, Any]:
-        """The event whose line starts at this position."""
+        """The event whose line starts at this position.
+
+        Raises:
+            StorageError: if the file was deleted or replaced.
+        """
+        self._refuse_another_file()
         with self.path.open("rb") as file:
             file.seek(position)
             return json.loads(file.readline())
+
+    def _refuse_another_file(self) -> None:
+        """What is written into a deleted file is lost, and the positions that are known are not those of another."""
+        if self._file is None or self._file.closed:  # nothing is written into it yet, or any more
+            return
+        own = os.fstat(self._file.fileno())
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            what = "was deleted or moved away"
+        else:
+            if os.path.samestat(own, found) and found.st_size == self._file.tell():
+                return
+            what = "was replaced or changed by another program"
+        raise StorageError(
+            f"The journal {self.path} {what} while this server uses it, so nothing more can be written down, or looked "
+            "up in it. End the server. If you have the file or a copy, put it back; then start the server again with "
+            "the same command: without the file it plays the current batch anew and knows no conversation of before, "
+            "but replies that were paid for are in the *_calls.sqlite beside it and are not asked for again."
+        )
 
     def begun(self, request_id: str) -> dict[str, Any] | None:
         """The last event that began this request; None if it never was."""

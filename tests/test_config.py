@@ -193,6 +193,7 @@ OUT_OF_RANGE = [
     ("generation.load_weights_timeout_s", ["0"], "must be above 0"),
     ("generation.server_port", ["0", "-1", "65536"], "must be from 1 to 65535"),
     ("generation.server_host", ["''"], "name an address of this machine"),
+    ("generation.allowed_hosts", ["['http://a']", "['a:80']", "['']", "['*']"], "each is a host's name alone"),
     ("generation.student_names", ["[7]", "[[Alex]]"], "each is a text, or null"),
     ("generation.server_index", ["-1", "1"], "must be from 0 to 0"),
     ("generation.schedule", ["lockstep"], "must be one of concurrent, phased"),

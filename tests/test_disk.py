@@ -36,6 +36,7 @@ from tests.scripted_room import Room
 from tests.test_durability import save_model
 from tests.test_grpo import record
 
+HERE = "http://127.0.0.1:8005"
 REQUEST = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
 
 
@@ -161,7 +162,7 @@ def test_a_journal_on_a_full_disk_is_507_and_the_batch_goes_on_when_there_is_roo
         return desk
 
     monkeypatch.setattr(src.app, "open_desk", open_desk)
-    with TestClient(src.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder)) as client:
+    with TestClient(src.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder), HERE) as client:
         journal = room.folder / "journal.jsonl"
         with files_no_larger_than(journal.stat().st_size + 500):
             answer = client.post("/sample_conversations", json=REQUEST)
@@ -237,3 +238,28 @@ def test_other_errors_stay_what_they_are(tmp_path: Path, fail: Callable[[], None
     with pytest.raises(Exception) as caught, storage_errors(tmp_path):  # noqa: PT011 -- its type is what is looked at
         fail()
     assert not isinstance(caught.value, StorageError)
+
+
+def test_a_journal_that_is_another_one_now_is_refused(tmp_path: Path) -> None:
+    """Cut short, written to by another program, replaced, deleted: what is known of its lines would be wrong."""
+    journal = Journal(tmp_path)
+    first = journal.append("turn", conversation="c", text="one")
+    whole = journal.path.read_bytes()
+
+    def refused(words: str) -> None:
+        for act in (lambda: journal.read_at(first), lambda: journal.append("turn", conversation="c", text="two")):
+            with pytest.raises(StorageError, match=rf"{words}.*while this server uses it.*put it back"):
+                act()
+
+    for content in (b"", whole + whole):
+        journal.path.write_bytes(content)
+        refused("was replaced or changed by another program")
+    journal.path.write_bytes(whole)
+    assert journal.read_at(first)["text"] == "one"
+    journal.path.rename(tmp_path / "moved")
+    refused("was deleted or moved away")
+    journal.path.write_bytes(whole)
+    refused("was replaced or changed by another program")
+    (tmp_path / "moved").rename(journal.path)
+    journal.append("turn", conversation="c", text="two")
+    assert [event["text"] for event in journal.events("c")] == ["one", "two"]

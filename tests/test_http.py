@@ -1,17 +1,25 @@
 """The server's HTTP side with scripted engines: who is let in, what is refused, and what is said then."""
 
 import asyncio
+import ipaddress
+import json
 import logging
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
-from starlette.testclient import TestClient
+import requests
+from fastapi import FastAPI, WebSocket
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 import src.app
 import src.http_guards
@@ -20,18 +28,20 @@ from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.access import TOKEN_VARIABLE, token_for
 from src.api import LARGEST_BATCH, LARGEST_BODY, SampleRequest
-from src.errors import AccessDenied, ClassroomError, ConfigError, RequestTooLarge, UnknownConversation
+from src.errors import AccessDenied, ClassroomError, ConfigError, EngineFailure, RequestTooLarge, UnknownConversation
 from src.grpo.run import connect
 from src.grpo.servers import OwnServer, own_server
-from src.http_guards import BodyLimit
+from src.http_guards import BodyCheck, HostCheck
 from src.journal import read_journal
 from src.policy_folder import policy_path, write_policy
 from src.turns import PolicyVersion
 from src.vllm.client import ClassroomClient
 from tests.conftest import free_port
-from tests.scripted_room import Room, application, serving
+from tests.scripted_room import Room, serving
+from tests.scripted_room import application as application_of
 from tests.test_durability import save_model
 
+HERE = "http://127.0.0.1:8005"
 TOKEN = "0123456789abcdef-0123456789"
 BODY = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
 
@@ -44,12 +54,12 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
     """Makes the real application with scripted engines in its seats."""
-    return application(room, generation, monkeypatch)
+    return application_of(room, generation, monkeypatch)
 
 
 @pytest.fixture
 def http(app: Callable[..., FastAPI]) -> Iterator[TestClient]:
-    with TestClient(app(), raise_server_exceptions=False) as client:
+    with TestClient(app(), base_url=HERE, raise_server_exceptions=False) as client:
         yield client
 
 
@@ -101,6 +111,114 @@ def test_a_body_that_is_no_json_is_422_and_not_sent_back(http: TestClient) -> No
     assert answer.status_code == 422 and "JSON decode error" in answer.json()["detail"] and len(answer.text) < 500
 
 
+HALF = "half: \ud800"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"problems": [HALF]}, "body.problems.0"),
+        ({"answers": [HALF]}, "body.answers.0"),
+        ({"request_id": HALF}, "body.request_id"),
+        ({"run_id": HALF, "policy_version": 1}, "body.run_id"),
+        ({"meta": [{"a": [1, {"note": HALF}]}]}, "body.meta.0.a.1.note"),
+        ({"meta": [{HALF: 1}]}, "body.meta.0.half: \ufffd"),
+        ({HALF: 1}, "body.half: \ufffd"),
+    ],
+)
+@pytest.mark.parametrize("ascii", [True, False])
+def test_half_a_character_anywhere_in_a_body_is_422_with_its_field(http, room: Room, change, where, ascii) -> None:
+    content = json.dumps(BODY | change, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
+    answer = http.post("/sample_conversations", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"].startswith(f"{where}: Text may hold no half of a character (a lone surrogate")
+    assert not room.teacher.calls
+
+
+@pytest.mark.parametrize("path", ["/load_weights", "/sleep", "/get_pedagogical_reward", "/check_judge", "/api/chat"])
+def test_half_a_character_is_422_on_every_other_route_too(http: TestClient, path: str) -> None:
+    answer = http.post(path, content=json.dumps({"problem": [HALF]}), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422 and answer.json()["detail"].startswith("body.problem.0: Text may hold no half")
+
+
+def test_half_a_character_in_a_mounted_route_is_400_as_openai_says_it(app: Callable[..., FastAPI]) -> None:
+    application = app()
+    application.mount("/v1", answers_everything)
+    body = {"messages": [{"role": "user", "content": HALF}]}
+    with TestClient(application, base_url=HERE) as client:
+        answer = client.post("/v1/chat/completions", content=json.dumps(body))
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "body.messages.0.content"
+        body["messages"][0]["content"] = "whole: \U0001f642, \\ud800"
+        assert client.post("/v1/chat/completions", content=json.dumps(body)).status_code == 200
+
+
+def test_whole_characters_are_taken_however_they_are_escaped(http: TestClient) -> None:
+    content = json.dumps(BODY | {"problems": ["a smile: \U0001f642, and \\ud800"]})
+    answer = http.post("/sample_conversations", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200
+    assert answer.json()["conversations"][0]["problem"] == "a smile: \U0001f642, and \\ud800"
+
+
+def test_meta_that_nests_deep_is_422_and_its_id_may_be_used_again(http: TestClient, room: Room) -> None:
+    for levels in (25, 500, 900):
+        content = json.dumps(BODY | {"meta": ["deep"]}).replace('"deep"', '{"a":' * levels + "1" + "}" * levels)
+        answer = http.post("/sample_conversations", content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422
+        assert "body.meta: Value error, entry 0 holds values within values on more than 20" in answer.json()["detail"]
+    assert not room.teacher.calls
+    assert http.post("/sample_conversations", json=BODY | {"meta": [{"a": {"b": [1]}}]}).status_code == 200
+
+
+def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, generation) -> None:
+    """The cause is told, not what it left undone."""
+    request = SampleRequest.model_construct(**BODY | {"meta": [{"a": HALF}], "judge_again": False})
+    with pytest.raises(PydanticSerializationError, match="surrogates not allowed"):
+        asyncio.run(room.open(generation).sample(request))
+    assert not room.teacher.calls
+
+
+def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
+    desk = room.open(generation)
+
+    async def fail(_: SampleRequest) -> None:
+        desk._batches.clear()
+        raise EngineFailure("the cause")
+
+    desk.classroom.sample = fail
+    with pytest.raises(EngineFailure, match="the cause"):
+        asyncio.run(desk.sample(SampleRequest(**BODY)))
+
+
+def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, capfd) -> None:
+    async def break_down() -> None:
+        raise LookupError("nobody thought of this \ud800")
+
+    port = free_port()
+    application = app(port=port)
+    application.router.add_api_route("/break", break_down)
+    with serving(application, port) as url:
+        answer = requests.get(f"{url}/break", timeout=60)
+    assert answer.status_code == 500
+    assert (
+        "LookupError: nobody thought of this \ufffd. It goes on; the traceback is in its log" in answer.json()["detail"]
+    )
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_journal_that_was_deleted_is_told_with_what_to_do(http: TestClient, room: Room) -> None:
+    played = http.post("/sample_conversations", json=BODY).json()["conversations"][0]["id"]
+    (room.folder / "journal.jsonl").unlink()
+    for answer in (
+        http.get(f"/conversations/{played}"),
+        http.post("/get_pedagogical_reward", json={"conversations": [played]}),
+        http.post("/sample_conversations", json=BODY | {"request_id": "next"}),
+    ):
+        assert answer.status_code == 507
+        for part in (str(room.folder / "journal.jsonl"), "was deleted or moved away", "End the server", "put it back"):
+            assert part in answer.json()["detail"]
+    assert http.get("/health").status_code == 200 and not (room.folder / "journal.jsonl").exists()
+
+
 def test_more_conversations_than_a_server_holds_are_422(http: TestClient, room: Room) -> None:
     many = LARGEST_BATCH + 1
     answer = http.post("/sample_conversations", json=BODY | {"problems": ["p"] * many, "answers": [""] * many})
@@ -147,12 +265,8 @@ def test_reading_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch, announced: 
             pass
 
     headers = [(b"content-length", announced)] if announced else []
-    try:
-        asyncio.run(BodyLimit(reads_all)({"type": "http", "headers": headers}, receive, send))
-        assert sent[0]["status"] == 413
-    except src.http_guards.HTTPException as error:
-        assert error.status_code == 413
-    assert read == most_read
+    asyncio.run(BodyCheck(reads_all)({"type": "http", "headers": headers}, receive, send))
+    assert sent[0]["status"] == 413 and read == most_read
 
 
 def test_a_taken_port_is_refused_before_models_are_loaded_with_who_holds_it(tmp_path: Path) -> None:
@@ -223,6 +337,117 @@ def test_weights_come_from_inside_the_run_folder_only(
     answer = http.post("/load_weights", json=body)
     assert answer.status_code == 422 and said in answer.json()["detail"]
     assert room.teacher.policy == loaded
+
+
+# Whose request it is --------------------------------------------------------------------------------------------
+
+FOREIGN_NAMES = [
+    "evil.example",
+    "evil.example:8005",
+    "127.evil.example",
+    "127.0.0.1.evil.example:8005",
+    "localhost.evil",
+]
+FOREIGN_PAGES = ["http://evil.example", "https://evil.example:8005", "null", "http://localhost:3000", "file://"]
+
+
+def every_route(application: FastAPI) -> list[tuple[str, str]]:
+    """Those of the server, of a mounted application, and some that are not there."""
+    known = [(method, route.path) for route in application.routes for method in getattr(route, "methods", ())]
+    others = [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/no/such/route"), ("OPTIONS", "/sleep")]
+    return [*known, *others]
+
+
+@pytest.mark.parametrize(
+    "headers", [*({"Host": name} for name in FOREIGN_NAMES), *({"Origin": p} for p in FOREIGN_PAGES)]
+)
+def test_no_route_answers_under_a_foreign_name_or_for_a_foreign_page(app, room: Room, published: Path, headers) -> None:
+    application = app()
+    application.mount("/v1", answers_everything)
+    known = every_route(application)
+    assert ("POST", "/load_weights") in known and ("POST", "/wake_up") in known and ("GET", "/") in known
+    loaded = room.teacher.policy
+    with TestClient(application, base_url=HERE, raise_server_exceptions=False) as client:
+        for method, path in known:
+            answer = client.request(method, path, headers=headers)
+            assert answer.status_code == 403, (method, path)
+            assert method == "HEAD" or next(iter(headers.values())) in answer.json()["detail"]
+        weights = {"run_id": "run", "version": 1, "path": str(published)}
+        assert client.post("/load_weights", json=weights, headers=headers).status_code == 403
+        assert room.teacher.policy == loaded and not room.teacher.calls
+        for method, path in known:
+            assert client.request(method, path).status_code != 403, (method, path)
+
+
+async def answers_everything(scope: dict, receive: Callable, send: Callable) -> None:
+    await JSONResponse({})(scope, receive, send)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+def test_websockets_are_refused_under_a_foreign_name(app: Callable[..., FastAPI], headers: dict) -> None:
+    application = app()
+
+    @application.websocket("/socket")
+    async def socket(connection: WebSocket) -> None:
+        await connection.accept()
+        await connection.close()
+
+    with TestClient(application, base_url=HERE) as client:
+        with pytest.raises(WebSocketDenialResponse) as refused, client.websocket_connect("/socket", headers=headers):
+            pass
+        assert refused.value.status_code == 403
+        with client.websocket_connect("/socket", headers={"Host": "127.0.0.1:8005"}):
+            pass
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({"Host": name} for name in ("localhost:9", "LOCALHOST", "127.1.2.3:80", "[::1]:8005", "10.0.0.7:8005")),
+        {"Host": "localhost:9000", "Origin": "http://localhost:9000"},  # the page, through a tunnel
+        {"Host": "192.0.2.7:80", "Origin": "http://192.0.2.7:80"},
+        {"Host": "Host.Docker.internal:8005", "Origin": "http://host.docker.internal:8005"},
+        {"Origin": "https://host.docker.internal"},
+    ],
+)
+def test_this_machine_s_names_addresses_and_allowed_names_are_answered(room, generation, monkeypatch, headers) -> None:
+    generation = replace(generation, allowed_hosts=["host.docker.internal"])
+    application = application_of(room, generation, monkeypatch)()
+    with TestClient(application, base_url=HERE) as client:
+        assert client.get("/health", headers=headers).status_code == 200
+
+
+LABEL = st.text("0123456789abcdefx-_.:[]%@/ \té", max_size=30)
+
+
+@settings(max_examples=100)
+@given(
+    LABEL
+    | st.sampled_from(["127.", "localhost.", "127.0.0.1@", "[::1].", "127.0.0.1:", "0x7f."]).flatmap(
+        lambda begin: LABEL.map(lambda rest: begin + rest)
+    )
+)
+def test_no_name_but_ours_is_taken_for_ours(host: str) -> None:
+    """Whatever passes is an address, with or without a port, or localhost."""
+    if status_for([(b"host", host.encode("latin-1"))]) == 200:
+        name, _, port = host.rpartition(":") if host.count(":") == 1 or "]:" in host else (host, "", "0")
+        assert port.isdecimal() and (name == "localhost" or ipaddress.ip_address(name.strip("[]")))
+
+
+@pytest.mark.parametrize("hosts", [[], ["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"], [""]])
+def test_a_request_with_no_name_or_with_two_is_refused(hosts: list[str]) -> None:
+    assert status_for([(b"host", host.encode()) for host in hosts]) == 403
+
+
+def status_for(headers: list[tuple[bytes, bytes]]) -> int:
+    sent = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/sleep", "headers": headers}
+    asyncio.run(HostCheck(answers_everything)(scope, None, send))
+    return sent[0]["status"]
 
 
 # The token -----------------------------------------------------------------------------------------------------

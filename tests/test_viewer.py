@@ -100,11 +100,15 @@ def test_with_a_token_the_page_loads_and_its_data_does_not(run: Path) -> None:
     assert http.get("/api/run", headers=right).json()["steps"] == [0, 1, 2]
 
 
-def test_without_a_token_only_this_machine_s_names_get_data(run: Path) -> None:
+def test_without_a_token_the_page_and_its_data_are_for_this_machine_s_names(run: Path) -> None:
     for name in ("127.0.0.1", "localhost", "[::1]"):
         assert client_on(run, base_url=f"http://{name}:8005").get("/api/run").status_code == 200
-    refused = client_on(run, base_url="http://rebound.example:8005").get("/api/run")
-    assert refused.status_code == 401 and "not under the name 'rebound.example'" in refused.json()["detail"]
+    elsewhere = client_on(run, base_url="http://rebound.example:8005")
+    for path in (*page_files(), "/api/run", "/openapi.json"):
+        refused = elsewhere.get(path)
+        assert refused.status_code == 403 and "not under 'rebound.example:8005'" in refused.json()["detail"]
+    allowed = TestClient(create_viewer(run, None, ["Rebound.example"]), base_url="http://rebound.example:8005")
+    assert allowed.get("/api/run").status_code == 200
 
 
 # The run ---------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def live_app(run: Path) -> FastAPI:
     """The page of a server that has a tutor."""
     app = FastAPI()
     add_error_answers(app)
-    add_viewer(app, run, live=True, guarded=False)
+    add_viewer(app, run, live=True)
     app.state.tutor = Tutor()
     return app
 

@@ -119,8 +119,8 @@ class ClassroomRollout:
         if len(failed) > self._max_failed_share * total:
             conversation, error = failed[0]
             raise TooManyFailedJudgements(
-                f"{len(failed)} of {total} conversations of this batch have no verdict, or were refused by the judge, more "
-                f"than the share of {self._max_failed_share:g} that judge_model.max_failed_share allows. "
+                f"{len(failed)} of {total} conversations of this batch have no verdict, or were refused by the judge, "
+                f"more than the share of {self._max_failed_share:g} that judge_model.max_failed_share allows. "
                 f"The first, {conversation}: {error}"
             )
 

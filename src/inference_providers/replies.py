@@ -179,10 +179,12 @@ def _refusal(choice: dict[str, Any]) -> str | None:
     refusal; None for any other answer."""
     reason, message = choice.get("finish_reason"), choice.get("message")
     if isinstance(reason, str) and reason.startswith("content_filter"):
-        return f"finish_reason {reason[:100]}"
+        return f"finish_reason {without_surrogates(reason[:100])}"
     said = message if isinstance(message, dict) else {}
     words = said.get("refusal")
-    return f"a refusal: {words[:300]}" if isinstance(words, str) and words.strip() and not said.get("content") else None
+    if not isinstance(words, str) or not words.strip() or said.get("content"):
+        return None
+    return f"a refusal: {without_surrogates(words[:300])}"
 
 
 def _figures(usage: Any) -> Figures | None:

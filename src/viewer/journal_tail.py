@@ -150,11 +150,13 @@ class JournalTail:
             return json.loads(file.readline())
 
     def _follow(self, since: float) -> None:
-        if not self.path.is_file():
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if self._position is not None and size < self._position:  # deleted, or another: what stood in it is gone
+            self._position, self._begun, self._playing = None, {}, {}
+        if not size:
             return
-        size = self.path.stat().st_size
         with self.path.open("rb") as file:
-            if self._position is None or size < self._position:
+            if self._position is None:
                 self._position = max(0, size - _LONGEST_TAIL)
                 if self._position:
                     file.seek(self._position)

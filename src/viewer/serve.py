@@ -12,7 +12,7 @@ from config.train_rl_model import TrainRLConfig
 from src.access import token_for
 from src.error_answers import add_error_answers
 from src.errors import DataError
-from src.http_guards import BodyLimit, TokenRequired
+from src.http_guards import add_guards
 from src.ports import refuse_taken_port
 from src.viewer.page import page_files
 from src.viewer.routes import add_viewer
@@ -29,7 +29,7 @@ def view(arguments: Sequence[str]) -> int:
         config = load(TrainRLConfig, "train_rl", overrides)
         host, port = config.generation.server_host, config.generation.server_port
         refuse_taken_port(host, port)
-        app = create_viewer(_run_folder(folder), token_for(host))
+        app = create_viewer(_run_folder(folder), token_for(host), config.generation.allowed_hosts)
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -37,14 +37,13 @@ def view(arguments: Sequence[str]) -> int:
     return 0
 
 
-def create_viewer(run_folder: Path, token: str | None) -> FastAPI:
-    """The page on a run folder; nothing is written there, no model is loaded."""
+def create_viewer(run_folder: Path, token: str | None, allowed_hosts: Sequence[str] = ()) -> FastAPI:
+    """The page on a run folder; nothing is written there, no model is loaded. Without a token it answers under the
+    `allowed_hosts` besides this machine's own names."""
     app = FastAPI(title="Classroom viewer")
     add_error_answers(app)
-    app.add_middleware(BodyLimit)
-    if token is not None:
-        app.add_middleware(TokenRequired, token=token, open_paths=frozenset(page_files()))
-    add_viewer(app, run_folder, live=False, guarded=token is not None)
+    add_guards(app, token, allowed_hosts, page_files())
+    add_viewer(app, run_folder, live=False)
     return app
 
 

@@ -31,6 +31,7 @@ from src.errors import (
     DataError,
     DeadlineExceeded,
     EngineFailure,
+    ForeignRequest,
     GpuFull,
     PolicyMismatch,
     ProviderFailure,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 _ERRORS: dict[int, type[ClassroomError]] = {
     401: AccessDenied,
     402: SpendingCapReached,
+    403: ForeignRequest,
     404: UnknownConversation,
     409: PolicyMismatch,
     413: RequestTooLarge,
