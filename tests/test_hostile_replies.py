@@ -8,21 +8,32 @@ import gzip
 import itertools
 import json
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
+from config.base import GenerationConfig
+from config.train_rl_model import TrainRLConfig
+from src.api import ConversationRecord
 from src.errors import JudgeOutputError, ProviderFailure, RequestRefused
 from src.inference_providers.call_ledger import IN_FLIGHT, LOST, USABLE, CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.http_client import LARGEST_REPLY
+from src.journal import read_journal
 from src.judging import parse_verdict
+from src.rejudge import rejudge
+from src.rollout_files import read_records, write_rollouts
+from src.viewer.serve import create_viewer
 from tests.chat_client import PRICES, Client, in_turn, question
 from tests.judge_endpoint import Behaviour, Exchange, JudgeEndpoint, completion, judge_endpoint, says
 from tests.test_judging import answer
+from tests.test_remote_judge import Server as JudgeServer
+from tests.test_remote_seats import Server as SeatServer
 from tests.test_replies import REPLIES
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "cost": 1e-5}
@@ -206,3 +217,64 @@ def test_a_redirect_to_anything_is_refused(target, tmp_path: Path):
     ):
         Client(endpoint, tmp_path).ask()
     assert len(endpoint.calls) == 1
+
+
+# The whole way ------------------------------------------------------------------------------------------------------
+
+HALF = "half a character: \ud800"
+KEPT = "half a character: \ufffd"
+
+
+@pytest.fixture
+def judged(generation: GenerationConfig, tmp_path: Path) -> GenerationConfig:
+    (tmp_path / "judge.txt").write_text("{{ problem }} {{ conversation }}")
+    template = {"pedagogical_eval": str(tmp_path / "judge.txt")}
+    return replace(generation, judges_rules_prompts_paths=template, max_turns=3, number_judge_attempts=2)
+
+
+def halves(body: dict, nth: int) -> Behaviour:
+    """The judge has half a character in its reasoning, escaped once or twice; student and teacher in what they say."""
+    if body["model"] != "judge":
+        return sends(whole(HALF))
+    escaped = answer(task_final_reasoning=HALF)
+    return sends(whole(escaped if nth % 2 else escaped.encode().decode("unicode_escape")))
+
+
+def test_half_a_character_of_a_judge_ends_no_run_now_or_later(room, judged):
+    with judge_endpoint(halves) as endpoint:
+        first = JudgeServer(room, judged, endpoint.url).sample(["lesson one", "lesson two"])
+        asked = len(endpoint.calls)
+        (room.folder / "journal.jsonl").unlink()  # as of a run that could not write it: the kept replies are left
+        server = JudgeServer(room, judged, endpoint.url)
+        again = server.sample(["lesson one", "lesson two"])
+        assert len(endpoint.calls) == asked
+    config = TrainRLConfig(judge_model=server.config, generation=replace(judged, max_tokens_per_judge_attempt=200))
+    anew = [verdict for each in rejudge(room.folder, config) for verdict in each.verdicts]
+    for verdicts in ([v for record in found.conversations for v in record.verdicts] for found in (first, again)):
+        assert [v.reasons for v in verdicts] == [v.reasons for v in anew] and all(v.valid for v in verdicts)
+    assert {verdict.reasons["task_final_score"] for verdict in anew} == {KEPT}
+    assert_all_can_be_read(room.folder, again.conversations)
+
+
+def test_half_a_character_of_a_student_or_a_teacher_is_replaced_everywhere(room, generation):
+    with judge_endpoint(halves) as endpoint:
+        first = SeatServer(room, generation, endpoint.url, "student", "teacher").sample()
+        asked = len(endpoint.calls)
+        (room.folder / "journal.jsonl").unlink()
+        again = SeatServer(room, generation, endpoint.url, "student", "teacher").sample()
+        assert len(endpoint.calls) == asked
+    for record in (*first.conversations, *again.conversations):
+        assert {turn.text for turn in record.turns} == {KEPT} and record.failure is None
+    assert_all_can_be_read(room.folder, again.conversations)
+
+
+def assert_all_can_be_read(folder: Path, records: Sequence[ConversationRecord]) -> None:
+    """Journal, Parquet file and page hold the same, and it is UTF-8."""
+    ended = [event for event in read_journal(folder / "journal.jsonl") if event["event"] == "conversation"]
+    assert len(ended) == len(records) and KEPT in str(ended)
+    http = TestClient(create_viewer(folder, None), base_url="http://127.0.0.1:8005")
+    playing = http.get("/api/conversation", params={"where": "now", "id": records[0].id})
+    read = read_records(write_rollouts(folder, 1, 0, records))
+    assert [(each.turns, each.verdicts) for each in read] == [(each.turns, each.verdicts) for each in records]
+    written = http.get("/api/conversation", params={"where": "step-1", "id": records[0].id})
+    assert KEPT in str(playing.json()) and KEPT in str(written.json())
