@@ -90,11 +90,14 @@ def test_a_200_that_is_no_answer_is_waited_out(text, kind, unseen):
         {"finish_reason": "content_filter", "message": {"content": '{"decision": "OK"'}},
         {"finish_reason": "content_filter: SAFETY", "message": {"content": ""}},
         {"finish_reason": "stop", "message": {"content": None, "refusal": "I can't help with that."}},
+        {"finish_reason": "stop", "message": {"content": None, "refusal": "I can't help with \ud800."}},
+        {"finish_reason": "content_filter \udfff", "message": {"content": None}},
     ],
 )
 def test_a_200_that_refuses_the_content(said):
     failure = read_body(body(choices=[said]), True)
     assert (failure.kind, failure.remedy, failure.billed_unseen) == ("filtered", CONTENT, False)
+    assert failure.message.encode(), "it can be kept"
 
 
 def test_an_answer_beside_an_empty_refusal_is_an_answer():
