@@ -4,7 +4,13 @@ from config.eval_model import EvalConfig, check_eval
 from config.load import program
 
 
-@program(EvalConfig, "eval", check=check_eval)
+def shares(config: EvalConfig) -> None:
+    from src.memory_report import show_evaluation_shares
+
+    show_evaluation_shares(config)
+
+
+@program(EvalConfig, "eval", check=check_eval, more_of_dry_run=shares)
 def main(config: EvalConfig) -> None:
     from src.evaluation.run import evaluate
 

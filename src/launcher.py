@@ -15,7 +15,6 @@ dry_run=true shows the configuration, what it needs of a GPU's memory, and the t
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +27,8 @@ from config.checks import check_train_rl
 from config.load import ROOT, USER_ERRORS, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
+from src.memory_sources import gpu_is_there
+from src.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
 from src.processes import Child, Interrupted, Signals
 from src.reporting import METRICS_NAME
 from src.server_process import KeptServer, ServerProcess
@@ -142,12 +143,30 @@ def with_accelerate_config(flags: Sequence[str]) -> list[str]:
     return list(flags)
 
 
-def gpu_is_there() -> bool:
-    """Whether this machine has an NVIDIA GPU that works."""
-    if shutil.which("nvidia-smi") is None:
-        return False
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
-    return listing.returncode == 0 and "GPU " in listing.stdout
+def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
+    """Accelerate's flags, its config file among them, with the precision that `train.dtype` stands for.
+
+    Raises:
+        ConfigError: if a flag or the file names another one.
+    """
+    given = Arguments(accelerate=list(flags))
+    flag, file = given.accelerate_value("--mixed_precision"), given.accelerate_value("--config_file")
+    settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--config_file {file} holds no settings of accelerate's: it must be a mapping of keys.")
+    deepspeed_file = given.accelerate_value("--deepspeed_config_file")
+    deepspeed_file = deepspeed_file or (settings.get("deepspeed_config") or {}).get("deepspeed_config_file")
+    if deepspeed_file is not None:
+        check_deepspeed_file(dtype, Path(deepspeed_file))
+    if flag is not None:
+        refuse_other_precision(dtype, flag, "accelerate's flags have")
+        return list(flags)
+    refuse_other_precision(dtype, _text(settings.get("mixed_precision")), f"{file} has")
+    return [*flags, "--mixed_precision", PRECISIONS[dtype]]
+
+
+def _text(value: object) -> str | None:
+    return "no" if value is False else value if value is None else str(value)  # YAML's bare `no` is false
 
 
 def check_accelerate_flags(flags: Sequence[str]) -> None:
@@ -226,6 +245,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
     flags = with_accelerate_config(split.accelerate)
     check_accelerate_flags(flags)
+    flags = with_precision(flags, config.train.dtype)
     hydra_arguments = [each for each in split.hydra if not each.lstrip("+").startswith("dry_run=")]
     rank = split.accelerate_value("--machine_rank")
     own = [f"generation.server_index={rank}"] if rank is not None and config.generation.server_urls is not None else []

@@ -26,6 +26,9 @@ OPTIMIZER_STATES = {
 """Bytes per trained parameter that an optimizer remembers; what adafactor keeps (a row and a column for each matrix) is
 next to nothing. The pages of a paged optimizer can go to the host, but count as if they stayed."""
 
+_STATES_WITH_ZERO = {"adafactor": 4}
+"""Where it is more under ZeRO, which strings all weights together: a vector has no rows and columns."""
+
 _ZERO_BUCKET = 500_000_000
 """DeepSpeed's `reduce_bucket_size`, in numbers: gradients are gathered in such a buffer."""
 _ZERO3_SUB_GROUP = 1_000_000_000
@@ -62,12 +65,14 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the trainer runs: `zero_stage` 0 is without DeepSpeed; what DeepSpeed offloads is not on the GPU."""
+    """How the trainer runs: `zero_stage` 0 is without DeepSpeed; what DeepSpeed offloads is not on the GPU. `processes`
+    are those on all `machines`."""
 
     processes: int = 1
     zero_stage: int = 0
     optimizer_on_host: bool = False
     weights_on_host: bool = False
+    machines: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,12 @@ class TrainerMemory:
     held: tuple[Part, ...]
     backward: tuple[Part, ...]
     step: tuple[Part, ...]
+
+
+def state_bytes(optimizer: str, zero_stage: int) -> int:
+    """Bytes per trained parameter that an optimizer remembers, with DeepSpeed (`zero_stage` above 0) or without."""
+    known = OPTIMIZER_STATES[optimizer]
+    return _STATES_WITH_ZERO.get(optimizer, known) if zero_stage else known
 
 
 def total(parts: Sequence[Part]) -> int:

@@ -8,11 +8,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
 from config.base import ModelConfig, VllmConfig
 from config.checks import reward_weights
+from config.eval_model import EvalConfig
+from config.eval_model import reward_weights as rewards_of_evaluation
 from config.train_rl_model import TrainRLConfig
 from src.adapters import adapter_shape
+from src.engine_shares import awake_together, named_shares, share_of, what_is_crowded
 from src.errors import ConfigError
+from src.host_memory import EngineOnHost, host_parts, what_does_not_fit
 from src.memory_budget import (
     CUDA_CONTEXT,
     GIB,
@@ -25,6 +31,7 @@ from src.memory_budget import (
     TrainerJob,
     TrainerMemory,
     engine_memory,
+    state_bytes,
     total,
     trainer_memory,
 )
@@ -36,7 +43,8 @@ from src.memory_sources import (
     read_shape,
     refuse_context,
 )
-from src.phases import PHASED, PHASES
+from src.phases import PHASED
+from src.precision import check_precision
 from src.seats import engine_seats, needed_reward_model
 from src.vllm.adapter_slot import SLOTS, served_rank
 
@@ -60,8 +68,9 @@ def show_trainer_budget(config: TrainRLConfig) -> None:
     """Print the budget of trainer and engines, the trainer as accelerate started this process.
 
     Raises:
-        ConfigError: if something cannot fit.
+        ConfigError: if something cannot fit, or accelerate was told another precision than `train.dtype`.
     """
+    check_precision(config.train.dtype, os.environ)
     show(report(config, lambda: launch_of_environment(os.environ)))
 
 
@@ -74,6 +83,19 @@ def show_launch_budget(config: TrainRLConfig, flags: Sequence[str]) -> None:
 def show_server_budget(config: TrainRLConfig) -> None:
     """Print the budget of the engines; raises as `show_trainer_budget` does."""
     show(report(config, None))
+
+
+def show_evaluation_shares(config: EvalConfig) -> None:
+    """Print how much of a GPU the engines of an evaluation take together; raises as `show_trainer_budget` does."""
+    found = Report()
+    if config.server_url is None:
+        reward = needed_reward_model(config.reward_model, config.generation, rewards_of_evaluation(config))
+        seats = engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
+        schedule = config.generation.schedule
+        for name, group in awake_together(list(seats), schedule).items():
+            found.lines.append(f"{name}: {share_of(seats, group):g} of a GPU ({named_shares(seats, group)})")
+        found.refusals += what_is_crowded(seats, schedule, gpu_memory(None)[0])
+    show(found)
 
 
 def show(found: Report) -> None:
@@ -108,16 +130,18 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
     seats = _engine_seats(config)
     weights = {seat: _add_engine(found, seat, model, limit) for seat, model in seats.items()}
     groups = awake_together(list(seats), config.generation.schedule)
-    if config.generation.schedule == PHASED:
-        _add_sleepers(found, weights, groups, config.generation.colocate)
-    if limit is not None:
-        shares = [sum(seats[seat].vllm.gpu_memory_utilization for seat in group) for group in groups.values()]
+    if limit is None:
+        found.refusals += what_is_crowded(seats, config.generation.schedule, None)
+    else:
+        shares = [share_of(seats, group) for group in groups.values()]
         share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
         engines = [
             Part(f"{name} ({share:g} of the GPU)", int(share * limit)),
             Part("CUDA contexts of the engines", len(seats) * CUDA_CONTEXT),
         ]
-        _add_moments(found, config, moments(trainer, engines, config.generation.colocate), limit)
+        memory = None if trainer is None else trainer_memory(trainer)
+        _add_moments(found, config, moments(memory, engines, config.generation.colocate), limit)
+    _add_host(found, config, trainer, weights)
     return found
 
 
@@ -126,25 +150,29 @@ def _engine_seats(config: TrainRLConfig) -> dict[str, ModelConfig]:
     return engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
 
 
-def awake_together(seats: Sequence[str], schedule: str) -> dict[str, list[str]]:
-    """The engines that are awake at the same time: all, or those of each phase."""
-    if schedule != PHASED:
-        return {"engines": list(seats)}
-    groups = {f"engines of the {phase.name}": [seat for seat in seats if seat in phase.seats] for phase in PHASES}
-    return {name: group for name, group in groups.items() if group}
-
-
-def _add_sleepers(
-    found: Report, weights: Mapping[str, int], groups: Mapping[str, Sequence[str]], colocate: bool | None
-) -> None:
-    """The host's memory for weights of engines asleep, at its fullest."""
-    awake = list(groups.values()) if colocate is False else [()]
+def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int]) -> None:
+    """The machine's own memory at its fullest, and whether it has that: an error where the run would be on this
+    machine's GPU, a warning where that is planned for elsewhere or would be on CPUs."""
+    limit, _ = gpu_memory(config.train.gpu_memory_gib)
+    seats, groups = _engine_seats(config), awake_together(list(weights), config.generation.schedule)
+    awake = list(groups.values()) if config.generation.colocate is False else [()]
     asleep = max((sum(size for seat, size in weights.items() if seat not in group) for group in awake), default=0)
-    found.lines.append("asleep (generation.schedule=phased), in the host's memory at its fullest:")
-    found.add([Part("weights of the engines", asleep)])
+    engines = [
+        EngineOnHost(weights[seat], model.vllm.number_of_gpus_per_instance, model.vllm.cpu_kvcache_gib * GIB)
+        for seat, model in seats.items()
+    ]
+    parts, machine = host_parts(trainer, engines, asleep, limit is None), psutil.virtual_memory().total
+    on = "if all of it is on CPUs" if limit is None else "beside the GPUs"
+    found.lines.append(f"in the machine's own memory at its fullest, {on} (this machine has {_gib(machine)}):")
+    found.add([*parts, Part("together", total(parts))])
+    message = what_does_not_fit(parts, trainer, machine)
+    if message is not None and limit is not None and config.train.gpu_memory_gib is None:
+        found.refusals.append(message)
+    elif message is not None:
+        found.lines.append(f"warning: {message}")
 
 
-def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerMemory | None:
+def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerJob | None:
     train, model = config.train, config.teacher_model
     try:
         launch = find_launch()
@@ -158,7 +186,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         shape=shape,
         launch=launch,
         number_bytes=_BYTES[train.dtype],
-        state_bytes=OPTIMIZER_STATES[train.optimizer],
+        state_bytes=state_bytes(train.optimizer, launch.zero_stage),
         reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
         checkpointing=train.gradient_checkpointing,
         tokens=train.per_device_train_batch_size * length,
@@ -175,7 +203,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     found.add(memory.held, "always")
     found.add(memory.backward, "backward")
     found.add(memory.step, "step")
-    return memory
+    return job
 
 
 def _adapter(model: ModelConfig) -> AdapterJob | None:
@@ -275,8 +303,9 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
     train = config.train
     ways = []
     if moment in ("rollout", "engines"):
-        ways.append("lower the engines' vllm.gpu_memory_utilization")
-        if config.generation.schedule != PHASED and len(_engine_seats(config)) > 2:
+        seats = _engine_seats(config)
+        ways.append(f"lower the engines' shares ({named_shares(seats, list(seats))})")
+        if config.generation.schedule != PHASED and len(seats) > 2:
             ways.append("set generation.schedule=phased, with which not all engines are awake at a time")
     if moment == "rollout":
         ways.append("give the server GPUs of its own (CUDA_VISIBLE_DEVICES) and set generation.colocate=false")
@@ -286,7 +315,7 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
         ways.append("lower train.per_device_train_batch_size")
     if moment != "engines":
         if OPTIMIZER_STATES[train.optimizer] > 2:
-            ways.append("take an optimizer that remembers less, such as train.optimizer=paged_adamw_8bit")
+            ways.append("take an optimizer that remembers less, such as train.optimizer=adamw_bnb_8bit")
         if config.teacher_model.adapter is None:
             ways.append("train an adapter only (teacher_model.lora.enable=true)")
         ways.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")

@@ -4,7 +4,11 @@ No weights are loaded and no GPU is needed.
 """
 
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,14 +115,15 @@ def launch_of_flags(flags: Sequence[str]) -> Launch:
     if arguments.use_fsdp:
         raise NotReckoned("accelerate would use FSDP, which is not reckoned here")
     if not arguments.use_deepspeed:
-        return Launch(processes=arguments.num_processes or 1)
-    return _deepspeed(
+        return Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
+    found = _deepspeed(
         arguments.num_processes or 1,
         arguments.zero_stage,
         arguments.offload_optimizer_device,
         arguments.offload_param_device,
         arguments.deepspeed_config_file,
     )
+    return replace(found, machines=arguments.num_machines or 1)
 
 
 def launch_of_environment(environment: Mapping[str, str]) -> Launch:
@@ -128,19 +133,21 @@ def launch_of_environment(environment: Mapping[str, str]) -> Launch:
         NotReckoned: for ways of sharing a model between processes other than DeepSpeed's and DDP's.
     """
     processes = int(environment.get("WORLD_SIZE", "1"))
+    machines = processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
     if environment.get("ACCELERATE_USE_FSDP") == "true":
         raise NotReckoned("accelerate uses FSDP, which is not reckoned here")
     if environment.get("ACCELERATE_USE_DEEPSPEED") != "true":
-        return Launch(processes)
+        return Launch(processes, machines=machines)
     prefix = "ACCELERATE_DEEPSPEED_"
     stage = environment.get(f"{prefix}ZERO_STAGE")
-    return _deepspeed(
+    found = _deepspeed(
         processes,
         int(stage) if stage else None,
         environment.get(f"{prefix}OFFLOAD_OPTIMIZER_DEVICE"),
         environment.get(f"{prefix}OFFLOAD_PARAM_DEVICE"),
         environment.get(f"{prefix}CONFIG_FILE"),
     )
+    return replace(found, machines=machines)
 
 
 def _deepspeed(
@@ -158,6 +165,24 @@ def _deepspeed(
     return Launch(processes, stage, optimizer_device not in on_gpu, weights_device not in on_gpu)
 
 
+def gpu_is_there() -> bool:
+    """Whether this machine has an NVIDIA GPU that works and that CUDA_VISIBLE_DEVICES does not hide."""
+    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    return listing.returncode == 0 and "GPU " in listing.stdout
+
+
+def memory_by_nvidia_smi() -> int | None:
+    """The memory of this machine's smallest GPU in bytes, asked for without CUDA; None where there is no GPU to use."""
+    if not gpu_is_there():
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    listing = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    mebibytes = [int(line) for line in listing.stdout.split() if line.isdigit()]
+    return min(mebibytes) * 2**20 if mebibytes else None
+
+
 def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
     """The memory of one GPU in bytes and where that is known from: as planned, else of this machine's smallest GPU."""
     if planned_gib is not None:
@@ -165,6 +190,9 @@ def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
     import torch
 
     if not torch.cuda.is_available():
+        listed = memory_by_nvidia_smi()
+        if listed is not None:
+            return listed, "by nvidia-smi; this torch does not see the GPU"
         return None, "there is no GPU here, and train.gpu_memory_gib is null"
     every = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
     smallest = min(every, key=lambda each: each.total_memory)

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -84,6 +84,7 @@ class Child:
         log: file that its output is appended to.
         echo: whether its output goes to this program's standard output, too, as to a terminal if that is one.
         grace_s: how long `stop` waits after SIGTERM.
+        environment: variables that it gets besides this program's.
     """
 
     GRACE_S = 20.0
@@ -96,6 +97,7 @@ class Child:
         log: Path,
         echo: bool = False,
         grace_s: float = GRACE_S,
+        environment: Mapping[str, str] | None = None,
     ):
         self.name, self.log, self.grace_s = name, log, grace_s
         self._signals = signals
@@ -113,7 +115,8 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, _MARK: self._mark, "PYTHONUNBUFFERED": "1"},  # its log is whole when it is killed
+                # Unbuffered, its log is whole when it is killed.
+                env={**os.environ, **(environment or {}), _MARK: self._mark, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
                 preexec_fn=_end_with_parent(os.getpid()),
             )

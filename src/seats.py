@@ -13,6 +13,7 @@ from src.answers import AnswerChecker
 from src.api import EngineHealth
 from src.chat_template import ReplyFrame, roles_as_rendered
 from src.data import Problem
+from src.engine_shares import refuse_crowded_gpu
 from src.errors import ConfigError
 from src.inference_providers.base import ChatEngine, Judge, Sampling
 from src.inference_providers.call_ledger import CallLedger
@@ -116,7 +117,8 @@ async def open_seats(
     Raises:
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
         DataError: if a prompt template is missing or wrong.
-        ConfigError: if a model folder is missing or damaged, or an API key is missing.
+        ConfigError: if a model folder is missing or damaged, an API key is missing, or the engines ask for more than
+            their GPU.
         StorageError: if the record of paid requests in `run_folder` cannot be used.
     """
     wanted = engine_seats(teacher, student, judge, generation, reward)
@@ -126,6 +128,7 @@ async def open_seats(
         if model.is_remote
     }
     remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))
+    refuse_crowded_gpu(wanted, generation.schedule)
     check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
     _check_models(wanted)
     engines = await _start_engines(wanted, generation, seed)  # with the phased schedule they sleep

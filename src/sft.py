@@ -27,8 +27,10 @@ from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError, DataError
 from src.grpo.gather import save_adapter_together, save_together, weight_bytes
 from src.hub import release
+from src.model_loading import device_for_weights, weights_dtype
 from src.muon import MuonWithAdamW
 from src.policy_folder import write_whole
+from src.precision import check_precision
 from src.pretrained import check_model
 from src.pretrained import load_tokenizer as load_any_tokenizer
 from src.reporting import Progress, last_metrics, report_to
@@ -53,9 +55,11 @@ def train(config: TrainSFTConfig) -> Path:
         adapter is merged into it, and is by itself in `<logging.save_dir>/adapter`.
 
     Raises:
-        ConfigError: if the model cannot be loaded or does not fit tokenizer or adapter, or the optimizer the launch.
+        ConfigError: if the model cannot be loaded or does not fit tokenizer or adapter, or if optimizer or precision
+            do not fit the launch.
         DataError: if there are no conversations that can be learned from.
     """
+    check_precision(config.train.dtype, os.environ)
     disable_progress_bar()  # of loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
     lora = config.model.lora
@@ -181,18 +185,24 @@ def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model: in float32 (`train.dtype` is that of the arithmetic), or in `train.dtype` if an adapter is trained in
-    its place.
+    """The model, on this process's device: in float32 (`train.dtype` is that of the arithmetic), or in `train.dtype` if
+    an adapter is trained in its place, or with DeepSpeed, which makes float32 masters of it.
 
     Raises:
         ConfigError: if it cannot be loaded, or is too small for the tokenizer or `model.max_length`.
     """
     name = config.model.model_name_or_path
     check_model("model.model_name_or_path", name)
-    dtype = getattr(torch, config.train.dtype) if config.model.lora.enable else torch.float32
+    dtype = getattr(torch, weights_dtype(config.train.dtype, config.model.lora.enable))
+    device = device_for_weights()
     try:
         model, notes = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            name,
+            dtype=dtype,
+            device_map=None if device is None else {"": device},
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other sizes than config.json has
         raise ConfigError(f"The model {name} cannot be loaded: {error}") from error

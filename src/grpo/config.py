@@ -11,6 +11,7 @@ from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
 from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError
+from src.model_loading import weights_dtype
 from src.reporting import report_to
 
 _COMPUTING_S = 1800
@@ -54,7 +55,11 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         use_cpu=not torch.cuda.is_available(),
         ddp_backend=communication_backend(),
         ddp_timeout=collective_timeout_s(config),
-        model_init_kwargs={"dtype": _weights_dtype(config), "trust_remote_code": False, "use_safetensors": True},
+        model_init_kwargs={
+            "dtype": weights_dtype(train.dtype, config.teacher_model.adapter is not None),
+            "trust_remote_code": False,
+            "use_safetensors": True,
+        },
         vllm_importance_sampling_correction=True,
         vllm_importance_sampling_mode=train.importance_sampling_mode,
         vllm_importance_sampling_clip_max=train.importance_sampling_clip_max,
@@ -69,12 +74,6 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         seed=config.seed,
         disable_tqdm=True,
     )
-
-
-def _weights_dtype(config: TrainRLConfig) -> str:
-    """Weights under training are float32: a learning rate of 5e-7 is lost in bfloat16's rounding; bf16=True casts the
-    arithmetic. Those beside an adapter do not change; the adapter itself is float32 all the same, as PEFT has it."""
-    return "float32" if config.teacher_model.adapter is None else config.train.dtype
 
 
 def collective_timeout_s(config: TrainRLConfig) -> int:

@@ -1,6 +1,7 @@
 """A whole training run: data, server, trainer, and what it leaves in the run folder."""
 
 import logging
+import os
 import uuid
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +28,7 @@ from src.grpo.servers import OwnServer, own_server
 from src.grpo.shared_gpus import SharedGpus
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.hub import release
+from src.precision import check_precision
 from src.prompt_check import check_lengths
 from src.reporting import last_metrics
 from src.rollout_files import drop_rollouts_from
@@ -42,10 +44,11 @@ def train(config: TrainRLConfig) -> None:
     checkpoint.
 
     Raises:
-        ConfigError: if an adapter does not fit its model.
+        ConfigError: if an adapter does not fit its model, or accelerate was told another precision.
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
+    check_precision(config.train.dtype, os.environ)
     disable_progress_bar()  # of loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
     if config.teacher_model.adapter is not None:

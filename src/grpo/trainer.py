@@ -24,6 +24,7 @@ from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
 from src.grpo.servers import OwnServer
 from src.grpo.shared_gpus import SharedGpus
 from src.grpo.weight_sync import WeightPublisher
+from src.model_loading import device_for_weights, models_go_to
 from src.policy_folder import write_whole
 from src.pretrained import check_model, load_tokenizer
 from src.vllm.client import ClassroomClient
@@ -71,16 +72,19 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)
-        super().__init__(
-            model=model,
-            args=arguments,
-            reward_funcs=[self._on_all_or_none(construct_reward_func(name, client)) for name in reward_weights(config)],
-            rollout_func=rollout,
-            train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
-            processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),
-            callbacks=list(callbacks),
-            peft_config=peft_config(config.teacher_model.lora) if self.has_adapter else None,
-        )
+        with models_go_to(device_for_weights()):
+            super().__init__(
+                model=model,
+                args=arguments,
+                reward_funcs=[
+                    self._on_all_or_none(construct_reward_func(name, client)) for name in reward_weights(config)
+                ],
+                rollout_func=rollout,
+                train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
+                processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),
+                callbacks=list(callbacks),
+                peft_config=peft_config(config.teacher_model.lora) if self.has_adapter else None,
+            )
         self._correct_mismatch = config.train.importance_sampling_correction
         self._shuffle_rewards = config.train.shuffle_rewards
         self.gpus = gpus

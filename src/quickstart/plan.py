@@ -1,5 +1,6 @@
 """What the quickstart runs with which arguments, worked out before anything is started."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
+from src.memory_sources import gpu_is_there
 from src.server_process import server_url
 
 NAME = ["--config-name", "quickstart"]
@@ -48,6 +50,12 @@ class ModelsPlan:
     def sft_command(self) -> list[str]:
         """Makes the model that teacher and student start from."""
         return [sys.executable, "train_sft.py", *self.sft_arguments()]
+
+    def sft_environment(self) -> dict[str, str]:
+        """Shows it one GPU where there are several: it is one process, which would copy its model onto all of them."""
+        if not gpu_is_there():
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from src.evaluation.report import write_report
 from src.evaluation.run_folder import load_run
 from src.evaluation.summary import write_summary
 from src.evaluation.tables import comparison_table
-from src.launcher import server_command, steps_made, trainer_command, with_accelerate_config
+from src.launcher import server_command, steps_made, trainer_command, with_accelerate_config, with_precision
 from src.ports import refuse_taken_port
 from src.processes import Child, Interrupted, Signals
 from src.quickstart.plan import ModelsPlan, Plan, key_of, make_plan
@@ -132,13 +132,20 @@ def reason_to_move(plan: Plan) -> str | None:
     return None if notes["overrides"] == sorted(plan.overrides) else "holds a run with other overrides"
 
 
-def run_program(name: str, command: Sequence[str], log: Path, signals: Signals, check: Callable = lambda: None) -> None:
+def run_program(
+    name: str,
+    command: Sequence[str],
+    log: Path,
+    signals: Signals,
+    check: Callable = lambda: None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Run one of the project's programs to its end, in sight of the user.
 
     Raises:
         StageFailed: if it fails.
     """
-    with Child(name, command, signals, log, echo=True) as program:
+    with Child(name, command, signals, log, echo=True, environment=environment) as program:
         status = program.wait(check)
     if status:
         raise StageFailed(program, status)
@@ -155,7 +162,8 @@ def make_models(models: ModelsPlan, stages: Stages, signals: Signals) -> None:
     with stages.stage(titles[0], "world"):
         run_program("the making of the world", models.world_command(), models.folder / "world.log", signals)
     with stages.stage(titles[1], "sft"):
-        run_program("train_sft.py", models.sft_command(), models.folder / "sft.log", signals)
+        log, environment = models.folder / "sft.log", models.sft_environment()
+        run_program("train_sft.py", models.sft_command(), log, signals, environment=environment)
 
 
 def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
@@ -220,10 +228,14 @@ def _train_and_measure(plan: Plan, stages: Stages, signals: Signals) -> None:
             server.process.wait_until_ready()
         _measure("before", plan, server, stages, signals)
         with stages.stage("training (train_rl.py)", "training"):
-            trainer = trainer_command(with_accelerate_config([]), plan.rl_arguments)
-            run_program("train_rl.py", trainer, plan.folder / "trainer.log", signals, server.keep)
+            run_program("train_rl.py", _trainer_command(plan), plan.folder / "trainer.log", signals, server.keep)
         _refuse_untrained(plan.folder, server.process)
         _measure("after", plan, server, stages, signals)
+
+
+def _trainer_command(plan: Plan) -> list[str]:
+    flags = with_precision(with_accelerate_config([]), plan.config.train.dtype)
+    return trainer_command(flags, plan.rl_arguments)
 
 
 def _measure(when: str, plan: Plan, server: KeptServer, stages: Stages, signals: Signals) -> None:
@@ -284,7 +296,7 @@ def _show(plan: Plan) -> None:
         plan.models.sft_command(),
         server_command(plan.rl_arguments),
         plan.eval_command("before"),
-        trainer_command(with_accelerate_config([]), plan.rl_arguments),
+        _trainer_command(plan),
         plan.eval_command("after"),
     )
     print(to_yaml(plan.config))

@@ -49,6 +49,9 @@ class EngineProcess:
     async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
         """Load a model. Takes about twenty seconds on a CPU, longer for large models.
 
+        Its processes are spawned: vLLM's default on GPUs is to fork, and a fork from a thread of a server takes along
+        locks that other threads hold. A VLLM_WORKER_MULTIPROC_METHOD that is set already stays.
+
         Args:
             generation: its deadlines, and whether the engine may have to give its GPU's memory back.
 
@@ -56,6 +59,7 @@ class EngineProcess:
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
         """
         before = _child_pids()
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         with _cpu_environment(model):
             try:
                 engine = await asyncio.to_thread(cls._load, model, seed, _may_have_to_sleep(generation))
