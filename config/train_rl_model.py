@@ -25,10 +25,11 @@ class TrainConfig:
     `beta` weighs the KL to the initial policy (0: no reference model is held). The policy ratio is clipped at 1 −
     `epsilon` and 1 + `epsilon_high`; null means `epsilon`. With `loss_type: cispo`, `epsilon_high` is the largest ratio
     itself, at least 1; null means 5, and `epsilon` has no effect. `sapo` clips nothing. `loss_type`, `scale_rewards`
-    and `optimizer` take TRL's and transformers' values. `dtype` is that of the trained weights and arithmetic.
-    `reward_weights` null follows from the judge rules: a scoring rule means the pedagogical reward alone, OK/REJECT
-    rules mean the maths rewards. `importance_sampling_correction` corrects for the difference between the engine's
-    log-probs and the trainer's, in TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
+    and `optimizer` take TRL's and transformers' values; the default optimizer has states of 8 bits, and goes on from a
+    checkpoint as if it had not stopped. `dtype` is that of the trained weights and arithmetic. `reward_weights` null
+    follows from the judge rules: a scoring rule means the pedagogical reward alone, OK/REJECT rules mean the maths
+    rewards. `importance_sampling_correction` corrects for the difference between the engine's log-probs and the
+    trainer's, in TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
 
     `gpu_memory_gib`: a GPU's memory for the budget that `dry_run=true` reckons, for planning elsewhere; null takes this
     machine's.
@@ -39,7 +40,7 @@ class TrainConfig:
     per_device_train_batch_size: int = 2
     learning_rate: float = 5e-7
     lr_scheduler_type: str = "constant"
-    optimizer: str = "paged_adamw_8bit"
+    optimizer: str = "adamw_bnb_8bit"
     epochs: int = 1
     max_steps: int = -1
     beta: float = 0.001

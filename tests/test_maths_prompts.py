@@ -97,7 +97,7 @@ def test_7b_has_the_shape_of_the_paper():
     train, generation = config.train, config.generation
     assert (train.number_of_problems_per_batch, train.num_samples_per_problem) == (16, 8)
     assert (train.learning_rate, train.beta, train.mu, train.epsilon) == (5e-7, 0.001, 2, 0.2)
-    assert (train.lr_scheduler_type, train.optimizer) == ("constant", "paged_adamw_8bit")
+    assert (train.lr_scheduler_type, train.optimizer) == ("constant", "adamw_bnb_8bit")
     assert config.teacher_model.vllm.temperature == 1.0
     assert (config.teacher_model.vllm.top_k, config.teacher_model.vllm.top_p) == (-1, 1.0), "what GRPO trains"
     assert list(generation.judges_rules_prompts_paths) == list(RULES) and generation.number_judge_attempts == 2
