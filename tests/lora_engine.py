@@ -1,7 +1,9 @@
-"""Started by tests/test_lora.py: an engine alone, which answers a line of stdin with a line of stdout.
+"""Started by tests/test_lora.py and tests/test_model_runners.py: an engine alone, which answers a line of stdin with a
+line of stdout.
 
 A line names a folder and the number of its policy version to load, or is empty; the answer holds the log-probs of one
-sampled turn, the version that it was sampled by, and the ids of the adapters that vLLM has.
+sampled turn and of one at a lower temperature, the version that it was sampled by, the ids of the adapters that vLLM
+has, and whether its model runner is the newer one.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ from src.inference_providers.base import Sampling
 from src.turns import PolicyVersion
 from src.vllm.engine import VllmEngine
 
+COOLER = 0.5
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12] * 8  # longer than a block of vLLM's prefix cache
 
 
@@ -27,18 +30,22 @@ async def answer(engine: VllmEngine, folder: str, version: str) -> dict:
         except DataError as error:
             refused = str(error)
     said = await engine.generate(PROMPT, Sampling(1.0, max_tokens=24))
+    cooler = await engine.generate(PROMPT, Sampling(COOLER, max_tokens=8))
     return {
         "ids": said.ids,
         "logprobs": said.logprobs,
+        "cooler": {"ids": cooler.ids, "logprobs": cooler.logprobs},
         "version": said.policy.version,
-        "adapters": sorted(await engine.client.list_loras()),
+        "adapters": sorted(await engine.client.list_loras()) if engine.adapter else [],
+        "newer_runner": engine.client.vllm_config.use_v2_model_runner,
         "refused": refused,
     }
 
 
-async def main(model: str, lora: dict) -> None:
+async def main(model: str, lora: dict | None) -> None:
     options = VllmConfig(max_length=256, max_num_seqs=4, dtype="float32", enforce_eager=True)
-    teacher = TeacherModelConfig(model, options, lora=LoraConfig(enable=True, **lora))
+    adapter = LoraConfig(enable=True, **lora) if lora is not None else LoraConfig()
+    teacher = TeacherModelConfig(model, options, lora=adapter)
     engine = await VllmEngine.start(teacher, 1, GenerationConfig())
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
