@@ -89,7 +89,8 @@ class ConversationRecord(BaseModel):
     `prompt_ids` is the teacher's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1
     marking what the policy sampled; all four are empty for a teacher behind an API. `rewards` holds each reward's
     value, `reward` their weighted sum; both are null for a conversation without a verdict, and for one with a
-    `failure`: it could not go on because a model refused to answer.
+    `failure`: it could not go on because a model refused to answer, or because a context was full. `overflow` says
+    which, also of a conversation whose dialogue ended for that and was judged as it was.
     """
 
     id: str
@@ -109,6 +110,7 @@ class ConversationRecord(BaseModel):
     reward: float | None
     rejected: bool
     failure: str | None = None
+    overflow: str | None = None
     prompt_ids: list[int]
     completion_ids: list[int]
     mask: list[int]
@@ -138,6 +140,7 @@ class ConversationRecord(BaseModel):
             reward=reward,
             rejected=conversation.rejected,
             failure=conversation.failure,
+            overflow=conversation.overflow,
             prompt_ids=buffer.prompt_ids if buffer else [],
             completion_ids=buffer.completion_ids if buffer else [],
             mask=buffer.mask if buffer else [],
@@ -157,6 +160,7 @@ class ConversationRecord(BaseModel):
             solutions=self.solutions,
             rewards=self.rewards,
             failure=self.failure,
+            overflow=self.overflow,
             state=State(self.state),
         )
 

@@ -6,6 +6,7 @@ talk.
 
 import asyncio
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,13 +17,13 @@ from src.api import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleRespo
 from src.chat_template import Message, encode_chat
 from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.data import Problem
-from src.errors import EngineFailure, PolicyMismatch, ProviderFailure, RequestRefused, StorageError
+from src.errors import ContextOverflow, EngineFailure, PolicyMismatch, ProviderFailure, RequestRefused, StorageError
 from src.inference_providers.base import Completion, Sampling, ask_judge
 from src.inference_providers.call_ledger import BATCH
 from src.journal import Journal, conversation_id
 from src.judging import Verdict, failed_verdict, parse_judge_output, parse_verdict
 from src.phases import Attendance, Concurrent, Schedule
-from src.prompt_check import refuse_long_prompt
+from src.prompt_check import refuse_long_opening
 from src.prompts import render
 from src.replay import History, graded, replay
 from src.rewards import REWARDS, weighted_sum
@@ -30,6 +31,8 @@ from src.schedule import ConversationType, SetupOptions, draw_setup, persona_wei
 from src.seats import Seats
 from src.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
 from src.turns import PolicyVersion, Turn, approximate_tokens
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Classroom", "Conversation", "parse_judge_output"]
 
@@ -141,7 +144,8 @@ class Classroom:
         Raises:
             PolicyMismatch: if other weights are loaded than the request names, now or before it is done, or others
                 under the same name before it is done.
-            DataError: if a problem does not fit into the teacher's context.
+            DataError: if a problem does not fit into the teacher's context. (If it is what was said that does not fit
+                into some model's, that conversation ends.)
             EngineFailure: if an engine died.
             ProviderFailure: if a model behind an API refuses every request, or does not answer until its deadline.
         """
@@ -213,12 +217,23 @@ class Classroom:
         try:
             await self._steps[conversation.state](play)
         except RequestRefused as refusal:  # by the student's or the teacher's API; a judge's is a failed attempt
-            prompt_ids, end_ids = [], []
-            if conversation.buffer is None and self._seats.teacher_has_tokens:
-                prompt_ids, end_ids = self._prompt_ids(conversation), [self._seats.teacher.frame.turn_end_id]
-            event = {"reason": str(refusal), "prompt_ids": prompt_ids, "end_ids": end_ids}
-            self._journal.append("failure", conversation=conversation.id, **event)
-            conversation.give_up(*event.values())
+            self._give_up(conversation, str(refusal), overflow=False)
+        except ContextOverflow as overflow:  # of any model but the judge's
+            logger.warning("conversation %s ends early: %s", conversation.id, overflow)
+            if conversation.state is State.STUDENT_TURN and conversation.teacher_turns:
+                self._journal.append("cut_short", conversation=conversation.id, reason=str(overflow))
+                conversation.cut_short(str(overflow))
+            else:
+                self._give_up(conversation, str(overflow), overflow=True)
+
+    def _give_up(self, conversation: Conversation, reason: str, overflow: bool) -> None:
+        prompt_ids, end_ids = [], []
+        if conversation.buffer is None and self._seats.teacher_has_tokens:
+            end_ids = [self._seats.teacher.frame.turn_end_id]
+            prompt_ids = self._prompt_ids(conversation)[: self._rules.max_tokens_in_conversation - len(end_ids)]
+        event = {"reason": reason, "prompt_ids": prompt_ids, "end_ids": end_ids, "overflow": overflow}
+        self._journal.append("failure", conversation=conversation.id, **event)
+        conversation.give_up(**event)
 
     def _body(self, request: SampleRequest) -> str:
         """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
@@ -252,7 +267,8 @@ class Classroom:
         messages = chat_so_far(self._generation, conversation)
         if conversation.prompt_estimate is None:
             estimate = sum(approximate_tokens(message["content"]) for message in messages)
-            refuse_long_prompt(conversation.problem, estimate, self._rules.max_tokens_in_conversation)
+            said = sum(approximate_tokens(turn.text) for turn in conversation.turns if not turn.given)
+            refuse_long_opening(conversation.problem, estimate, said, self._rules.max_tokens_in_conversation)
             conversation.open_estimated(estimate)
         if not conversation.teacher_turns:
             opened = {"prompt_estimate": conversation.prompt_estimate}
@@ -355,12 +371,17 @@ class Classroom:
 
     def _open_context(self, conversation: Conversation) -> None:
         prompt_ids = self._prompt_ids(conversation)
-        refuse_long_prompt(conversation.problem, len(prompt_ids), self._rules.max_tokens_in_conversation)
+        said = 0
+        if any(not turn.given for turn in conversation.turns):
+            silent = [turn if turn.given else replace(turn, text="") for turn in conversation.turns]
+            said = len(prompt_ids) - len(self._prompt_ids(conversation, silent))
+        refuse_long_opening(conversation.problem, len(prompt_ids), said, self._rules.max_tokens_in_conversation)
         conversation.open_buffer(prompt_ids)
 
-    def _prompt_ids(self, conversation: Conversation) -> list[int]:
+    def _prompt_ids(self, conversation: Conversation, turns: Sequence[Turn] | None = None) -> list[int]:
         setup, text = conversation.setup, conversation.problem.text
-        messages = first_messages(self._generation, text, setup.student_name, setup.type, conversation.turns)
+        turns = conversation.turns if turns is None else turns
+        messages = first_messages(self._generation, text, setup.student_name, setup.type, turns)
         return encode_chat(self._seats.teacher.tokenizer, messages) + self._forced_ids
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:

@@ -82,7 +82,8 @@ class Conversation:
     """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged.
 
     A teacher that gives no token ids has no `buffer`, but a `prompt_estimate`: about how many tokens its first prompt
-    has. `failure` is why the conversation could not go on.
+    has. `failure` is why the conversation could not go on and gets no reward; `overflow` is whose context was full, if
+    one was, and ended the dialogue or the conversation.
     """
 
     id: str
@@ -96,6 +97,7 @@ class Conversation:
     buffer: TokenBuffer | None = None
     prompt_estimate: int | None = None
     failure: str | None = None
+    overflow: str | None = None
     state: State = State.START
 
     def start(self, opening: Sequence[Turn] = ()) -> None:
@@ -117,14 +119,25 @@ class Conversation:
         self._expect(State.TEACHER_TURN)
         self.prompt_estimate = prompt_tokens
 
-    def give_up(self, reason: str, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = ()) -> None:
+    def cut_short(self, reason: str) -> None:
+        """Record that the student's context is full: the dialogue ends with what the teacher said, and is judged and
+        rewarded as it is."""
+        self._expect(State.STUDENT_TURN)
+        self.overflow = reason
+        self._advance()
+
+    def give_up(
+        self, reason: str, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = (), overflow: bool = False
+    ) -> None:
         """Record that no more can be said: it is neither judged nor rewarded.
 
         Args:
+            overflow: whether that is because a context is full.
             prompt_ids, end_ids: the teacher's context, for a conversation that ended before it was open. Trainers take
                 none without tokens; nothing in these was sampled.
         """
         self.failure = reason
+        self.overflow = reason if overflow else None
         if prompt_ids:
             self.buffer = TokenBuffer(prompt_ids)
             self.buffer.append_given(end_ids)
@@ -263,7 +276,7 @@ def _dialogue_goes_on(conversation: Conversation) -> bool:
 
 
 def _has_room(conversation: Conversation) -> bool:
-    return conversation.teacher_turn_limit >= 1
+    return conversation.overflow is None and conversation.teacher_turn_limit >= 1
 
 
 def _is_judged(conversation: Conversation) -> bool:

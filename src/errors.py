@@ -22,6 +22,10 @@ class DataError(ClassroomError):
     status = 422
 
 
+class ContextOverflow(DataError):
+    """What was said in one conversation leaves no room in a model's context. Only that conversation ends."""
+
+
 class UnsafeCheckpoint(ClassroomError):
     """A checkpoint that is damaged, or that would run code when it is loaded."""
 

@@ -11,7 +11,8 @@ Events, each named by its first field after the time:
     verdict       conversation  one judge attempt
     solutions     conversation  the student's solutions after the dialogue
     grades        conversation  what each of them is worth
-    failure       conversation  a model behind an API refused to answer in it, and why
+    cut_short     conversation  the student's context is full, and so its dialogue has ended
+    failure       conversation  it cannot go on: a model refused to answer in it, or a context is full; and why
     rewards       conversation  every reward
     conversation  conversation  it finished: its record, without the tokens, which its turns hold
     judge_check   request       what a check of the judge found; no conversation and no reward depends on it

@@ -27,6 +27,7 @@ from config.checks import check_train_rl
 from config.load import ROOT, USER_ERRORS, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
+from src.grpo.resume import check_resume
 from src.memory_sources import gpu_is_there
 from src.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
 from src.processes import Child, Interrupted, Signals
@@ -258,6 +259,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
         show_launch_budget(config, flags)
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0
+    check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer tells what changes
     _tell_of_checkpoints(Path(config.logging.save_dir))
     from src.quickstart.run import ensure_models
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from config.base import GenerationConfig
 from src.chat_template import encode_chat
 from src.data import Problem
-from src.errors import DataError
+from src.errors import ContextOverflow, DataError
 from src.prompts import render, variables_of
 from src.schedule import ConversationType
 from src.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
@@ -73,6 +73,23 @@ def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
         raise DataError(
             f"Problem {problem.id} ({problem.text[:60]!r}) makes a teacher prompt of {length} tokens, but a "
             f"conversation may have {limit}: shorten the problem, or raise generation.max_tokens_in_conversation and "
+            "teacher_model.vllm.max_length."
+        )
+
+
+def refuse_long_opening(problem: Problem, length: int, said: int, limit: int) -> None:
+    """As `refuse_long_prompt`, but for a prompt that holds what the student has said, too, `said` tokens of it.
+
+    Raises:
+        DataError: if there would be no room without it either.
+        ContextOverflow: if that is what leaves no room.
+    """
+    refuse_long_prompt(problem, length - said, limit)
+    if length + _LEAST_TURN > limit:
+        raise ContextOverflow(
+            f"What the student said before the teacher takes {said} of {length} tokens of the teacher's prompt, and a "
+            f"conversation may have {limit}: lower generation.max_tokens_per_student_attempt or "
+            "generation.max_tokens_per_turn, or raise generation.max_tokens_in_conversation and "
             "teacher_model.vllm.max_length."
         )
 

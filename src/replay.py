@@ -53,6 +53,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
                 history.solutions = _SOLUTIONS.validate_python(event["solutions"])
             case "grades":
                 history.solutions = graded(history.solutions, event["grades"])
+            case "cut_short":
+                conversation.cut_short(event["reason"])
             case "failure":
                 history.failure = event
             case "rewards":
@@ -69,7 +71,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
     if history.failure is not None:
         order = conversation.rules.judge_rules.index
         conversation.verdicts = sorted(history.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
-        conversation.give_up(*(history.failure[name] for name in ("reason", "prompt_ids", "end_ids")))
+        known = (history.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
+        conversation.give_up(*known, overflow=history.failure.get("overflow", False))
     return history
 
 

@@ -95,6 +95,7 @@ _SCHEMA = pa.schema(
         ("reward", pa.float64()),
         ("rejected", pa.bool_()),
         ("failure", pa.string()),
+        ("overflow", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("completion_ids", pa.list_(pa.int32())),
         ("mask", pa.list_(pa.int8())),

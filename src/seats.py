@@ -59,7 +59,7 @@ class Seats:
 
         Raises:
             EngineFailure: if what grades it died.
-            DataError: if it is too long for the reward model.
+            ContextOverflow: if it is too long for the reward model.
         """
         if self.reward is None:
             return float(await self.answers.is_correct(solution, problem.answer))

@@ -25,6 +25,7 @@ from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.data import gather, load_rows
 from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError, DataError
+from src.grpo.checkpoints import ConfiguredRates
 from src.grpo.gather import save_adapter_together, save_together, weight_bytes
 from src.hub import release
 from src.model_loading import device_for_weights, weights_dtype
@@ -103,7 +104,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     logger.info("tokenising %d conversations", len(learned) + len(measured))
     if not torch.cuda.is_available():
         _project_learned_positions_only()
-    trainer = SFTTrainer(
+    trainer = _Trainer(
         model=model,
         args=arguments,
         train_dataset=_as_dataset(learned),
@@ -116,6 +117,10 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     trainer.remove_callback(PrinterCallback)
     _tell_about_cuts(trainer.train_dataset, len(learned), config.model.max_length)
     return trainer
+
+
+class _Trainer(ConfiguredRates, SFTTrainer):
+    """TRL's, but a run that goes on does so with the configured learning rate."""
 
 
 def _project_learned_positions_only() -> None:

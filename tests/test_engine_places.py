@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from config.base import GenerationConfig, ModelConfig, VllmConfig
-from src.errors import DeadlineExceeded, EngineFailure
+from src.errors import ContextOverflow, DeadlineExceeded, EngineFailure
 from src.inference_providers.base import Sampling
 from src.vllm.engine import VllmEngine
 from src.vllm.gate import WeightsGate
@@ -132,5 +132,15 @@ def test_a_place_is_waited_for_with_a_deadline_and_given_back() -> None:
         gate.open()
         async with asyncio.timeout(5), gate.turn():
             pass
+
+    run(scenario())
+
+
+def test_a_full_context_is_told_from_other_errors(tokenizer) -> None:
+    async def scenario() -> None:
+        model = engine(SlowLLM(tokenizer, at_a_time=2), max_num_seqs=2)
+        assert (await model.generate([1] * 99, Sampling(1.0, max_tokens=4))).ids == (5,)
+        with pytest.raises(ContextOverflow, match=r"A prompt of 100 tokens does not fit into slow's context"):
+            await model.generate([1] * 100, Sampling(1.0, max_tokens=4))
 
     run(scenario())

@@ -99,7 +99,7 @@ def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_published(r
         before = asyncio.create_task(desk.sample(REQUEST))
         await (before if when == "finished" else halt.reached.wait())
         await resume(room, desk)
-        after = await asyncio.wait_for(desk.sample(REQUEST), 60)
+        after = await asyncio.wait_for(desk.sample(REQUEST), 20)
         halt.go.set()
         if when != "finished":
             with pytest.raises(PolicyMismatch, match="ther weights were loaded"):
@@ -190,11 +190,14 @@ class HeldJudge(ScriptedJudge):
 
 
 @contextmanager
-def listening(app: Callable[..., FastAPI]) -> Iterator[tuple[str, FastAPI]]:
+def listening(app: Callable[..., FastAPI], judge: HeldJudge) -> Iterator[tuple[str, FastAPI]]:
     port = free_port()
     application = app(port=port)
     with serving(application, port) as url:
-        yield f"{url}/sample_conversations", application
+        try:
+            yield f"{url}/sample_conversations", application
+        finally:
+            judge.free.set()  # or the server would not end
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -209,7 +212,7 @@ def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_
     serialised, dump = [], SampleResponse.model_dump_json
     monkeypatch.setattr(SampleResponse, "model_dump_json", lambda self: serialised.append(self) or dump(self))
     room.judge = HeldJudge(lambda *_: json.dumps(SCORES))
-    with listening(app) as (url, application):
+    with listening(app, room.judge) as (url, application):
 
         def readers() -> int:
             batches = application.state.desk._batches
@@ -238,7 +241,7 @@ def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room:
 
     ended = threading.Event()
     room.judge = HeldJudge(fail)
-    with listening(app) as (url, application):
+    with listening(app, room.judge) as (url, application):
         application.state.end = ended.set
         with pytest.raises(requests.Timeout):
             requests.post(url, json=BODY | {"run_id": None, "policy_version": None}, timeout=0.5)

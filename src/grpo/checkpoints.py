@@ -1,11 +1,12 @@
-"""What a resumed run depends on: checkpoints that are whole or not there, and an order of problems that follows from
-the step alone."""
+"""What a resumed run depends on: checkpoints that are whole or not there, an order of problems that follows from the
+step alone, and a learning rate that is the configured one."""
 
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch.utils.data import Sampler
+from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl.trainer.utils import RepeatSampler
 
@@ -74,3 +75,22 @@ class OrderOfEpoch(Sampler):
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+
+class ConfiguredRates(Trainer):
+    """Goes on with the learning rate, the schedule and the saving that are configured. Transformers takes the first and
+    the last from the checkpoint, whatever the configuration says."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        rates = list(self.lr_scheduler.base_lrs)
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        scheduler = self.lr_scheduler
+        scheduler.base_lrs = rates
+        now = [rate * share(scheduler.last_epoch) for rate, share in zip(rates, scheduler.lr_lambdas, strict=True)]
+        scheduler._last_lr = now
+        for optimizer in (scheduler.optimizer, self.optimizer):  # with DeepSpeed one is inside of the other
+            for group, rate, first in zip(optimizer.param_groups, now, rates, strict=True):
+                group["lr"], group["initial_lr"] = rate, first
+        self.state.compute_steps(self.args, self.state.max_steps)

@@ -1,12 +1,14 @@
 """Conversations to tensors: what TRL trains on is what the server says was sampled, token by token."""
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from src.api import ConversationRecord, SampleRequest, SampleResponse
@@ -22,6 +24,7 @@ from src.vllm.client import ClassroomClient
 if TYPE_CHECKING:
     from src.grpo.trainer import ClassroomGRPOTrainer
 
+logger = logging.getLogger(__name__)
 _SCORES = ("task_final_score", "forward_progression_score", "overall_momentum_score")
 
 
@@ -112,10 +115,30 @@ class ClassroomRollout:
         return response
 
     def _check_judging(self, records: Sequence[ConversationRecord]) -> None:
-        failed = gather_object(
-            [(each.id, _judge_error(each)) for each in records if each.reward is None or _refused(each)]
-        )
+        """That enough of the batch was judged. What has no reward because a context was full is no failure of the
+        judge: it is told, and only a batch of nothing else stops the run."""
         total = sum(gather_object([len(records)]))
+        lost = [record for record in records if record.reward is None]
+        overflows = gather_object([(record.id, record.overflow) for record in records if record.overflow])
+        unrewarded = sum(gather_object([len(lost)]))
+        failed = gather_object(
+            [(each.id, _judge_error(each)) for each in lost if not _overflowed(each)]
+            + [(each.id, _judge_error(each)) for each in records if _refused(each)]
+        )
+        if overflows and PartialState().is_main_process:
+            logger.warning(
+                "%d of the %d conversations of this batch ended early because a context was full; %d of the batch have "
+                "no reward. The first, %s: %s",
+                len(overflows),
+                total,
+                unrewarded,
+                *overflows[0],
+            )
+        if overflows and unrewarded == total:
+            raise TooManyFailedJudgements(
+                f"None of the {total} conversations of this batch has a reward, so there is nothing to learn from it. "
+                f"The first, {overflows[0][0]}: {overflows[0][1]}"
+            )
         if len(failed) > self._max_failed_share * total:
             conversation, error = failed[0]
             raise TooManyFailedJudgements(
@@ -163,6 +186,7 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
         "conversation/messages": fmean(len(record.turns) for record in records),
         "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
+        "conversation/overflow_share": fmean(record.overflow is not None for record in records),
         "judge/failed_share": fmean(record.reward is None for record in records),
         "judge/refused_share": fmean(_refused(record) for record in records),
     }
@@ -195,6 +219,11 @@ def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]
         f"{seat}/reserved_usd": sum(usage.reserved_usd for usage in known),
         f"{seat}/run_cost_usd": max(usage.run_cost_usd for usage in known),
     }
+
+
+def _overflowed(record: ConversationRecord) -> bool:
+    """Whether it could not go on because a context was full."""
+    return record.failure is not None and record.overflow is not None
 
 
 def _judge_error(record: ConversationRecord) -> str:

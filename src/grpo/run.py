@@ -24,6 +24,7 @@ from src.grpo.config import grpo_config
 from src.grpo.movement import parameter_movement
 from src.grpo.plot_log import PlotLog
 from src.grpo.progress import GRPOProgress
+from src.grpo.resume import check_resume
 from src.grpo.servers import OwnServer, own_server
 from src.grpo.shared_gpus import SharedGpus
 from src.grpo.trainer import ClassroomGRPOTrainer
@@ -44,7 +45,8 @@ def train(config: TrainRLConfig) -> None:
     checkpoint.
 
     Raises:
-        ConfigError: if an adapter does not fit its model, or accelerate was told another precision.
+        ConfigError: if an adapter does not fit its model, a checkpoint the configuration, or accelerate was told
+            another precision.
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
@@ -61,6 +63,7 @@ def train(config: TrainRLConfig) -> None:
 
 
 def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, run_folder: Path) -> None:
+    on_main_process(state, lambda: _tell_of_changes(config, run_folder))
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))
     server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
@@ -160,6 +163,12 @@ def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
     if not path.exists():
         path.write_text(f"{run_folder.name}-{uuid.uuid4().hex[:8]}", encoding="utf-8")
     return path.read_text(encoding="utf-8")
+
+
+def _tell_of_changes(config: TrainRLConfig, run_folder: Path) -> None:
+    """Before anything is written or loaded."""
+    for change in check_resume(run_folder, config):
+        logger.warning("%s", change)
 
 
 def _tell_about_truncation(config: TrainRLConfig) -> None:

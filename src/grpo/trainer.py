@@ -16,10 +16,11 @@ from config.train_rl_model import TrainRLConfig
 from src.adapters import peft_config
 from src.api import ConversationRecord
 from src.data import Problem
-from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint, remove_unfinished
+from src.grpo.checkpoints import UNFINISHED, ConfiguredRates, OrderOfEpoch, complete_checkpoint, remove_unfinished
 from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.gather import save_adapter_together, save_together, weight_bytes
 from src.grpo.judge_guard import JudgeGuard
+from src.grpo.resume import write_config
 from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
 from src.grpo.servers import OwnServer
 from src.grpo.shared_gpus import SharedGpus
@@ -30,7 +31,7 @@ from src.pretrained import check_model, load_tokenizer
 from src.vllm.client import ClassroomClient
 
 
-class ClassroomGRPOTrainer(GRPOTrainer):
+class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
     """Publishes weights, samples conversations over HTTP, gets each reward from its endpoint, and trains on exactly the
     tokens that were sampled.
 
@@ -59,6 +60,7 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         gpus: SharedGpus,
         callbacks: Sequence[Any] = (),
     ):
+        self._config = config
         self._saving_checkpoint = False
         self.has_adapter = config.teacher_model.adapter is not None
         rollout = ClassroomRollout(
@@ -138,13 +140,18 @@ class ClassroomGRPOTrainer(GRPOTrainer):
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            on_main_process(self.accelerator, lambda: complete_checkpoint(folder, self.state.global_step, keep))
+            on_main_process(self.accelerator, lambda: self._complete_checkpoint(folder, keep))
         except BaseException:
             if self.accelerator.is_main_process:
                 remove_unfinished(folder)
             raise
         finally:
             self._saving_checkpoint = False
+
+    def _complete_checkpoint(self, folder: Path, keep: int) -> None:
+        step = self.state.global_step
+        write_config(folder / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}", self._config)
+        complete_checkpoint(folder, step, keep)
 
     def _get_train_sampler(self, dataset: Any = None) -> OrderOfEpoch:
         sampler = super()._get_train_sampler(dataset)

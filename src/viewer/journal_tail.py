@@ -16,7 +16,7 @@ from src.viewer.index import Row, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
-_OF_CONVERSATIONS = frozenset("turn verdict solutions grades failure rewards conversation".split())
+_OF_CONVERSATIONS = frozenset("turn cut_short verdict solutions grades failure rewards conversation".split())
 _PERSONA = re.compile(rb'"persona": "([^"]+)"')  # in a text its quotes would stand behind backslashes
 
 
@@ -136,7 +136,8 @@ class JournalTail:
         }
         failures = [event["reason"] for event in events if event["event"] == "failure"]
         about = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}
-        rest = {"failure": failures[-1] if failures else None, "meta": {}}
+        cuts = [event["reason"] for event in events if event["event"] == "cut_short"]
+        rest = {"failure": failures[-1] if failures else None, "overflow": cuts[-1] if cuts else None, "meta": {}}
         return {name: getattr(row, name) for name in _OF_ROW} | said | about | rest | tokens
 
     def _about(self, playing: Playing) -> tuple[Begun | None, Problem | None, int]:

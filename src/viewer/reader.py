@@ -210,6 +210,7 @@ def _view(where: str, row: Row, record: dict[str, Any]) -> ConversationView:
         context_tokens=len(mask) or None,
         sampling=row.sampling,
         failure=record.get("failure"),
+        overflow=record.get("overflow"),
         **{name: record[name] for name in _SHOWN},
     )
 

@@ -132,6 +132,7 @@ class ConversationView(BaseModel):
     reward: float | None
     rejected: bool
     failure: str | None
+    overflow: str | None
     trained_tokens: int | None
     context_tokens: int | None
     meta: dict[str, Any]

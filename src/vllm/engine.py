@@ -8,7 +8,7 @@ from uuid import uuid4
 from config.base import GenerationConfig, ModelConfig
 from src.adapters import check_published
 from src.chat_template import Message, ReplyFrame, encode_chat
-from src.errors import DataError, EngineFailure
+from src.errors import ContextOverflow, EngineFailure
 from src.inference_providers.base import Completion, Sampling
 from src.policy_folder import check_policy
 from src.turns import PolicyVersion
@@ -73,12 +73,12 @@ class VllmEngine(EngineProcess):
         Log-probs are those of the distribution that was sampled from, after temperature and truncation.
 
         Raises:
-            DataError: if the prompt leaves no room in the model's context.
+            ContextOverflow: if the prompt leaves no room in the model's context.
             EngineFailure: if the engine died, or did not answer in time.
         """
         room = self._model.vllm.max_length - len(prompt_ids)
         if room < 1:
-            raise DataError(
+            raise ContextOverflow(
                 f"A prompt of {len(prompt_ids)} tokens does not fit into {self._model.model_name_or_path}'s context: "
                 f"vllm.max_length is {self._model.vllm.max_length}. Raise it, or shorten problems and conversations."
             )

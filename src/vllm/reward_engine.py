@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from config.base import GenerationConfig, ModelConfig
 from src.chat_template import Message, encode_dialogue
-from src.errors import ConfigError, DataError
+from src.errors import ConfigError, ContextOverflow
 from src.vllm.engine import load_engine
 from src.vllm.engine_process import EngineProcess
 
@@ -45,13 +45,13 @@ class RewardEngine(EngineProcess):
         unbounded, without a sigmoid.
 
         Raises:
-            DataError: if the conversation does not fit into the model's context.
+            ContextOverflow: if the conversation does not fit into the model's context.
             EngineFailure: if the engine died, or did not answer in time.
         """
         ids = encode_dialogue(self.tokenizer, messages)
         limit = self._model.vllm.max_length
         if len(ids) > limit:
-            raise DataError(
+            raise ContextOverflow(
                 f"A conversation of {len(ids)} tokens, which ends with {messages[-1]['content'][-60:]!r}, does not fit "
                 f"into the context of the reward model {self.model_name}: its vllm.max_length is {limit}. Raise it, or "
                 "have shorter ones."

@@ -42,6 +42,7 @@ export function rewardCard(conversation) {
     el("p", { class: "figure" }, conversation.reward === null ? (conversation.state === "END" ? "none" : "not yet") : number(conversation.reward, 4),
       conversation.rejected ? el("span", { class: "badge bad" }, "rejected") : null),
     conversation.failure ? el("p", { class: "wrong" }, "It could not go on: ", longText(conversation.failure)) : null,
+    conversation.overflow && !conversation.failure ? el("p", { class: "note" }, "The dialogue ended early: ", longText(conversation.overflow)) : null,
     conversation.reward === null && conversation.state === "END" && !conversation.failure ? el("p", { class: "note" }, "No verdict came. It counts neither for nor against the tutor.") : null,
     parts.length > 1 ? el("dl", {}, parts.map(([name, value]) => [el("dt", {}, words(name)), el("dd", {}, number(value, 4))])) : null,
     scores(conversation));
