@@ -1,11 +1,12 @@
 """Prompts are tried before they are needed: a mistake in one must not wait for the conversation that meets it, in the
 middle of the night."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from config.base import GenerationConfig
-from src.chat_template import encode_chat
+from config.base import GenerationConfig, JudgeModelConfig
+from src.chat_template import Message, encode_chat
 from src.data import Problem
 from src.errors import ContextOverflow, DataError
 from src.prompts import render, variables_of
@@ -15,18 +16,35 @@ from src.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+EMBEDDED_JUDGES = frozenset({"rubric", "rules"})
+"""Names of judges that are programs and read no template."""
+
 _LEAST_TURN = 2  # a token, and the one that ends it
-_TRANSCRIPT = [{"role": "teacher", "content": "How are you?"}, {"role": "student", "content": "Fine."}]
+
+
+def _transcript(said: str) -> list[Message]:
+    return [{"role": role, "content": f"{said} {number}"} for number in range(3) for role in ("teacher", "student")]
+
+
+_TRANSCRIPT, _OTHER_TRANSCRIPT = _transcript("How are you?"), _transcript("Where do you live?")
+
+
+def check_configured_prompts(generation: GenerationConfig, judge: JudgeModelConfig) -> None:
+    """As `check_prompts`, before anything is known of the judge but its configuration."""
+    check_prompts(generation, judge.model_name_or_path not in EMBEDDED_JUDGES)
 
 
 def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> None:
-    """Fill in every template with the variables that it may use.
+    """Fill in every template with the variables that it may use. A teacher's template that never uses the problem is
+    warned about.
 
     Args:
         judge_reads_templates: whether the judge is a model that is asked with the rules' templates.
 
     Raises:
-        DataError: naming the config key, the template, and what is wrong with it.
+        DataError: naming the config key, the template, and what is wrong with it; one of a judge that does not show
+            the conversation is wrong, too.
     """
     _check_teacher_prompt(generation)
     for key, path, variables in _uses(generation, judge_reads_templates):
@@ -34,9 +52,20 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
             unknown = sorted(variables_of(path) - set(variables))
             if unknown:  # found in every branch, also in those that these values do not take
                 raise DataError(f"{path} uses {', '.join(unknown)}. It may use: {', '.join(sorted(variables))}.")
-            render(path, **variables)
+            shown = render(path, **variables)
+            if "conversation" in variables and shown == render(path, **variables | {"conversation": _OTHER_TRANSCRIPT}):
+                _refuse_blind_judge(path)
         except DataError as error:
             raise DataError(f"generation.{key}: {error}") from error
+
+
+def _refuse_blind_judge(path: str) -> None:
+    used = "conversation" in variables_of(path)
+    what = "uses conversation, but what was said does not get into the prompt" if used else "never uses conversation"
+    raise DataError(
+        f"{path} {what}: the judge would give its verdict without having read the lesson. Write the messages out, for "
+        "example {% for message in conversation %}{{ message.role }}: {{ message.content }}{% endfor %}."
+    )
 
 
 def _check_teacher_prompt(generation: GenerationConfig) -> None:
@@ -49,6 +78,13 @@ def _check_teacher_prompt(generation: GenerationConfig) -> None:
         raise DataError(
             f"{key}: {path} opens the dialogue itself (it uses {' and '.join(OPENING_VARIABLES)}), which leaves no "
             "place for a student's attempt: set generation.forced_conversation_type=guided."
+        )
+    if "problem" not in variables_of(path):
+        logger.warning(
+            "%s: %s never uses problem, so the teacher is not told what the lesson is about. Write {{ problem }} where "
+            "it is to stand, unless the student's first message says it.",
+            key,
+            path,
         )
 
 

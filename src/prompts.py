@@ -6,42 +6,54 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
-from jinja2.sandbox import SandboxedEnvironment
 
 from src.errors import DataError
+from src.rollout.template_sandbox import MOST_CHARACTERS, PromptEnvironment
 
-
-def _refuse_null(value: Any) -> Any:
-    """What is about to be written into a prompt, unless it is null: nobody wants to read "None" there."""
-    if value is None:
-        raise jinja2.UndefinedError("a value that it writes out is null; ask for it with an if")
-    return value
-
-
-_ENVIRONMENT = SandboxedEnvironment(
-    undefined=jinja2.StrictUndefined,
-    finalize=_refuse_null,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=False,
-)
+_ENVIRONMENT = PromptEnvironment()
 
 
 @cache
 def _load(path: str) -> jinja2.Template:
-    return _ENVIRONMENT.from_string(_parse(path))
+    tree = _parse(path)
+    try:
+        return _ENVIRONMENT.compile_prompt(tree, path)
+    except Exception as error:
+        raise DataError(_does_not_parse(path, error)) from error
 
 
 def _parse(path: str) -> jinja2.nodes.Template:
-    file = Path(path)
-    if not file.is_file():
-        raise DataError(f"There is no prompt template {path}.")
+    text = _read(path)
     try:
-        return _ENVIRONMENT.parse(file.read_text(encoding="utf-8"))
-    except jinja2.TemplateSyntaxError as error:
-        raise DataError(f"The prompt template {path} does not parse: line {error.lineno}: {error.message}.") from error
+        tree = _ENVIRONMENT.parse(text)
+        _ENVIRONMENT.refuse_other_files(tree)
+    except Exception as error:
+        raise DataError(_does_not_parse(path, error)) from error
+    return tree
+
+
+def _read(path: str) -> str:
+    try:
+        file = Path(path)
+        if not file.is_file():
+            raise DataError(f"There is no prompt template {path}.")
+        if file.stat().st_size > 4 * MOST_CHARACTERS:  # four bytes are the longest character
+            raise DataError(f"The prompt template {path} is larger than {4 * MOST_CHARACTERS} bytes.")
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"The prompt template {path} is not UTF-8: {error}.") from error
+    except (OSError, ValueError) as error:  # a name too long, a null byte in it, a file that may not be read
+        raise DataError(f"The prompt template {path[:200]!r} cannot be read: {error}.") from error
+
+
+def _does_not_parse(path: str, error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"The prompt template {path} does not parse: line {error.lineno}: {_described(error)}."
+    if isinstance(error, SyntaxError):  # Python's own, on what Jinja made of it
+        return f"The prompt template {path} does not parse: {error.msg}: nest its loops and conditions less deep."
+    if isinstance(error, RecursionError | MemoryError):
+        return f"The prompt template {path} does not parse: it nests too deep."
+    return f"The prompt template {path} does not parse: {_described(error)}."
 
 
 def variables_of(path: str) -> set[str]:
@@ -50,19 +62,53 @@ def variables_of(path: str) -> set[str]:
     Raises:
         DataError: if the file is missing or does not parse.
     """
-    return jinja2.meta.find_undeclared_variables(_parse(path))
+    tree = _parse(path)
+    try:
+        return jinja2.meta.find_undeclared_variables(tree)
+    except Exception as error:
+        raise DataError(_does_not_parse(path, error)) from error
 
 
 def render(path: str, **variables: Any) -> str:
     """The template at `path` filled in with `variables`, without surrounding white space.
 
     Raises:
-        DataError: if the file is missing, does not parse, uses a variable that was not given, or does what the sandbox
-            forbids.
+        DataError: with file, line and cause, if the file is missing, does not parse, uses a variable that was not
+            given, does what the sandbox forbids, goes beyond its limits, or fails in any other way.
     """
+    template = _load(path)
     try:
-        return _load(path).render(**variables).strip()
-    except jinja2.UndefinedError as error:
-        raise DataError(f"{path}: {error.message}. It may use: {', '.join(sorted(variables))}.") from error
-    except jinja2.TemplateError as error:
-        raise DataError(f"{path} cannot be filled in: {error.message}.") from error
+        return _ENVIRONMENT.fill_in(template, variables).strip()
+    except Exception as error:
+        raise DataError(_cannot_be_filled_in(path, error, variables)) from error
+
+
+def _cannot_be_filled_in(path: str, error: Exception, variables: dict[str, Any]) -> str:
+    line = _line_of(path, error)
+    place = path if line is None else f"{path}, line {line}"
+    if isinstance(error, jinja2.exceptions.SecurityError):
+        return f"{place}: the sandbox of prompt templates forbids it: {_described(error)}."
+    if isinstance(error, jinja2.UndefinedError):
+        return f"{place}: {error.message}. It may use: {', '.join(sorted(variables))}."
+    return f"{place} cannot be filled in: {_described(error)}."
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "a macro or a loop goes into itself without an end, or too deep"
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    if isinstance(error, jinja2.TemplateError):
+        return str(error.message).rstrip(".")
+    text = (str(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _line_of(path: str, error: Exception) -> int | None:
+    """The line of the template that an error came from: of the innermost call in it."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -319,7 +319,7 @@ def test_engines_that_ask_for_more_than_the_gpu_are_refused(qwen):
 def test_with_phases_the_engines_awake_together_count_and_the_others_on_the_host(qwen, tmp_path):
     """Shares of teacher, student and judge: 0.3, 0.2, 0.6. Dialogue 0.5, judging 0.6, solutions 0.2. Weights of each:
     4,022,468,096 × 2 bytes = 7.49 GiB."""
-    (tmp_path / "rule.txt").write_text("{{ problem }}")
+    (tmp_path / "rule.txt").write_text("{{ problem }} {{ conversation }}")
     shares = {"teacher": 0.3, "student": 0.2, "judge": 0.6}
     overrides = [f"{seat}_model.vllm.gpu_memory_utilization={share}" for seat, share in shares.items()]
     overrides += ["judge_model.vllm.dtype=auto", "judge_model.vllm.max_length=8192", "train.gpu_memory_gib=80"]

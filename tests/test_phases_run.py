@@ -16,7 +16,7 @@ def play(world: Path, folder: Path, lessons: list[str], schedule: str) -> tuple[
     """Two requests at a time, and the journal's events in order."""
     folder.mkdir()
     rule = folder / "judge.txt"
-    rule.write_text("{{ problem }} {{ conversation | length }}")
+    rule.write_text("{{ problem }} {{ conversation[-1].content }}")
     engine = "{max_length: 1024, max_num_seqs: 64, dtype: float32, enforce_eager: true, cpu_cores: '1'}"
     overrides = (
         f"generation.schedule={schedule}",

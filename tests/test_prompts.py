@@ -1,18 +1,28 @@
 """Prompt templates: what is missing is an error that names the template, and never an empty string."""
 
+import importlib
 import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config.base import GenerationConfig
+from config.eval_model import EvalConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.data import Problem
 from src.errors import DataError
 from src.inference_providers.open_router_inference import render_rule
 from src.inference_providers.scripted_inference import ScriptedJudge
-from src.prompt_check import check_lengths, check_prompts
+from src.launcher import main as launcher
+from src.prompt_check import check_configured_prompts, check_lengths, check_prompts
 from src.prompts import render, variables_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +59,7 @@ def test_an_unknown_variable_is_an_error_that_names_it_the_template_and_what_the
 
 def test_null_is_not_written_into_a_prompt(template):
     path = template("Hello {{ student_name }}!")
-    with pytest.raises(DataError, match=r"teacher\.txt: a value that it writes out is null"):
+    with pytest.raises(DataError, match=r"teacher\.txt, line 1: a value that it writes out is null"):
         render(path, student_name=None)
     assert render(path, student_name=0) == "Hello 0!"
 
@@ -73,6 +83,135 @@ def test_a_template_that_is_not_utf8_is_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(DataError, match=r"latin\.txt is not UTF-8"):
         render(str(tmp_path / "latin.txt"))
+
+
+SIXTY_TIMES = "{% set it = namespace(x='ab') %}{% for i in range(60) %}"
+MISTAKES = {
+    "{{ problem + 1 }}": "TypeError: can only concatenate str",
+    "{{ 1 + problem }}": "TypeError: unsupported operand",
+    "{{ 1 / 0 }}": "ZeroDivisionError: division by zero",
+    "{{ 1 % 0 }}": "ZeroDivisionError",
+    "{% for x in 5 %}{% endfor %}": "TypeError: 'int' object is not iterable",
+    "{% for a, b in [1] %}{% endfor %}": "TypeError: cannot unpack",
+    "{{ problem() }}": "TypeError: 'str' object is not callable",
+    "{{ problem < 5 }}": "TypeError: '<' not supported",
+    "{{ problem.upper(1) }}": "TypeError",
+    "{{ problem | sum }}": "TypeError",
+    "{{ problem | wordwrap(0) }}": "ValueError: invalid width",
+    "{{ '%d' % problem }}": "TypeError",
+    "{{ '{nosuch}'.format() }}": "KeyError: 'nosuch'",
+    "{{ 'x'.encode().decode('nosuch') }}": "LookupError: unknown encoding",
+    "{{ problem | dictsort }}": "AttributeError",
+    "{{ problem.nosuch }}": "has no attribute 'nosuch'",
+    "{{ none }}": "a value that it writes out is null",
+    "{{ problem | nosuch }}": "No filter named 'nosuch'",
+    "{{ problem is nosuch }}": "No test named 'nosuch'",
+    "{{ [1, 2] | random }}": "No filter named 'random'",
+    "{{ lipsum() }}": "'lipsum' is undefined",
+    "{% include 'other.txt' %}": "include takes in another file",
+    "{% extends 'other.txt' %}": "extends takes in another file",
+    "{% import 'other.txt' as other %}": "import takes in another file",
+    "{% from 'other.txt' import it %}": "import takes in another file",
+    "{{ conversation.append(1) }}": "the sandbox of prompt templates forbids it",
+    "{{ ''.__class__.__mro__ }}": "the sandbox of prompt templates forbids it",
+    "{{ '{0.__class__}'.format(problem) }}": "the sandbox of prompt templates forbids it",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "goes into itself without an end",
+    "{% block a %}{{ self.a() }}{% endblock %}": "goes into itself without an end",
+    "{% for c in conversation recursive %}{{ loop(conversation) }}{% endfor %}": "goes into itself without an end",
+    "{% for i in range(10**9) %}x{% endfor %}": "asks for 1000000000 of something",
+    "{% for i in range(100001) %}x{% endfor %}": "OverflowError: Range too big",
+    "{% for i in range(999) %}{% for j in range(999) %}{% endfor %}{% endfor %}": "takes more than 100000 steps",
+    "{% for i in range(60) %}{% for j in range(9999) | map('string') %}{% endfor %}{% endfor %}": "100000 steps",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}": "100000 steps",
+    "{{ 'x' * 10**10 }}": "makes a text or a list of more than 1000000",
+    "{{ [1] * 10**10 }}": "makes a text or a list of more than 1000000",
+    "{{ 10**(10**10) }}": "makes a number of about",
+    "{{ '%1000000000d' % 1 }}": "has a width of six digits",
+    "{{ '%*d' % (1000000000, 1) }}": "or one that is an argument",
+    "{{ '%1000000000d' | format(1) }}": "has a width of six digits",
+    "{{ '{:1000000000}'.format(1) }}": "has a width of six digits",
+    "{{ '{:{}}'.format(1, 1000000000) }}": "or one that is an argument",
+    "{{ problem.center(10**9) }}": "asks for 1000000000 of something",
+    "{{ problem | indent(10**9) }}": "asks for 1000000000 of something",
+    "{% for i in range(99) %}{{ problem * 20000 }}{% endfor %}": "writes more than 1000000 characters",
+    SIXTY_TIMES + "{% set it.x = it.x ~ it.x %}{% endfor %}": "makes a text or a list of more than 1000000",
+    SIXTY_TIMES + "{% set it.x = it.x + it.x %}{% endfor %}": "makes a text or a list of more than 1000000",
+    SIXTY_TIMES + "{% set it.x = [it.x, it.x] | join %}{% endfor %}": "makes a text or a list of more than 1000000",
+    SIXTY_TIMES + "{% set it.x %}{{ it.x }}{{ it.x }}{% endset %}{% endfor %}": "writes more than 1000000 characters",
+    "{% for i in range(9999) %}" + "x" * 2000 + "{% endfor %}": "writes more than 1000000 characters",
+    "{% if %}": "Expected an expression",
+    "{{ x": "unexpected end of template",
+}
+UNPLACED = {
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "nests too deep",
+    "{% for a in [1] %}" * 25 + "{% endfor %}" * 25: "nest its loops and conditions less deep",
+    "{% if 1 %}" * 120 + "{% endif %}" * 120: "nest its loops and conditions less deep",
+    "{{ " + "9" * 5000 + " }}": "ValueError: Exceeds the limit",
+    "x" * 4_000_001: "larger than 4000000 bytes",
+}
+LESSON = [{"role": "teacher", "content": "Hi."}]
+
+
+@pytest.mark.parametrize("text", [*MISTAKES, *UNPLACED], ids=lambda text: text[:40])
+def test_whatever_goes_wrong_in_a_template_is_said_with_file_and_line(template, text):
+    with pytest.raises(DataError) as caught:
+        render(template(f"One line,\ntwo lines.\n{text}"), problem="pp", conversation=LESSON)
+    for part in ("teacher.txt", *(["line 3", MISTAKES[text]] if text in MISTAKES else [UNPLACED[text]])):
+        assert part in str(caught.value)
+
+
+def test_a_template_without_a_mistake_is_not_held_up(template):
+    text = """
+{% macro named(who) %}{{ who | upper }}{% endmacro %}
+{% for c in conversation %}{{ loop.index }}/{{ loop.length }} {{ named(c.role) ~ ": " ~ c.content }}{% endfor %}
+{{ 2 ** 3 * 4 }} {{ "%s, %5.2f" % (problem, 1) }} {{ "{}: {:,}".format(problem, 2000000) }} {{ "-" * 3 }}
+{{ range(9999) | list | length }} {{ [1, 2] + [3] }} {{ 3000000 | int }}"""
+    shown = render(template(text), problem="p", conversation=LESSON)
+    assert shown == "1/1 TEACHER: Hi.32 p,  1.00 p: 2,000,000 ---\n9999 [1, 2, 3] 3000000"
+
+
+@pytest.mark.parametrize("path", ["x" * 300 + ".txt", "a\0b.txt", "."], ids=["long", "null byte", "folder"])
+def test_a_path_that_is_none_is_a_message(path):
+    with pytest.raises(DataError, match="prompt template"):
+        render(path)
+
+
+NAMES = ["problem", "conversation", "nosuch", "c", "i", "it", "it.x", "loop", "none", "[1, 'a']", "'a%s{}'", "7", "-1"]
+VALUES = st.recursive(
+    st.sampled_from(NAMES),
+    lambda inner: (
+        st.builds("({} {} {})".format, inner, st.sampled_from("+ - * / % ** ~ < in and".split()), inner)
+        | st.builds(
+            "{}|{}".format, inner, st.sampled_from(["list", "join", "upper", "length", "first", "sum", "tojson"])
+        )
+        | st.builds("{}({})".format, st.sampled_from(["f", "range", "dict", "'ab'.center", "loop"]), inner)
+        | st.builds("{}[{}]".format, inner, inner)
+    ),
+    max_leaves=5,
+)
+TEMPLATES = st.recursive(
+    st.builds("{{{{ {} }}}}".format, VALUES)
+    | st.sampled_from(["text", "{% set it = namespace(x='ab') %}", "{%", "}}"]),
+    lambda inner: (
+        st.builds(lambda value, body: "{% for c in " + value + " %}" + body + "{% endfor %}", VALUES, inner)
+        | st.builds(lambda value, body: "{% if " + value + " %}" + body + "{% endif %}", VALUES, inner)
+        | st.builds(lambda body: "{% macro f(i) %}" + body + "{% endmacro %}{{ f(2) }}", inner)
+        | st.builds(lambda value: "{% set it.x = " + value + " %}", VALUES)
+        | st.builds(str.__add__, inner, inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(TEMPLATES)
+def test_every_template_is_filled_in_or_refused_with_its_file(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "any.txt"
+        path.write_text(text, encoding="utf-8")
+        try:
+            assert isinstance(render(str(path), problem="p", conversation=LESSON), str)
+        except DataError as error:
+            assert "any.txt" in str(error)
 
 
 @pytest.mark.parametrize("text", ["{{ ''.__class__.__mro__ }}", "{{ problem.__class__.__base__.__subclasses__() }}"])
@@ -110,7 +249,7 @@ PROMPT_KEYS = {
     "student_final_prompt_path": "{{ student_name or 'you' }} {{ problem }} {{ include_thinking }}",
     "student_initial_attempt_prompt_path": "{{ problem }}",
     "initial_attempt_wrapper_prompt_path": "{{ attempt }}",
-    "judges_rules_prompts_paths.does_not_leak_answer": "{{ problem }}{{ conversation | map(attribute='role') | list }}",
+    "judges_rules_prompts_paths.does_not_leak_answer": "{{ problem }}{{ conversation | join(attribute='content') }}",
 }
 
 
@@ -158,6 +297,78 @@ def test_what_fails_only_for_a_nameless_student_is_found(all_prompts, template):
     generation.student_names = ["Alex", None]
     with pytest.raises(DataError, match="teacher_prompt_path"):
         check_prompts(generation, judge_reads_templates=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Was the lesson on {{ problem }} a good one?", "never uses conversation"),
+        ("{% set conversation = [] %}{{ conversation }}", "never uses conversation"),
+        ("{% if conversation %}A lesson of {{ conversation | length }} messages.{% endif %}", "does not get into"),
+        ("{{ conversation | map(attribute='role') | join(' ') }}", "does not get into"),
+    ],
+)
+def test_a_judge_that_is_not_shown_the_lesson_is_refused(all_prompts, template, text, message):
+    key = "judges_rules_prompts_paths.does_not_leak_answer"
+    generation = all_prompts(key, template(text, "blind.txt"))
+    with pytest.raises(DataError, match=rf"generation\.{key}: .*blind\.txt.*{message}.*Write the messages out"):
+        check_prompts(generation, judge_reads_templates=True)
+    check_prompts(generation, judge_reads_templates=False)
+
+
+@pytest.mark.parametrize("text", ["{{ conversation[1:] }}", "{{ conversation[-1].content }}", "{{ conversation }}"])
+def test_a_judge_may_be_shown_a_part_of_the_lesson(all_prompts, template, text):
+    key = "judges_rules_prompts_paths.does_not_leak_answer"
+    check_prompts(all_prompts(key, template(text, "part.txt")), judge_reads_templates=True)
+
+
+def test_a_teacher_that_is_not_told_the_problem_is_warned_about(all_prompts, template, caplog):
+    check_prompts(all_prompts(), judge_reads_templates=True)
+    assert not caplog.text
+    generation = all_prompts("teacher_prompt_path", template("Teach well.", "vague.txt"))
+    check_prompts(generation, judge_reads_templates=True)
+    assert "generation.teacher_prompt_path: " in caplog.text and "vague.txt never uses problem" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["7b", "language_tutor", "maths_small", "quickstart"])
+def test_shipped_prompts_pass_without_a_warning(name, caplog):
+    config = load(TrainRLConfig, "train_rl", ["--config-name", name])
+    check_configured_prompts(config.generation, config.judge_model)
+    socratic = replace(
+        config.generation,
+        teacher_prompt_path="prompt_templates/teacher_prompt_socratic.txt",
+        forced_conversation_type="guided",
+    )
+    check_configured_prompts(socratic, config.judge_model)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("program", ["vllm_server", "train_rl", "eval", "launcher"])
+def test_dry_runs_find_a_template_that_fails(program, template, capsys):
+    """In a judge's rule, of a judge that reads it."""
+    wrong = template("{% for message in conversation %}\n{{ message.content + 1 }}{% endfor %}", "rule.txt")
+    overrides = [
+        f"generation.judges_rules_prompts_paths={{pedagogical_eval: {wrong}}}",
+        "judge_model.base_url=http://x",
+    ]
+    overrides.append("judge_model.model_name_or_path=some/judge")
+    message = r"pedagogical_eval: .*rule\.txt, line 2 cannot be filled in: TypeError"
+    if program == "launcher":
+        assert launcher(["--config-name", "quickstart", *overrides, "dry_run=true"]) == 2
+        assert re.search(f"error: generation.judges_rules_prompts_paths.{message}", capsys.readouterr().err)
+        return
+    schema, folder = (EvalConfig, "eval") if program == "eval" else (TrainRLConfig, "train_rl")
+    overrides += ["server_url=null"] if program == "eval" else []
+    with pytest.raises(DataError, match=message):
+        importlib.import_module(program).more_of_dry_run(load(schema, folder, overrides))
+
+
+def test_a_program_ends_its_dry_run_with_the_message_alone(template):
+    command = [sys.executable, "eval.py", "dry_run=true", "server_url=null"]
+    command.append(f"generation.teacher_prompt_path={template('{{ problem / 2 }}')}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.search(r"error: generation.teacher_prompt_path: .*teacher\.txt, line 1 cannot be filled in", done.stderr)
 
 
 def test_the_classroom_gives_templates_the_variables_that_the_check_allows(all_prompts, room):

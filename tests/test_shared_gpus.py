@@ -337,7 +337,7 @@ THREE = ("teacher", "student", "judge")
 
 def phased(world: Path, folder: Path) -> list[str]:
     rule = folder / "judge.txt"
-    rule.write_text("{{ problem }} {{ conversation | length }}")
+    rule.write_text("{{ problem }} {{ conversation[-1].content }}")
     return [
         "generation.schedule=phased",
         f"judge_model.model_name_or_path={world / 'blank'}",

@@ -1,0 +1,234 @@
+"""What a prompt template may do: write text, out of what it is given, within limits.
+
+Templates come from other people, too. Jinja's sandbox keeps them from reaching out and from changing what they are
+given. The limits here end one that would run for ever or fill the memory: they count, so they are the same on every
+machine.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MOST_CHARACTERS = 1_000_000
+"""Of a prompt, of everything that a template writes on the way to it, and of any text or list in between."""
+MOST_STEPS = 100_000
+"""Passes of loops, calls, and entries of lists that filters go through."""
+_MOST_BITS = 10_000  # of a whole number
+_COUNTED, _JOINED = "counted passes", "joined texts"  # names of filters that no template can write
+_WIDTH = re.compile(r"\d{6}|\*|\{[^{}]*\{")  # of a format: six digits, or one that is an argument
+_CHARACTERS_PER_STEP = 100
+_OTHER_FILES = {nodes.Include: "include", nodes.Import: "import", nodes.FromImport: "import", nodes.Extends: "extends"}
+
+
+class TemplateLimit(jinja2.TemplateRuntimeError):
+    """A template that does or writes more than a prompt can need."""
+
+
+@dataclass
+class _Budget:
+    steps: int = MOST_STEPS
+    characters: int = MOST_CHARACTERS
+
+
+_budget: ContextVar[_Budget] = ContextVar("what is left to the template that is being filled in")
+
+
+@contextmanager
+def _fresh_budget() -> Iterator[None]:
+    token = _budget.set(_Budget())
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def _spend(steps: int = 0, characters: int = 0) -> None:
+    left = _budget.get()
+    left.steps -= steps
+    left.characters -= characters
+    if left.steps < 0:
+        raise TemplateLimit(f"it takes more than {MOST_STEPS} steps (passes of loops, calls, entries of lists)")
+    if left.characters < 0:
+        raise TemplateLimit(f"it writes more than {MOST_CHARACTERS} characters")
+
+
+def _refuse_large(size: float) -> None:
+    if size > MOST_CHARACTERS:
+        raise TemplateLimit(f"it makes a text or a list of more than {MOST_CHARACTERS} characters or entries")
+
+
+def _work(value: Any) -> int:
+    """How many steps it takes to go through a value."""
+    if isinstance(value, str):
+        return len(value) // _CHARACTERS_PER_STEP
+    return len(value) if isinstance(value, Sized) else 0
+
+
+@jinja2.pass_context  # so that nothing is written before there is a budget
+def _write(_: Any, value: Any) -> str:
+    """What is about to be written into a prompt, unless it is null: nobody wants to read "None" there."""
+    if value is None:
+        raise jinja2.UndefinedError("a value that it writes out is null; ask for it with an if")
+    text = str(value)
+    _spend(characters=len(text))
+    return text
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        _spend(steps=1)
+        yield value
+
+
+def _joined(values: Iterable[Any]) -> str:
+    texts = [str(value) for value in values]
+    _refuse_large(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _limited(function: Callable[..., Any], first: int) -> Callable[..., Any]:
+    """A filter that keeps to the limits; `first`: the place of its value among the arguments."""
+
+    @functools.wraps(function)
+    def keep_to_the_limits(*arguments: Any, **named: Any) -> Any:
+        if function.__name__ == "do_format":
+            _refuse_wide_format(str(arguments[first]))
+        else:
+            _check_arguments(arguments[first + 1 :], named)
+        _spend(steps=1 + sum(map(_work, arguments[first:])))
+        return _check_result(function(*arguments, **named))
+
+    return keep_to_the_limits
+
+
+def _check_arguments(arguments: Iterable[Any], named: dict[str, Any]) -> None:
+    """Numbers among them say how wide or how many."""
+    for value in (*arguments, *named.values()):
+        if isinstance(value, int) and abs(value) > MOST_CHARACTERS:
+            raise TemplateLimit(f"it asks for {_shown(value)} of something; {MOST_CHARACTERS} is the most")
+
+
+def _check_result(value: Any) -> Any:
+    if isinstance(value, Sized) and not isinstance(value, jinja2.Undefined):
+        _refuse_large(len(value))
+    return value
+
+
+def _shown(number: int) -> str:
+    return str(number) if number.bit_length() < 64 else "more than 2^63"
+
+
+class _CountPasses(NodeTransformer):
+    """Has the passes of loops counted, and what `~` makes measured."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _COUNTED)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno, environment=node.environment), _JOINED)
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+class PromptEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja for prompt templates. A template is one file; an unknown variable and a null are errors; nothing is drawn
+    at random, because every process and every restart has to make the same prompt."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        super().__init__(
+            undefined=jinja2.StrictUndefined,
+            finalize=_write,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=False,
+            optimized=False,  # which would run parts of a template before there is a budget
+        )
+        del self.filters["random"], self.globals["lipsum"]
+        for name, function in self.filters.items():
+            self.filters[name] = _limited(function, 1 if hasattr(function, "jinja_pass_arg") else 0)
+        self.filters |= {_COUNTED: _counted, _JOINED: _joined}
+
+    def refuse_other_files(self, tree: nodes.Template) -> None:
+        """Raises:
+        TemplateSyntaxError: if a template takes in another file.
+        """
+        for node in tree.find_all(tuple(_OTHER_FILES)):
+            raise jinja2.TemplateSyntaxError(
+                f"{_OTHER_FILES[type(node)]} takes in another file, but a prompt template is one file: copy what it "
+                "needs into it",
+                node.lineno,
+            )
+
+    def compile_prompt(self, tree: nodes.Template, filename: str) -> jinja2.Template:
+        """A parsed template, ready to be filled in; raises what Jinja and Python raise."""
+        code = self.compile(_CountPasses().visit(tree), filename=filename)
+        return self.template_class.from_code(self, code, self.make_globals(None))
+
+    def fill_in(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        """The text that a template makes; raises what Jinja and Python raise.
+
+        Raises:
+            TemplateLimit: if it goes beyond a limit.
+        """
+        pieces: list[str] = []
+        size = 0
+        with _fresh_budget():
+            writing = template.generate(**variables)
+            for piece in writing:
+                size += len(piece)
+                if size > MOST_CHARACTERS:  # thrown to where the template is, so that the error knows the line
+                    writing.throw(TemplateLimit(f"it writes more than {MOST_CHARACTERS} characters"))
+                pieces.append(piece)
+        return "".join(pieces)
+
+    def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        """Of a macro, a loop that goes deeper, a method."""
+        text = getattr(function, "__self__", getattr(getattr(function, "__wrapped__", None), "__self__", None))
+        if isinstance(text, str) and getattr(function, "__name__", "").startswith("format"):
+            _refuse_wide_format(text)
+        else:
+            _check_arguments(arguments, named)
+        _spend(steps=1 + sum(map(_work, arguments)))
+        return _check_result(super().call(context, function, *arguments, **named))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuses what would be too large before it is made."""
+        if operator == "%" and isinstance(left, str):
+            _refuse_wide_format(left)
+        elif isinstance(left, int) and isinstance(right, int):
+            _refuse_large_number(operator, left, right)
+        elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+            _refuse_large(len(left) + len(right))
+        elif operator == "*":
+            size, times = (left, right) if isinstance(left, Sized) else (right, left)
+            if isinstance(size, Sized) and isinstance(times, int):
+                _refuse_large(len(size) * times)
+        return super().call_binop(context, operator, left, right)
+
+
+def _refuse_wide_format(text: str) -> None:
+    if _WIDTH.search(text):
+        raise TemplateLimit(f"the format {text[:60]!r} has a width of six digits, or one that is an argument")
+
+
+def _refuse_large_number(operator: str, left: int, right: int) -> None:
+    bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(right, 0)}.get(operator, 0)
+    if bits > _MOST_BITS:
+        raise TemplateLimit(f"it makes a number of about {math.ceil(bits * math.log10(2))} digits")
