@@ -4,13 +4,16 @@ from config.eval_model import EvalConfig, check_eval
 from config.load import program
 
 
-def shares(config: EvalConfig) -> None:
+def more_of_dry_run(config: EvalConfig) -> None:
     from src.memory_report import show_evaluation_shares
+    from src.prompt_check import check_configured_prompts
 
     show_evaluation_shares(config)
+    if config.server_url is None:  # else the prompts are the server's
+        check_configured_prompts(config.generation, config.judge_model)
 
 
-@program(EvalConfig, "eval", check=check_eval, more_of_dry_run=shares)
+@program(EvalConfig, "eval", check=check_eval, more_of_dry_run=more_of_dry_run)
 def main(config: EvalConfig) -> None:
     from src.evaluation.run import evaluate
 

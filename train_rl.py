@@ -5,13 +5,17 @@ from config.load import program
 from config.train_rl_model import TrainRLConfig
 
 
-def budget(config: TrainRLConfig) -> None:
+def more_of_dry_run(config: TrainRLConfig) -> None:
     from src.memory_report import show_trainer_budget
+    from src.prompt_check import check_configured_prompts
+    from src.training.run_length import report_length_before_training
 
+    check_configured_prompts(config.generation, config.judge_model)
+    report_length_before_training(config).show()
     show_trainer_budget(config)
 
 
-@program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=budget)
+@program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def main(config: TrainRLConfig) -> None:
     from src.grpo.run import train
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Source = TypeVar("Source", bound=DataSource)
 Row = TypeVar("Row")
 _LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LOCAL_SUFFIXES = frozenset(_LOADERS)
+"""What names of local files end with; any other name is one of the Hub."""
 
 
 @dataclass(frozen=True)

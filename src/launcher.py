@@ -10,7 +10,8 @@
 All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml or 1CPU.yaml. Overrides
 key=value reach both programs. On several machines, run this on each: every machine has its own server, and
 generation.server_urls names them in the order of --machine_rank.
-dry_run=true shows the configuration, what it needs of a GPU's memory, and the two commands, and starts nothing.
+dry_run=true shows the configuration, how long the training will be, what it needs of a GPU's memory, and the two
+commands, tries the prompts, and starts nothing.
 """
 
 import re
@@ -254,8 +255,12 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     trainer = trainer_command(flags, hydra_arguments)
     if config.dry_run:
         from src.memory_report import show_launch_budget
+        from src.prompt_check import check_configured_prompts
+        from src.training.run_length import report_length_before_training
 
         print(to_yaml(config))
+        check_configured_prompts(config.generation, config.judge_model)
+        report_length_before_training(config).show()
         show_launch_budget(config, flags)
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0

@@ -454,11 +454,14 @@ def dry_run(program: str, *arguments: str, cwd: Path = ROOT) -> dict:
 def test_dry_run_prints_the_config_that_the_launcher_sees_and_ends_well(program, tmp_path):
     folder = program.removesuffix(".py").replace("vllm_server", "train_rl")
     (tmp_path / "own.yaml").write_text("defaults: [quickstart, _self_]\nseed: 7\n")
+    (tmp_path / "prompt_templates").symlink_to(ROOT / "prompt_templates")
     arguments = ["--config-dir", str(tmp_path), "--config-name", "own.yaml", "logging.wandb_run_name=x"]
     printed = dry_run(program, *arguments, cwd=tmp_path)
     assert printed == yaml.safe_load(to_yaml(loaded(folder, *arguments, "dry_run=true")))
     assert (printed["seed"], printed["logging"]["wandb_run_name"]) == (7, "x")
-    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"], "a dry run leaves nothing behind"
+    assert {path.name for path in tmp_path.iterdir()} == {"own.yaml", "prompt_templates"}, (
+        "a dry run leaves nothing behind"
+    )
 
 
 def test_a_shipped_name_means_the_shipped_file_for_programs_and_launcher_alike(tmp_path):

@@ -14,8 +14,8 @@ from config.upstream_keys import REPLACED
 from src.classroom import classroom_rules, setup_options
 from src.data import load_problems
 from src.errors import ConfigError, DataError
-from src.grpo.run import load_training_problems
 from src.schedule import ConversationType, persona_weights
+from src.training.run_length import load_training_problems
 
 BLOCK = """\
 train: {number_of_problems_per_batch: 16, num_samples_per_problem: 8, learning_rate: 5e-7, beta: 0.001, mu: 2}

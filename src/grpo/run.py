@@ -15,7 +15,6 @@ from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.adapters import check_adapter, check_checkpoint
 from src.api import Health
-from src.data import Problem, load_problems
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.evaluation.learning import describe, write_learning
 from src.grpo.checkpoints import last_checkpoint, remove_leftovers, step_of
@@ -34,6 +33,7 @@ from src.prompt_check import check_lengths
 from src.reporting import last_metrics
 from src.rollout_files import drop_rollouts_from
 from src.run_lock import claim
+from src.training.run_length import load_training_problems, report_length
 from src.vllm.client import ClassroomClient
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,8 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     on_main_process(state, lambda: _tell_of_changes(config, run_folder))
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))
+    if state.is_main_process:
+        report_length(config, len(problems)).log()
     server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
     client = on_every_process(state, lambda: connect(config, server))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
@@ -100,24 +102,6 @@ def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
     if last is not None:
         check_checkpoint(Path(last), config.teacher_model.model_name_or_path, config.teacher_model.adapter)
     return last
-
-
-def load_training_problems(config: TrainRLConfig) -> list[Problem]:
-    """The problems to train on, in the order of the seed.
-
-    Raises:
-        ConfigError: if they do not make up one batch.
-    """
-    dataset, wanted = config.dataset, config.train.number_of_problems_per_batch
-    problems = load_problems(dataset.train_datasets, dataset.max_train_examples, config.seed)
-    problems = problems[config.skip_first_samples :]
-    if len(problems) < wanted:
-        raise ConfigError(
-            f"{len(problems)} problems are left to train on (dataset.max_train_examples {dataset.max_train_examples}, "
-            f"skip_first_samples {config.skip_first_samples}), but a batch has train.number_of_problems_per_batch = "
-            f"{wanted}."
-        )
-    return problems
 
 
 def connect(config: TrainRLConfig, server: OwnServer) -> ClassroomClient:

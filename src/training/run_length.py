@@ -1,0 +1,189 @@
+"""How long a training run is, and whether it can teach anything: its conversations, its optimizer steps, and how far
+these can move a weight.
+
+The rule: an optimizer of Adam's kind moves a weight by about the learning rate in a step, so `learning rate × steps` is
+about the most that a run can move it, if all steps went one way. The engine computes in a 16-bit format that tells a
+number from one that differs by its rounding unit u (2⁻⁸ of it in bfloat16, 2⁻¹¹ in float16). A run that cannot move a
+weight of typical size by u of itself changes few of the weights that are served, and those by their last digit: that is
+warned about. Of an adapter it counts how far it moves the weights that it is added to.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.base import DatasetSource, LoraConfig
+from config.train_rl_model import TrainConfig, TrainRLConfig
+from src.data import LOCAL_SUFFIXES, Problem, load_problems
+from src.errors import ClassroomError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+TYPICAL_WEIGHT = 0.02
+"""What Qwen's, Llama's and Gemma's weights are about as large as: their `initializer_range`."""
+TYPICAL_WIDTH = 4096
+"""Inputs of a layer that an adapter is on, about."""
+ROUNDING_UNITS = {"auto": 2**-8, "bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-24}
+"""By the dtype of the teacher's engine; `auto` is bfloat16 for nearly every model."""
+_FALLING = ("linear", "cosine", "cosine_with_restarts", "polynomial")
+_UNBOUNDED = ("sgd",)  # its steps are as large as the gradient
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """Of a whole run: batches that are sampled, conversations in them, optimizer steps."""
+
+    batches: int
+    conversations: int
+    steps: int
+
+
+def run_length(train: TrainConfig, problems: int | None) -> RunLength | None:
+    """How long a run is. A batch takes `number_of_problems_per_batch` problems, what is left of an epoch is dropped,
+    and each batch is trained on in `mu` steps; `max_steps` above 0 counts instead of `epochs`.
+
+    Args:
+        problems: how many there are to train on; None: not known.
+
+    Returns:
+        None if it depends on the number of problems and that is not known.
+    """
+    if train.max_steps > 0:
+        steps, batches = train.max_steps, math.ceil(train.max_steps / train.mu)
+    elif problems is not None:
+        batches = problems // train.number_of_problems_per_batch * train.epochs
+        steps = batches * train.mu
+    else:
+        return None
+    return RunLength(batches, batches * train.number_of_problems_per_batch * train.num_samples_per_problem, steps)
+
+
+def farthest_move(train: TrainConfig, adapter: LoraConfig | None, steps: int) -> float | None:
+    """How far `steps` optimizer steps can move a weight at most, about; None for an optimizer whose steps have no
+    bound.
+
+    With an adapter B·A × alpha / rank, B begins at 0, and A's entries with a variance of 1 / (3 × inputs) (PEFT's
+    initialisation): the weight that it is added to moves by learning rate × steps × alpha / √(3 × rank × inputs).
+    """
+    if train.optimizer in _UNBOUNDED:
+        return None
+    one_way = train.learning_rate * steps * (0.5 if train.lr_scheduler_type in _FALLING else 1.0)
+    if adapter is None:
+        return one_way
+    return one_way * adapter.alpha / math.sqrt(3 * adapter.rank * TYPICAL_WIDTH)
+
+
+@dataclass(frozen=True)
+class LengthReport:
+    """What a run amounts to, in lines for its user, and a warning if it cannot teach anything."""
+
+    lines: list[str]
+    warning: str | None = None
+
+    def show(self) -> None:
+        """Print it as comments, so that what is printed with it stays YAML."""
+        for line in (*self.lines, *([f"warning: {self.warning}"] if self.warning else [])):
+            print(f"# {line}")
+
+    def log(self) -> None:
+        """Say it in the log of a program that starts."""
+        logger.info("%s", ";".join(self.lines))
+        if self.warning is not None:
+            logger.warning("%s", self.warning)
+
+
+def report_length(config: TrainRLConfig, problems: int | None, unknown: str = "") -> LengthReport:
+    """What a run amounts to.
+
+    Args:
+        problems: how many there are to train on; None: not known, for the reason in `unknown`.
+    """
+    train = config.train
+    size = train.number_of_problems_per_batch * train.num_samples_per_problem
+    batch = f"{train.number_of_problems_per_batch} × {train.num_samples_per_problem} = {size} conversations"
+    length = run_length(train, problems)
+    if length is None:
+        return LengthReport(
+            [
+                f"training: {unknown}; every {train.number_of_problems_per_batch} of them are a batch of {batch} and "
+                f"{train.mu} optimizer steps"
+            ]
+        )
+    known = "" if problems is None else f"{problems} problems, "
+    lines = [
+        f"training: {known}{length.batches} batches of {batch}, {length.conversations} in all; {length.steps} "
+        f"optimizer steps at a learning rate of {train.learning_rate:g}"
+    ]
+    moved = farthest_move(train, config.teacher_model.adapter, length.steps)
+    if moved is None:
+        return LengthReport(lines)
+    dtype = config.teacher_model.vllm.dtype
+    needed = ROUNDING_UNITS[dtype] * TYPICAL_WEIGHT
+    lines.append(
+        f"  they can move a weight by about {moved:.2g} at most, {_percent(moved)} of a typical one "
+        f"({TYPICAL_WEIGHT:g}); the teacher's engine (dtype {dtype}) can tell {_percent(needed)}"
+    )
+    return LengthReport(lines, _warning(train, length.steps, moved, needed) if moved < needed else None)
+
+
+def _warning(train: TrainConfig, steps: int, moved: float, needed: float) -> str:
+    if moved == 0:
+        return "Nothing will be learned: train.learning_rate is 0."
+    factor = needed / moved
+    return (
+        f"This run can hardly teach anything: {steps} optimizer steps at train.learning_rate "
+        f"{train.learning_rate:g} move a weight by less than the teacher's engine can tell. It takes "
+        f"{math.ceil(steps * factor)} steps (train.epochs, train.max_steps) or a train.learning_rate of "
+        f"{train.learning_rate * factor:.2g}, and usually several times that; "
+        "config/train_rl/language_tutor_recipe.yaml shows a way, docs/technical.md the rule."
+    )
+
+
+def _percent(move: float) -> str:
+    return f"{100 * move / TYPICAL_WEIGHT:.2g} %"
+
+
+def load_training_problems(config: TrainRLConfig) -> list[Problem]:
+    """The problems to train on, in the order of the seed.
+
+    Raises:
+        ConfigError: if they do not make up one batch.
+    """
+    dataset, wanted = config.dataset, config.train.number_of_problems_per_batch
+    problems = load_problems(dataset.train_datasets, dataset.max_train_examples, config.seed)
+    problems = problems[config.skip_first_samples :]
+    if len(problems) < wanted:
+        raise ConfigError(
+            f"{len(problems)} problems are left to train on (dataset.max_train_examples {dataset.max_train_examples}, "
+            f"skip_first_samples {config.skip_first_samples}), but a batch has train.number_of_problems_per_batch = "
+            f"{wanted}."
+        )
+    return problems
+
+
+def report_length_before_training(config: TrainRLConfig) -> LengthReport:
+    """As `report_length`, for programs that do not train: what is not on this machine's disk is not fetched to be
+    counted.
+
+    Raises:
+        DataError: if a dataset, or the template that makes problems of it, cannot be used.
+        ConfigError: if the problems do not make up one batch.
+    """
+    missing = next((each for each in config.dataset.train_datasets if not _is_here(each)), None)
+    if missing is None:
+        return report_length(config, len(load_training_problems(config)))
+    return report_length(config, None, f"how many problems there are is known when {missing.name_or_path} is loaded")
+
+
+def log_length_before_training(config: TrainRLConfig) -> None:
+    """Say it in the log of a server, which can do without problems: what is wrong with them is a warning."""
+    try:
+        report_length_before_training(config).log()
+    except ClassroomError as error:
+        logger.warning("a training would be refused: %s", error)
+
+
+def _is_here(source: DatasetSource) -> bool:
+    path = Path(source.name_or_path)
+    return path.suffix in LOCAL_SUFFIXES and path.is_file()
