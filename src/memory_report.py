@@ -53,10 +53,12 @@ _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto i
 
 @dataclass
 class Report:
-    """The budget as lines, and what in it cannot be."""
+    """The budget as lines, and what in it cannot be. `moments`: the bytes on a GPU when it is at its fullest, where its
+    size is known."""
 
     lines: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    moments: dict[str, int] = field(default_factory=dict)
 
     def add(self, parts: Sequence[Part], label: str = "") -> None:
         """One line for each part."""
@@ -289,7 +291,7 @@ def _add_moments(found: Report, config: TrainRLConfig, fullest: dict[str, tuple[
     else:
         found.lines.append("at its fullest:")
     for moment, parts in fullest.items():
-        size = total(parts)
+        found.moments[moment] = size = total(parts)
         found.add([Part(moment, size)])
         if size > limit:
             largest = sorted(parts, key=lambda part: part.size, reverse=True)[:4]

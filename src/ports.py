@@ -22,6 +22,13 @@ def refuse_taken_port(host: str, port: int) -> None:
             ) from error
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on at present."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def _holder(port: int) -> str:
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:

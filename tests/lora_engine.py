@@ -17,6 +17,7 @@ from src.errors import DataError
 from src.inference_providers.base import Sampling
 from src.turns import PolicyVersion
 from src.vllm.engine import VllmEngine
+from tests.conftest import GPU_SHARE
 
 COOLER = 0.5
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12] * 8  # longer than a block of vLLM's prefix cache
@@ -43,7 +44,9 @@ async def answer(engine: VllmEngine, folder: str, version: str) -> dict:
 
 
 async def main(model: str, lora: dict | None) -> None:
-    options = VllmConfig(max_length=256, max_num_seqs=4, dtype="float32", enforce_eager=True)
+    options = VllmConfig(
+        max_length=256, max_num_seqs=4, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True
+    )
     adapter = LoraConfig(enable=True, **lora) if lora is not None else LoraConfig()
     teacher = TeacherModelConfig(model, options, lora=adapter)
     engine = await VllmEngine.start(teacher, 1, GenerationConfig())

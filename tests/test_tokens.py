@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,6 +26,7 @@ from src.inference_providers.rubric_inference import RubricJudge
 from src.journal import Journal
 from src.seats import Seats
 from src.vllm.engine import VllmEngine
+from tests.conftest import GPU_SHARE
 from tests.test_server import logprob_differences, request_for
 
 _FORGETFUL_TEMPLATE = """\
@@ -70,7 +72,8 @@ def thoughtful_model(blank: Path, folder: Path) -> Path:
 
 async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> tuple[list[ConversationRecord], list]:
     model = ModelConfig(
-        str(model_folder), VllmConfig(temperature=1.0, max_length=1024, dtype="float32", enforce_eager=True)
+        str(model_folder),
+        VllmConfig(1.0, max_length=1024, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True),
     )
     config = load(TrainRLConfig, "train_rl", ["generation.max_turns=7", "generation.max_tokens_per_turn=16"])
     engine = await VllmEngine.start(model, 5, config.generation)
@@ -87,6 +90,7 @@ async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> 
         engine.shutdown()
 
 
+@pytest.mark.gpu
 def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_path: Path) -> None:
     folder = thoughtful_model(world / "blank", tmp_path / "model")
     request = request_for(lessons, "tokens", groups=4, size=6)
