@@ -1,8 +1,9 @@
-"""`make gpu-check`: what it does without a GPU, leaves out, measures and reports; and, on a CPU and a tiny shape, that the
-way from the random weights to the figures can be gone."""
+"""`make gpu-check`: what it does without a GPU, leaves out, measures and reports; and, on a CPU and a tiny shape, that
+the way from the random weights to the figures can be gone."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -77,8 +78,11 @@ def test_without_a_gpu_it_says_so_and_does_nothing(nvidia_smi, tmp_path: Path, c
     assert not (tmp_path / "run").exists()
 
 
-def test_a_shape_that_dry_run_says_cannot_fit_is_left_out_with_the_reason(nvidia_smi, tmp_path: Path, capsys) -> None:
+def test_a_shape_that_dry_run_says_cannot_fit_is_left_out_with_the_reason(
+    nvidia_smi, world: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
     nvidia_smi(6 * 1024)
+    monkeypatch.setattr(gpu_check, "build_world", lambda folder, seed: shutil.copytree(world, folder))
     folder = tmp_path / "run"
     assert main(["--folder", str(folder), "--parts", "Qwen3-4B"]) == 0
     written = json.loads((folder / "gpu_check.json").read_text())
@@ -86,7 +90,9 @@ def test_a_shape_that_dry_run_says_cannot_fit_is_left_out_with_the_reason(nvidia
     (part,) = written["parts"]
     assert part["status"] == SKIPPED and part["reason"].startswith("dry_run: The engine of the teacher needs ")
     assert "Qwen3-4B     skipped" in capsys.readouterr().out
-    assert not list(folder.glob("**/*.safetensors")), "no weights are drawn for a shape that does not fit"
+    assert not list((folder / "Qwen3-4B-model").glob("*.safetensors")), (
+        "no weights are drawn for a shape that does not fit"
+    )
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(nvidia_smi, tmp_path: Path, capsys) -> None:
@@ -120,10 +126,8 @@ def test_every_part_has_a_deadline_and_all_together_have_one(tmp_path: Path, sig
     monkeypatch.setattr(gpu_check, "PARTS", {"tests": 0.5, "quickstart": 60.0})
     tried = check(tmp_path / "run", signals, monkeypatch, "echo still at it; sleep 600", limit_s=0.6)
     first, second = tried.run(["tests", "quickstart"])
-    assert first.status == FAILED and "tests was not done within 0 s" in first.reason.replace("1 s", "0 s")
-    assert "still at it" in first.reason
+    assert first.status == FAILED and "tests was not done within " in first.reason and "still at it" in first.reason
     assert second.status == SKIPPED and "the parts before it took all of the 0.6 s" in second.reason
-    assert sum(gpu_check.PARTS.values()) <= 61 and gpu_check.LIMIT_S == 600
 
 
 def test_the_parts_fit_into_ten_minutes_and_the_tests_cover_what_they_should() -> None:
@@ -138,14 +142,8 @@ def test_the_parts_fit_into_ten_minutes_and_the_tests_cover_what_they_should() -
 def test_a_steps_figures_by_hand() -> None:
     watch = MemoryWatch(lambda: 0)
     # rollout from 988 to 996, training from 996 to 1000
-    watch._looks = [
-        (980.0, 9 * GIB),
-        (989.0, 4 * GIB),
-        (995.0, 3 * GIB),
-        (997.0, 5 * GIB),
-        (999.0, 2 * GIB),
-        (1001.0, 8 * GIB),
-    ]
+    looks = {980.0: 9, 989.0: 4, 995.0: 3, 997.0: 5, 999.0: 2, 1001.0: 8}
+    watch._looks = [(moment, used * GIB) for moment, used in looks.items()]
     moments = {"rollout": 6 * GIB, "backward pass": 7 * GIB, "optimizer step": 5 * GIB}
     train = TrainConfig(number_of_problems_per_batch=4, num_samples_per_problem=2)
     assert shape_figures(LINE, train, watch, moments) == {
@@ -181,9 +179,9 @@ def test_a_look_that_fails_is_no_peak_of_nothing(nvidia_smi) -> None:
 
 
 def test_a_child_past_its_deadline_is_named_with_its_log(tmp_path: Path, signals) -> None:
-    with Child("the step", ["sh", "-c", "echo loading; sleep 600"], signals, tmp_path / "log") as child:
-        with pytest.raises(DeadlineExceeded, match="the step was not done within 1 s(?s:.*)loading"):
-            child.wait(gpu_check._deadline(child, 1.0))
+    told = pytest.raises(DeadlineExceeded, match="the step was not done within 1 s(?s:.*)loading")
+    with Child("the step", ["sh", "-c", "echo loading; sleep 600"], signals, tmp_path / "log") as child, told:
+        child.wait(gpu_check._deadline(child, 1.0))
 
 
 # Models with random weights -----------------------------------------------------------------------------------------
