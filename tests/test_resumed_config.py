@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from config.base import GenerationConfig
 from config.checks import check_train_rl
-from config.load import load
+from config.load import load, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.access import TOKEN_VARIABLE
 from src.errors import ConfigError
-from src.grpo.checkpoints import ConfiguredRates
+from src.grpo.checkpoints import UNFINISHED, ConfiguredRates
 from src.grpo.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
 from src.grpo.run import train
 from src.grpo.trainer import ClassroomGRPOTrainer
@@ -151,6 +152,21 @@ def test_both_trainers_go_on_with_the_configured_rate() -> None:
     assert issubclass(ClassroomGRPOTrainer, ConfiguredRates) and issubclass(SFTTrainer, ConfiguredRates)
 
 
+def test_a_checkpoint_is_complete_with_what_it_was_made_with(tmp_path: Path) -> None:
+    config = configured(tmp_path, "train.learning_rate=1e-3")
+    (tmp_path / UNFINISHED / "checkpoint-3").mkdir(parents=True)
+    trainer = SimpleNamespace(_config=config, state=SimpleNamespace(global_step=3))
+    ClassroomGRPOTrainer._complete_checkpoint(trainer, tmp_path, keep=2)
+    assert (tmp_path / "checkpoint-3" / MADE_WITH).read_text() == to_yaml(config)
+
+
+def test_the_trainer_refuses_before_it_writes_or_loads_anything(tmp_path: Path) -> None:
+    checkpoint_made_with(tmp_path)
+    with pytest.raises(ConfigError, match=r"checkpoint-20: seed was 42 and is 7 now"):
+        train(configured(tmp_path, "seed=7"))
+    assert not (tmp_path / "config").exists() and not (tmp_path / "run_id").exists()
+
+
 @pytest.fixture
 def port(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
@@ -159,6 +175,7 @@ def port(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPat
         yield port
 
 
+@pytest.mark.full
 def test_a_grpo_run_goes_on_with_another_learning_rate(
     room: Room, generation: GenerationConfig, world: Path, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,12 +198,12 @@ def test_a_grpo_run_goes_on_with_another_learning_rate(
         lines = (room.folder / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["learning_rate"] for line in lines]
 
-    assert run("train.learning_rate=1e-3", "train.max_steps=2") == [1e-3, 1e-3]
-    written = (room.folder / "checkpoints/checkpoint-2" / MADE_WITH).read_text()
+    assert run("train.learning_rate=1e-3", "train.max_steps=1") == [1e-3]
+    written = (room.folder / "checkpoints/checkpoint-1" / MADE_WITH).read_text()
     assert "learning_rate: 0.001" in written
-    assert run("train.learning_rate=5e-3", "train.max_steps=4") == [1e-3, 1e-3, 5e-3, 5e-3]
-    assert "train.learning_rate changes from 0.001 to 0.005 after step 2" in caplog.text
+    assert run("train.learning_rate=5e-3", "train.max_steps=3") == [1e-3, 5e-3, 5e-3]
+    assert "train.learning_rate changes from 0.001 to 0.005 after step 1" in caplog.text
     recorded = (room.folder / "config/train_rl.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"checkpoint-4: train.optimizer was \"adamw_torch\" and is \"sgd\" now"):
+    with pytest.raises(ConfigError, match=r"checkpoint-3: train.optimizer was \"adamw_torch\" and is \"sgd\" now"):
         run("train.learning_rate=5e-3", "train.max_steps=6", "train.optimizer=sgd")
     assert (room.folder / "config/train_rl.yaml").read_text() == recorded
