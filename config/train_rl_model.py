@@ -106,7 +106,8 @@ class TrainDatasetConfig:
 
 @dataclass
 class GuardsConfig:
-    """Whether the judge is being fooled, looked after while training. Nothing here changes a reward.
+    """Whether the judge is being fooled, looked after while training. Nothing here changes a reward. Whether verdicts
+    depend on the conversation at all is looked at in every batch, without a key (src/training/verdict_watch.py).
 
     Every `judge_check_every_n_steps` optimizer steps, beginning with the first batch (0: never), `judge_check_sample`
     conversations of the batch are judged again by `held_out_judge_model`: a model behind an API, or `rubric`; null

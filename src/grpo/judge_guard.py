@@ -19,6 +19,7 @@ from src.evaluation.agreement import rank_correlation
 from src.evaluation.metrics import Estimate, mean_with_ci
 from src.evaluation.run_folder import JUDGE_CHECKS_NAME, read_lines
 from src.grpo.collective import Processes, on_main_process
+from src.training.verdict_watch import VerdictWatch
 from src.vllm.client import ClassroomClient
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ NOTHING_FOUND: dict[str, Any] = {
 
 
 class JudgeGuard:
-    """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and warns.
+    """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and warns. The
+    verdicts of every batch are looked at besides: whether they depend on the conversation.
 
     Each check is a line of `judge_checks.jsonl` in the run folder; a step that a resumed run makes again replaces its
     line. A check that fails is logged and has its line, and stops nothing.
@@ -51,6 +53,7 @@ class JudgeGuard:
         self._seed = config.seed
         self._client = client
         self._path = run_folder / JUDGE_CHECKS_NAME
+        self._verdicts = VerdictWatch()
 
     def is_due(self, step: int) -> bool:
         """Whether the batch that is sampled at this step is checked."""
@@ -58,11 +61,20 @@ class JudgeGuard:
         return every > 0 and step % every < self._steps_in_batch
 
     def check(self, processes: Processes, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        """Check the judge if it is due, on the main process with its conversations, and return the figures to log;
-        all processes take part."""
-        if not self.is_due(step):
+        """Look at the verdicts, and check the judge if it is due, on the main process with its conversations, and
+        return the figures to log; all processes take part."""
+        check = self._check if self.is_due(step) else lambda *_: {}
+        return on_main_process(processes, lambda: self._look(step, records) | check(step, records))
+
+    def _look(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        found = self._verdicts.look(records)
+        if found is None:
             return {}
-        return on_main_process(processes, lambda: self._check(step, records))
+        warning = self._verdicts.new_warning(found)
+        if warning is not None:
+            logger.warning("step %d: %s", step, warning)
+        figures = {"guard/blind_judge": float(found.warning is not None)}
+        return figures if found.share is None else figures | {"guard/verdict_dependence": found.share}
 
     def _check(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
         """On the main process, of its conversations: their problems are a random part of the batch."""
