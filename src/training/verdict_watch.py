@@ -18,9 +18,8 @@ from src.judging import Verdict
 
 LEAST_FOR_SAME = 128
 LEAST_FOR_DEPENDENCE = 256
-"""Conversations. With as many, in groups of 8 with two attempts each, a dependence of 0 is measured below 2 / √256, or
-0.125,
-in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never (simulated with normally distributed scores)."""
+"""Conversations. With as many, in groups of 8 with two attempts each, a dependence of 0 is measured below 2 / √256
+(0.125) in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never (simulated with normally distributed scores)."""
 
 
 @dataclass(frozen=True)
