@@ -103,10 +103,11 @@ class ApiModelConfig(ModelConfig):
 
 @dataclass
 class JudgeModelConfig(ApiModelConfig):
-    """Who judges. `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons.
+    """Who judges. `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons,
+    `rules` the embedded judge of lesson plans in any language.
 
     `replies_per_attempt`: how many replies one judge attempt may take until one holds a verdict. `max_failed_share`:
-    above this share of conversations without a verdict in a batch, the step stops.
+    above this share of conversations without a verdict, or with a refused content, in a batch, the step stops.
     """
 
     replies_per_attempt: int = 3

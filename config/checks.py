@@ -18,6 +18,7 @@ from config.values import (
     ADAPTER_BIASES,
     CISPO,
     CISPO_LARGEST_RATIO,
+    EMBEDDED_JUDGES,
     ENGINE_DTYPES,
     IMPORTANCE_SAMPLING_MODES,
     LARGEST_SEED,
@@ -282,10 +283,11 @@ def _check_guards(guards: GuardsConfig, generation: GenerationConfig) -> None:
     judge = guards.held_out_judge_model
     if judge is not None:
         check_judge(judge, generation, "guards.held_out_judge_model")
-        if judge.model_name_or_path != "rubric" and not judge.is_remote:
+        if judge.model_name_or_path not in EMBEDDED_JUDGES and not judge.is_remote:
             raise ConfigError(
                 f"guards.held_out_judge_model is {judge.model_name_or_path}, a model for an engine of this server; it "
-                "must be behind an API (use_openrouter, use_gemini or base_url), or the rubric."
+                "must be behind an API (use_openrouter, use_gemini or base_url), or an embedded judge "
+                f"({', '.join(EMBEDDED_JUDGES)})."
             )
     if guards.judge_check_every_n_steps == 0:
         return
@@ -304,6 +306,12 @@ def _check_guards(guards: GuardsConfig, generation: GenerationConfig) -> None:
 def check_judge(judge: JudgeModelConfig, generation: GenerationConfig, name: str = "judge_model") -> None:
     """How the judge is reached, how fast and for how much money, and how many of its failures are borne."""
     check_model(name, judge, generation)
+    deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
+    if judge.model_name_or_path in EMBEDDED_JUDGES and deciding:
+        raise ConfigError(
+            f"{name} is {judge.model_name_or_path}, which gives scores and no decisions, and "
+            f"generation.judges_rules_prompts_paths has {', '.join(deciding)}: name a judge model, or leave that out."
+        )
     check_between(f"{name}.max_failed_share", judge.max_failed_share, 0, 1)
     check_at_least(f"{name}.replies_per_attempt", judge.replies_per_attempt, 1)
 

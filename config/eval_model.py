@@ -24,7 +24,7 @@ from config.checks import (
     solutions_are_graded,
 )
 from config.train_rl_model import RewardModelConfig
-from config.values import check_above, check_limit
+from config.values import EMBEDDED_JUDGES, check_above, check_limit
 from src.api import LARGEST_BATCH
 from src.errors import ConfigError
 from src.judging import SCORING_RULES
@@ -223,10 +223,10 @@ def _check_extra_judges(config: EvalConfig) -> None:
         raise ConfigError("extra_judges judge what is compared, and there are no tutors to compare: name tutors, too.")
     for judge in config.extra_judges:
         check_judge(judge, config.generation, "extra_judges")
-        if judge.model_name_or_path != "rubric" and not judge.is_remote:
+        if judge.model_name_or_path not in EMBEDDED_JUDGES and not judge.is_remote:
             raise ConfigError(
                 f"extra_judges has {judge.model_name_or_path}, a model for an engine; each must be behind an API "
-                "(use_openrouter, use_gemini or base_url), or the rubric."
+                f"(use_openrouter, use_gemini or base_url), or an embedded judge ({', '.join(EMBEDDED_JUDGES)})."
             )
         if names.count(judge.model_name_or_path) > 1:
             raise ConfigError(f"extra_judges has {judge.model_name_or_path} twice: name each judge once.")

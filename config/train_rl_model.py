@@ -110,8 +110,8 @@ class GuardsConfig:
     depend on the conversation at all is looked at in every batch, without a key (src/training/verdict_watch.py).
 
     Every `judge_check_every_n_steps` optimizer steps, beginning with the first batch (0: never), `judge_check_sample`
-    conversations of the batch are judged again by `held_out_judge_model`: a model behind an API, or `rubric`; null
-    leaves that out. With `canaries`, the training's judge judges planted conversations whose teacher says nothing,
+    conversations of the batch are judged again by `held_out_judge_model`: a model behind an API, `rubric` or `rules`;
+    null leaves that out. With `canaries`, the training's judge judges planted conversations whose teacher says nothing,
     only praises, hands everything over, ends early, speaks to the judge, or writes its own verdict. It is warned about
     a gap between the two judges' mean scores that is more than `largest_gap_growth` above what the run began with, and
     about a canary that scores above `largest_canary_score`; both count in [0, 1]. A judgement that takes longer than

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from src.errors import ConfigError
 
+EMBEDDED_JUDGES = ("rubric", "rules")
+"""Judges without a model, as `model_name_or_path` names them."""
+
 OPTIMIZERS = (
     "adamw_torch",
     "adamw_torch_fused",

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from config.values import EMBEDDED_JUDGES
 from src.api import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 from src.batches import BatchDesk
 from src.canaries import CANARIES
@@ -18,9 +19,8 @@ from src.inference_providers.base import Judge, ask_judge
 from src.inference_providers.call_ledger import BATCH, CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.inference_providers.rubric_inference import RubricJudge
 from src.judging import Verdict, failed_verdict, parse_verdict, sum_up
-from src.seats import RUBRIC
+from src.seats import embedded_judge
 
 if TYPE_CHECKING:
     from config.train_rl_model import TrainRLConfig
@@ -150,8 +150,8 @@ def open_judge_check(config: "TrainRLConfig", desk: BatchDesk, run_folder: Path)
     judge = guards.held_out_judge_model
     if judge is None:
         return JudgeCheck(desk, None, None, guards.judge_check_timeout_s)
-    if judge.model_name_or_path == RUBRIC:
-        return JudgeCheck(desk, RubricJudge(), None, guards.judge_check_timeout_s)
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        return JudgeCheck(desk, embedded_judge(judge.model_name_or_path), None, guards.judge_check_timeout_s)
     ledger = CallLedger(run_folder / HELD_OUT_CALLS_NAME, judge.max_cost_usd)
     api = ChatApi(judge, ledger, "held-out judge")
     rules, max_tokens = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt

@@ -53,7 +53,8 @@ class Scores:
 class Verdict:
     """One judge attempt at one rule: `scores` (scoring rules) or `accepted` (decision rules), or the `error` that
     left it without either. `reasons` maps a criterion to what the judge said of it; `raw` is its whole answer.
-    `refused` tells that the judge would not have what the tutor wrote, while it judges other things."""
+    `refused` tells that the judge would not have what the tutor wrote, while it judges other things. `rules_version` is
+    that of the rules on messages, if they gave it."""
 
     rule: str
     attempt: int
@@ -63,6 +64,7 @@ class Verdict:
     error: str | None = None
     raw: str = ""
     refused: bool = False
+    rules_version: str | None = None
 
     @property
     def valid(self) -> bool:
@@ -93,7 +95,8 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     answer = find_object(text)
     if rule in SCORING_RULES:
         reasons = {name: _reason(answer, name.replace("_score", "_reasoning")) for name in _SCORE_RANGES}
-        return Verdict(rule, attempt, scores=_read_scores(answer, text), reasons=reasons, raw=text)
+        scores, version = _read_scores(answer, text), _reason(answer, "rules_version") or None
+        return Verdict(rule, attempt, scores=scores, reasons=reasons, raw=text, rules_version=version)
     reasons = {rule: _reason(answer, "reasoning")}
     return Verdict(rule, attempt, accepted=_read_decision(answer, text), reasons=reasons, raw=text)
 

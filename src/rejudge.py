@@ -1,7 +1,7 @@
 """A run judged again from what it left, without a network: `python -m src.rejudge RUN_FOLDER [overrides]`.
 
 Every conversation in the journal gets its verdicts anew, from the replies that were paid for when the run was judged
-(or from the rubric), and its rewards by today's code and configuration: `generation.low_score_threshold=0.4`.
+(or from an embedded judge), and its rewards by today's code and configuration: `generation.low_score_threshold=0.4`.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from pydantic_core import to_jsonable_python
 from config.checks import check_train_rl, reward_weights, solutions_are_graded
 from config.load import USER_ERRORS, load
 from config.train_rl_model import TrainRLConfig
+from config.values import EMBEDDED_JUDGES
 from src.api import TOKEN_FIELDS, ConversationRecord
 from src.classroom import classroom_rules
 from src.conversation import Conversation
@@ -24,11 +25,10 @@ from src.errors import ConfigError, DataError, JudgeOutputError
 from src.inference_providers.base import Judge, ask_judge
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.inference_providers.rubric_inference import RubricJudge
 from src.journal import JOURNAL_NAME, read_journal
 from src.judging import Verdict, parse_verdict
 from src.rewards import REWARDS, weighted_sum
-from src.seats import JUDGE_CALLS_NAME, RUBRIC
+from src.seats import JUDGE_CALLS_NAME, embedded_judge
 
 RESULT_NAME = "rejudged.jsonl"
 
@@ -80,8 +80,8 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
 @contextmanager
 def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
     judge = config.judge_model
-    if judge.model_name_or_path == RUBRIC:
-        yield RubricJudge()
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        yield embedded_judge(judge.model_name_or_path)
         return
     if not judge.is_remote:
         raise ConfigError(f"The judge {judge.model_name_or_path} is an engine of the server; its replies are not kept.")

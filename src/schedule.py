@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from src.data import Problem
 
+ERROR_PERSONA = "error_student"
+"""The persona that is told to err."""
+
 
 class ConversationType(StrEnum):
     """Who opens: the teacher (GUIDED), or the student with an attempt at the problem (ATTEMPTED)."""
@@ -60,7 +63,7 @@ def persona_weights(personas: Sequence[str], error_rate: float | Mapping[str, fl
     if isinstance(error_rate, Mapping):
         total = sum(error_rate[name] for name in personas)
         return {name: error_rate[name] / total for name in personas}
-    if len(personas) == 1 or "error_student" not in personas:
+    if len(personas) == 1 or ERROR_PERSONA not in personas:
         return {name: 1 / len(personas) for name in personas}
-    others = [name for name in personas if name != "error_student"]
-    return {name: error_rate if name == "error_student" else (1 - error_rate) / len(others) for name in personas}
+    others = [name for name in personas if name != ERROR_PERSONA]
+    return {name: error_rate if name == ERROR_PERSONA else (1 - error_rate) / len(others) for name in personas}

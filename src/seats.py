@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
 from config.train_rl_model import RewardModelConfig
+from config.values import EMBEDDED_JUDGES
 from src.answers import AnswerChecker
 from src.api import EngineHealth
 from src.chat_template import ReplyFrame, roles_as_rendered
 from src.data import Problem
 from src.engine_shares import refuse_crowded_gpu
 from src.errors import ConfigError
-from src.inference_providers.base import ChatEngine, Judge, Sampling
+from src.inference_providers.base import ChatEngine, EmbeddedJudge, Judge, Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.inference_providers.rubric_inference import RubricJudge
 from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
+from src.message_rules.rules_judge import RulesJudge
 from src.phases import PHASED
 from src.pretrained import check_context, check_model, load_tokenizer
 from src.prompt_check import check_prompts
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from src.vllm.reward_engine import RewardEngine
 
 logger = logging.getLogger(__name__)
-RUBRIC = "rubric"
+_EMBEDDED: dict[str, type[EmbeddedJudge]] = {"rubric": RubricJudge, "rules": RulesJudge}
+
 JUDGE_CALLS_NAME = "judge_calls.sqlite"
 """The ledger of a seat is `<seat>_calls.sqlite`: each has a cap of its own."""
 
@@ -48,7 +51,7 @@ class Seats:
     teacher_sampling: Sampling
     student: ChatEngine
     student_sampling: Sampling
-    judge: Judge | None
+    judge: Judge | EmbeddedJudge | None
     engines: dict[str, "EngineProcess"] = field(default_factory=dict)
     apis: dict[str, ChatApi] = field(default_factory=dict)
     answers: AnswerChecker = field(default_factory=AnswerChecker)
@@ -129,7 +132,7 @@ async def open_seats(
     }
     remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))
     refuse_crowded_gpu(wanted, generation.schedule)
-    check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, RubricJudge))
+    check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, EmbeddedJudge))
     _check_models(wanted)
     engines = await _start_engines(wanted, generation, seed)  # with the phased schedule they sleep
     if "judge" in engines:
@@ -147,6 +150,11 @@ async def open_seats(
         answers=AnswerChecker(generation.answer_timeout_s),
         reward=engines.get("reward"),
     )
+
+
+def embedded_judge(name: str) -> EmbeddedJudge:
+    """The judge without a model that `name` stands for, one of `EMBEDDED_JUDGES`."""
+    return _EMBEDDED[name]()
 
 
 def engine_seats(
@@ -178,7 +186,7 @@ def _models_in_use(
     models = {"teacher": teacher, "student": student}
     if is_script(teacher.model_name_or_path):
         del models["teacher"]
-    if generation.judge_rules and judge.model_name_or_path != RUBRIC:
+    if generation.judge_rules and judge.model_name_or_path not in EMBEDDED_JUDGES:
         models["judge"] = judge
     return models
 
@@ -194,12 +202,14 @@ def _cap_usd(model: ApiModelConfig, generation: GenerationConfig) -> float | Non
     return None if model.max_cost_usd is None else model.max_cost_usd / servers
 
 
-def _judge_without_engine(judge: JudgeModelConfig, generation: GenerationConfig, api: ChatApi | None) -> Judge | None:
+def _judge_without_engine(
+    judge: JudgeModelConfig, generation: GenerationConfig, api: ChatApi | None
+) -> Judge | EmbeddedJudge | None:
     rules = generation.judge_rules
     if not rules:
         return None
-    if judge.model_name_or_path == RUBRIC:
-        return RubricJudge()
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        return embedded_judge(judge.model_name_or_path)
     if api is not None:
         return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt, api.ledger, api)
     return None

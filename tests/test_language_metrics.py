@@ -11,11 +11,11 @@ from config.eval_model import EvalConfig
 from src.data import load_problems
 from src.errors import JudgeOutputError
 from src.evaluation.error_labels import label_errors, read_labels
-from src.evaluation.feedback import falsely_corrects, feedback_kind, hands_over, nearest_phrase, repairs, takes_up
 from src.evaluation.fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.evaluation.language import language_metrics, plan_progress, read_lesson
-from src.evaluation.messages import holds, normal, read_message, sentences
-from src.evaluation.plans import Phrase, Plan, read_plan
+from src.message_rules.feedback import falsely_corrects, feedback_kind, hands_over, nearest_phrase, repairs, takes_up
+from src.message_rules.messages import holds, normal, read_message, sentences
+from src.message_rules.plans import Phrase, Plan, read_plan
 from src.phases import Concurrent
 from src.quickstart.lessons import parse_problem
 from src.turns import Turn

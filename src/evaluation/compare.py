@@ -25,10 +25,11 @@ from src.evaluation.extra_judges import Opinions, ask_extra_judges, summarise_ju
 from src.evaluation.figures import FIGURES, ByLesson, figures_by_lesson
 from src.evaluation.metrics import lacks_verdict, mean_with_ci, share
 from src.evaluation.paired import differences
-from src.evaluation.plans import read_plan
 from src.evaluation.playing import play_all
 from src.evaluation.records import write_compared
 from src.evaluation.tracking import log_to_wandb
+from src.message_rules import RULES_VERSION
+from src.message_rules.plans import read_plan
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ def summarise_comparison(
             "figures": {name: _estimates(found) for name, found in by_tutor.items()},
             "paired": paired_figures(by_tutor),
             "fidelity": fidelity,
+            "rules_version": RULES_VERSION,
             **_judges(config, sampling, measured, opinions),
             "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
         }

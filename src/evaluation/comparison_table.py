@@ -113,6 +113,8 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
                 f"With {name}, {found['unlabelled']} conversations have no labels of the student's errors: they are in "
                 "no figure about errors."
             )
+    if version := metrics[sampling].get("rules_version"):
+        lines.append(f"Figures that are read by rules: version {version} of the rules.")
     return lines
 
 

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from config.base import JudgeModelConfig
 from config.eval_model import EvalConfig
+from config.values import EMBEDDED_JUDGES
 from src.api import ConversationRecord
 from src.conversation import visible_text
 from src.errors import EngineFailure, ProviderFailure, StorageError
@@ -19,9 +20,8 @@ from src.inference_providers.base import Judge, Ledger, ask_judge
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.inference_providers.rubric_inference import RubricJudge
 from src.judging import Verdict, failed_verdict, parse_verdict, sum_up
-from src.seats import RUBRIC
+from src.seats import embedded_judge
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ async def ask_extra_judges(
 
 
 def _open(judge: JudgeModelConfig, config: EvalConfig, ledger_path: Path) -> tuple[Judge, ChatApi | None]:
-    if judge.model_name_or_path == RUBRIC:
-        return RubricJudge(), None
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        return embedded_judge(judge.model_name_or_path), None
     ledger = CallLedger(ledger_path, judge.max_cost_usd)
     api = ChatApi(judge, ledger, "extra judge")
     rules, most = config.generation.judges_rules_prompts_paths, config.generation.max_tokens_per_judge_attempt

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from src.evaluation.messages import normal, own_words, read_message, sentences, spoken
-from src.evaluation.plans import Plan
+from src.message_rules.messages import normal, own_words, read_message, sentences, spoken
+from src.message_rules.plans import Plan
 from src.quickstart.language import parse_question
+from src.schedule import ERROR_PERSONA
 
-ERROR_PERSONA, CORRECT_PERSONA = "error_student", "correct_student"
+CORRECT_PERSONA = "correct_student"
 LEAST_FAITHFUL = 0.8
 """Share of a persona's turns that have to do what it says."""
 

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 
 from src.api import ConversationRecord
 from src.evaluation.exchanges import read_exchanges
-from src.evaluation.feedback import KINDS
 from src.evaluation.language import ErrorLabels, read_lessons
 from src.evaluation.metrics import judgement_of, rewards_by_lesson
 from src.evaluation.records import group_by_problem
 from src.evaluation.tables import Measure
+from src.message_rules.feedback import KINDS
 
 ByLesson = dict[str, dict[str, list[float]]]
 """Figure → lesson → values."""

@@ -11,7 +11,11 @@ from typing import Any
 
 from src.api import ConversationRecord
 from src.conversation import visible_text
-from src.evaluation.feedback import (
+from src.evaluation.fidelity import StudentTurn, flips_role, parrots, student_fidelity
+from src.evaluation.metrics import Estimate, mean_with_ci
+from src.evaluation.records import group_by_problem
+from src.message_rules import RULES_VERSION
+from src.message_rules.feedback import (
     GIVING_KINDS,
     KINDS,
     falsely_corrects,
@@ -20,11 +24,9 @@ from src.evaluation.feedback import (
     repairs,
     takes_up,
 )
-from src.evaluation.fidelity import ERROR_PERSONA, StudentTurn, flips_role, parrots, student_fidelity
-from src.evaluation.messages import RETRY, holds, normal, own_words, read_message
-from src.evaluation.metrics import Estimate, mean_with_ci
-from src.evaluation.plans import Plan, answers, questions_asked, read_plan
-from src.evaluation.records import group_by_problem
+from src.message_rules.messages import RETRY, holds, normal, own_words, read_message
+from src.message_rules.plans import Plan, answers, questions_asked, read_plan
+from src.schedule import ERROR_PERSONA
 
 Values = dict[str, list[float]]
 """By figure: the values that its mean is taken over."""
@@ -180,9 +182,9 @@ def read_lessons(records: Sequence[ConversationRecord], labels: ErrorLabels | No
 
 
 def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:
-    """What metrics.json holds of this: `language`, an estimate by figure, and `fidelity`."""
+    """What metrics.json holds of this: `language`, an estimate by figure, `fidelity`, and the version of the rules."""
     figures = read_lessons(records, labels)
-    return {"language": figures.estimates(), "fidelity": figures.fidelity}
+    return {"language": figures.estimates(), "fidelity": figures.fidelity, "rules_version": RULES_VERSION}
 
 
 def mean_of(values: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -1,0 +1,301 @@
+"""The embedded judge of real lessons, `judge_model.model_name_or_path: rules`: the language tutor's three criteria as
+rules on what a tutor writes, in the JSON that a judging model is asked for.
+
+It knows no language but the tutor's English. What a phrase of the plan is, it compares; whether a student's message
+holds an error, it takes from the personas that the program drew, unless the text tells otherwise. docs/rules.md says
+how far it agrees with labels written by hand, and what fools it.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from src.conversation import END_OF_CONVERSATION, visible_text
+from src.errors import ConfigError, DataError
+from src.inference_providers.base import NO_LEDGER, EmbeddedJudge, Ledger
+from src.inference_providers.rubric_inference import (
+    LONGEST_ACKNOWLEDGEMENT,
+    Coverage,
+    RubricJudge,
+    TurnFinding,
+    verdict,
+)
+from src.judging import SCORING_RULES
+from src.message_rules import RULES_VERSION
+from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
+from src.message_rules.messages import RETRY, Message, holds, normal, own_words, read_message
+from src.message_rules.plans import Phrase, Plan, read_plan
+from src.schedule import ERROR_PERSONA
+
+MOST_SHOWN = 3
+"""More phrases of the plan than this in one message are no introduction but a list."""
+
+_MARKUP = re.compile(r"<\||\|>|(?:^|\n)\s*(?:student|teacher|tutor|user|assistant|system)\s*:", re.IGNORECASE)
+_TO_JUDGE = re.compile(
+    r"\b(?:ignore|disregard|forget)\b[^.!?\n]{0,40}\b(?:rules|instructions|criteria|prompt)\b|"
+    r"\b(?:to|dear) (?:the )?(?:judge|evaluator|grader)\b|_(?:score|reasoning)\b|\"decision\"|"
+    r"\b(?:full|highest|maximum|top) (?:scores?|marks)\b",
+    re.IGNORECASE,
+)
+_PRAISE = re.compile(
+    r"\b(?:great|good(?! (?:morning|day|evening|afternoon|night|bye))|well done|excellent|perfect|wonderful|amazing|"
+    r"awesome|fantastic|brilliant|super|nice(?! to meet)|bravo|"
+    r"clever|proud|impressive|love (?:it|that|how)|keep (?:it )?up|doing (?:so |really |very )?well|talented)\b",
+    re.IGNORECASE,
+)
+_KINDS_OF_SLIP = re.compile(
+    r"\b(tense|ending|article|plural|singular|preposition|particle|gender|word order|agreement|politeness|formal|"
+    r"informal|case|pronoun|spelling|suffix|prefix|aspect)s?\b",
+    re.IGNORECASE,
+)
+_ASKS_TO_REPAIR = re.compile(
+    r"\b(?:which|what|where|how)\b.{0,60}\b(?:form|word|ending|article|tense|particle|preposition|pronoun|case|gender|"
+    r"verb|goes|go|say (?:it|that)|put)\b|(?:…|\.\.\.)$|"
+    r"\b(?:masculine|feminine|neuter|polite|formal|singular|plural)\b|"
+    r"\b(?:correct|fix|change|rewrite|repair)\b",
+    re.IGNORECASE,
+)
+_MERE_QUESTION = 5  # words
+_STOPWORDS = frozenset("a an the i you he she it we they me my your to of in on at for is are do does".split())
+
+
+class RulesJudge(EmbeddedJudge):
+    """A judge without a model, for lesson plans in any language. The same conversation always gets the same answer."""
+
+    async def judge(
+        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+    ) -> str:
+        """The verdict as JSON text; a lesson of the quickstart is judged by its rubric.
+
+        Raises:
+            ConfigError: if `rule` does not ask for the language tutor's scores.
+            DataError: if `problem` is no lesson plan.
+        """
+        if rule not in SCORING_RULES:
+            raise ConfigError(
+                f"The rules cannot judge by the rule {rule!r}; they know {', '.join(sorted(SCORING_RULES))}. "
+                "Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
+            )
+        plan = read_plan(problem)
+        if plan.lesson:
+            found = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, ledger))
+        elif plan.phrases:
+            found = verdict(*analyse(conversation, plan, ledger))
+        else:
+            raise DataError(
+                f"The judge `rules` reads lesson plans as prompt_templates/lesson_plan.txt writes them ('1. phrase | "
+                f"meaning: … | use: …'); this problem holds none: {problem[:200]!r}. Give the dataset that "
+                "problem_template, or name another judge_model."
+            )
+        return json.dumps(found | {"rules_version": RULES_VERSION}, ensure_ascii=False)
+
+
+@dataclass
+class _Lesson:
+    """Where in its plan a conversation stands.
+
+    Attributes:
+        due: how many phrases have to be covered; those beyond have no room.
+        covered: phrases that the teacher brought in, or had the student say.
+        said: what the student said so far.
+        tasks, hints: what the teacher asked, and how it reacted to errors, so far; normalised.
+    """
+
+    plan: Plan
+    due: int
+    covered: set[str] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    tasks: set[str] = field(default_factory=set)
+    hints: set[str] = field(default_factory=set)
+
+    @property
+    def is_through(self) -> bool:
+        return len(self.covered) >= self.due
+
+    def produced(self, form: str) -> bool:
+        """Whether the student has said this already."""
+        return any(holds(each, form) for each in self.said)
+
+
+def analyse(
+    conversation: Sequence[dict[str, str]], plan: Plan, ledger: Ledger = NO_LEDGER
+) -> tuple[list[TurnFinding], Coverage]:
+    """One finding for each teacher message of {"role": "teacher" | "student", "content"}, and how much of the plan was
+    covered: phrases brought in, of as many as there are messages for, less one message for each error."""
+    errors = {
+        place: holds_error(each["content"], plan, ledger.personas[place] if place < len(ledger.personas) else None)
+        if ledger.personas
+        else holds_error(each["content"], plan, ERROR_PERSONA, by_text_alone=True)
+        for place, each in enumerate(conversation)
+        if each["role"] == "student"
+    }
+    teacher = [place for place, each in enumerate(conversation) if each["role"] == "teacher"]
+    answered = sum(errors.get(place - 1, False) for place in teacher)
+    room = ledger.teacher_messages(conversation)
+    if room is None:
+        ends = bool(teacher) and END_OF_CONVERSATION in visible_text(conversation[teacher[-1]]["content"])
+        room = len(plan.phrases) + answered if ends else len(teacher)
+    lesson = _Lesson(plan, max(1, min(len(plan.phrases), room - answered)))
+    findings = []
+    for place in teacher:
+        follows = place - 1 if place - 1 in errors else None
+        if follows is not None:
+            lesson.said.append(conversation[follows]["content"])
+            if findings and not findings[-1].void and (target := nearest_phrase(lesson.said[-1], plan)):
+                lesson.covered.add(target)
+        error = follows is not None and errors[follows]
+        findings.append(_judge_message(place, follows, error, conversation[place]["content"], lesson))
+    return findings, Coverage(len(lesson.covered), lesson.due)
+
+
+def holds_error(text: str, plan: Plan, persona: str | None, by_text_alone: bool = False) -> bool:
+    """Whether a student's message counts as an error: one was drawn for it, and the text is no phrase of the plan as it
+    stands there. `by_text_alone`, where nobody knows the draw: it is like a phrase of the plan, and not that phrase."""
+    if persona != ERROR_PERSONA:
+        return False
+    said = normal(text)
+    if any(holds(text, each.text) and len(said) <= 1.5 * len(normal(each.text)) + 4 for each in plan.phrases):
+        return False
+    return nearest_phrase(text, plan) is not None if by_text_alone else True
+
+
+def _judge_message(place: int, follows: int | None, error: bool, text: str, lesson: _Lesson) -> TurnFinding:
+    message = read_message(text)
+    ends = END_OF_CONVERSATION in visible_text(text)
+    said = lesson.said[-1] if follows is not None else ""
+    refused = _why_void(text, message, ends, lesson)
+    falsely = follows is not None and not error and falsely_corrects(text)
+    gives = not error and hands_over(text, lesson.produced, lesson.plan)
+    blocked = refused or ("corrects what was right" if falsely else "") or ("hands the answer over" if gives else "")
+    unscaffolded = (blocked or _why_not_scaffolded(said, text, message, lesson)) if error else ""
+    stuck = "" if error else blocked or _why_no_new_step(message, ends, lesson)
+    not_moved = "" if error else stuck or _why_at_length(said, message, lesson.plan)
+    new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck
+    if new_step or ends and not refused:
+        lesson.covered |= _brought_in(message, lesson.plan)
+    lesson.tasks |= _tasks_of(message)
+    final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked
+    heard = "error – " if error else ""
+    return TurnFinding(
+        index=place,
+        replies_to=follows,
+        student_error_kind="error" if error else None,
+        scaffolded=error and not unscaffolded,
+        void=bool(blocked),
+        falsely_corrected=falsely,
+        sets_task=bool(message.tasks),
+        task_final=final,
+        moved_on=follows is not None and not error and not not_moved,
+        progressed=follows is not None and not (unscaffolded or stuck),
+        new_step=new_step,
+        ends=ends,
+        task_reason=heard + (blocked or unscaffolded or _say_task(message)),
+        forward_reason="" if follows is None else heard + (unscaffolded or not_moved or _say_good(error)),
+        momentum_reason="" if follows is None else heard + (unscaffolded or stuck or "goes forward"),
+    )
+
+
+def _why_void(text: str, message: Message, ends: bool, lesson: _Lesson) -> str:
+    """Why nothing in a message counts; empty if it does."""
+    shown = visible_text(text)
+    if found := _MARKUP.search(shown):
+        return f"writes somebody else's part ({_quote(found[0])})"
+    if found := _TO_JUDGE.search(shown):
+        return f"speaks to whoever judges ({_quote(found[0])})"
+    listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
+    if len(listed) > MOST_SHOWN:
+        return f"lists {len(listed)} phrases at once"
+    if ends and len(lesson.covered | _brought_in(message, lesson.plan)) < lesson.due:
+        return f"ends when {len(lesson.covered)} of {lesson.due} phrases are covered"
+    return "" if message.text or ends else "says nothing"
+
+
+def _why_not_scaffolded(error: str, text: str, message: Message, lesson: _Lesson) -> str:
+    plan, hint = lesson.plan, normal(text)
+    repeated, _ = hint in lesson.hints, lesson.hints.add(hint)
+    if gives_right_form(error, text, plan):
+        return "hands the answer over: not scaffolded"
+    kind = feedback_kind(error, text, plan)
+    if kind == "none":
+        return "passed over: not scaffolded"
+    named = {each.lower() for each in _KINDS_OF_SLIP.findall(own_words(message.text))}
+    if len(named) > 2:
+        return f"names {len(named)} kinds of slips ({', '.join(sorted(named))}): not scaffolded"
+    if repeated:
+        return "gives the same hint as before: not scaffolded"
+    asked = own_words(message.task_text)
+    repairs = RETRY.search(asked) or _ASKS_TO_REPAIR.search(asked) or kind in ("repetition", "clarification")
+    if len(message.tasks) > 1 or not (repairs or _is_hint(message)):
+        return f"hints and then asks something else ({_quote(message.task_text)}): not scaffolded"
+    return ""
+
+
+def _is_hint(message: Message) -> bool:
+    """Whether its only task is to look at what was said."""
+    return bool(re.match(r"\W*(?:\w+[,!.]? )?(?:look|check|think|fix|mind)\b", message.task_text, re.IGNORECASE))
+
+
+def _why_no_new_step(message: Message, ends: bool, lesson: _Lesson) -> str:
+    """Why a message that answers no error takes the lesson nowhere; empty if it does not."""
+    if ends or lesson.is_through and not message.tasks:
+        return ""
+    if not message.tasks:
+        return "asks nothing new"
+    if len(message.tasks) > 1:
+        return f"sets {len(message.tasks)} tasks at once"
+    if RETRY.search(own_words(message.task_text)):
+        return f"asks for the same again ({_quote(message.task_text)})"
+    return f"repeats a task ({_quote(message.task_text)})" if _tasks_of(message) & lesson.tasks else ""
+
+
+def _tasks_of(message: Message) -> set[str]:
+    """What a message asks, so that it is known again: all of it but its praise, and its task if that is more than
+    "What do you say?"."""
+    found = {normal(" ".join(each for each in message.sentences if not _PRAISE.search(own_words(each))))}
+    return found | ({normal(message.task_text)} if len(message.task_text.split()) > _MERE_QUESTION else set())
+
+
+def _why_at_length(said: str, message: Message, plan: Plan) -> str:
+    """Why the words before a task are more than an acknowledgement."""
+    before = message.sentences[: message.tasks[-1][0]] if message.tasks else message.sentences
+    praise = [each for each in before if _PRAISE.search(own_words(each))]
+    if len(praise) > 1:
+        return f"praises in {len(praise)} sentences"
+    if praise and len(praise[0].split()) > LONGEST_ACKNOWLEDGEMENT and not _shown(praise[0], plan):
+        return "acknowledges at length"
+    again = len(normal(said)) > 5 and any(holds(each, said) for each in before)
+    return f"explains or repeats what was said ({_quote(said)})" if again else ""
+
+
+def _shown(text: str, plan: Plan) -> set[str]:
+    return {phrase.text for phrase in plan.phrases if holds(text, phrase.text)}
+
+
+def _brought_in(message: Message, plan: Plan) -> set[str]:
+    """The phrases that a message shows, and the one whose meaning it describes best, if it holds most of its words."""
+    words = set(normal(message.text).split())
+
+    def share(phrase: Phrase) -> float:
+        wanted = set(normal(phrase.meaning).split()) - _STOPWORDS
+        return len(wanted & words) / len(wanted) if wanted else 0.0
+
+    best = max(plan.phrases, key=share)
+    return _shown(message.text, plan) | ({best.text} if share(best) > 0.5 else set())
+
+
+def _say_task(message: Message) -> str:
+    if not message.tasks:
+        return "sets no task"
+    if len(message.tasks) > 1:
+        return f"sets {len(message.tasks)} tasks"
+    after = message.sentences[message.tasks[0][-1] + 1 :]
+    return f"{_quote(after[0])} follows the task" if after else "ends with its task"
+
+
+def _say_good(error: bool) -> str:
+    return "scaffolded" if error else "moves on"
+
+
+def _quote(text: str, limit: int = 60) -> str:
+    return f"“{text.strip()[:limit]}”"
