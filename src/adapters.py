@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from config.base import LoraConfig
 from src.errors import ConfigError, DataError
+from src.hub_connection import read_options
 from src.pretrained import check_model
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...]
     from peft.tuners.lora import LoraLayer
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, **read_options(name))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from src.hub_connection import read_options, why_unreachable
 from src.memory_budget import GIB, Launch, ModelShape
 from src.pretrained import too_long_for
 
@@ -48,22 +49,42 @@ def refuse_context(key: str, name: str, max_length: int) -> str | None:
 
 @cache
 def _shape_or_reason(name: str) -> ModelShape | NotReckoned:
-    """Looked for once, in vain too: without a network a Hub name takes half a minute."""
+    """Looked for once, in vain too."""
     try:
         return _read_shape(name)
     except NotReckoned as reason:
         return reason
 
 
-def _read_shape(name: str) -> ModelShape:
-    import torch
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _refuse_out_of_reach(name: str) -> None:
+    """Raises:
+    NotReckoned: for a model on a Hub that cannot be asked, of which nothing was fetched before. Importing what reads
+        models takes seconds, which this spares.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     if name.count("/") > 1 and not Path(name).is_dir():
         raise NoConfiguration(f"there is no folder {name}")
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        fetched = Path(name).is_dir() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError as error:
+        raise NotReckoned(f"{name} is no name on the Hub: {error}") from error
+    if not fetched and why_unreachable():
+        raise NotReckoned(
+            f"{why_unreachable()}, and {name} has not been fetched before: its size is not known, and so not what it "
+            "needs of the memory"
+        )
+
+
+def _read_shape(name: str) -> ModelShape:
+    _refuse_out_of_reach(name)
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **read_options(name))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
