@@ -1,4 +1,5 @@
-"""What a configuration has to keep to, and what follows from one without being written in it."""
+"""What a configuration has to keep to, and what follows from one without being written in it. The ranges of its numbers
+stand in `config/bounds.py`."""
 
 import math
 import re
@@ -21,7 +22,6 @@ from config.values import (
     EMBEDDED_JUDGES,
     ENGINE_DTYPES,
     IMPORTANCE_SAMPLING_MODES,
-    LARGEST_SEED,
     LOSS_TYPES,
     OPTIMIZERS,
     RESPONSE_FORMATS,
@@ -32,12 +32,12 @@ from config.values import (
     SERVED_RANKS,
     TRACKERS,
     TRAINING_DTYPES,
-    check_above,
     check_at_least,
     check_between,
     check_choice,
     check_finite,
-    check_limit,
+    check_host,
+    check_url,
 )
 from src.api import LARGEST_BATCH
 from src.errors import ConfigError
@@ -48,13 +48,6 @@ if TYPE_CHECKING:
     from config.eval_model import EvalConfig
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_DEADLINES = (
-    "server_start_timeout_s",
-    "sample_timeout_s",
-    "turn_timeout_s",
-    "load_weights_timeout_s",
-    "answer_timeout_s",
-)
 CONVERSATION_TYPES = ("guided", "attempt")
 _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
@@ -108,13 +101,10 @@ def check_train_rl(config: TrainRLConfig) -> None:
     _check_guards(config.guards, config.generation)
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
-    check_seed(config.seed)
     _check_batch(config)
     check_hub(config.huggingface)
     _check_training(config.train)
     _check_rewards(config)
-    check_limit("dataset.max_train_examples", config.dataset.max_train_examples)
-    check_at_least("skip_first_samples", config.skip_first_samples, 0)
     if not config.dataset.train_datasets:
         raise ConfigError(
             "dataset.train_datasets is empty; name at least one, for example [{name_or_path: lessons.jsonl}]."
@@ -128,8 +118,6 @@ def check_train_rl(config: TrainRLConfig) -> None:
 
 def check_generation(generation: GenerationConfig) -> None:
     """The classroom's own rules."""
-    if generation.max_turns < 1:
-        raise ConfigError(f"generation.max_turns is {generation.max_turns}; it counts messages and must be at least 1.")
     _check_error_rate(generation)
     if not generation.student_personas_prompts_paths:
         raise ConfigError(
@@ -137,18 +125,11 @@ def check_generation(generation: GenerationConfig) -> None:
             "{simple_student: prompt_templates/personas/simple_student.txt}."
         )
     _check_opening(generation)
-    for name in ("tokens_in_conversation", "tokens_per_turn", "tokens_per_student_attempt", "tokens_per_judge_attempt"):
-        check_at_least(f"generation.max_{name}", getattr(generation, f"max_{name}"), 1)
-    for name in ("number_student_attempts", "number_judge_attempts", "extra_penalty_for_rejected_judges"):
-        check_at_least(f"generation.{name}", getattr(generation, name), 0)
-    check_between("generation.low_score_threshold", generation.low_score_threshold, 0, 1)
-    for name in _DEADLINES:
-        check_above(f"generation.{name}", getattr(generation, name), 0)
-    check_between("generation.server_port", generation.server_port, 1, 65535)
     check_choice("generation.schedule", generation.schedule, SCHEDULES)
     _check_servers(generation)
     if not generation.server_host:
         raise ConfigError("generation.server_host is empty; name an address of this machine, usually 127.0.0.1.")
+    check_host("generation.server_host", generation.server_host)
     wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
     if wrong:
         raise ConfigError(
@@ -167,9 +148,8 @@ def _check_servers(generation: GenerationConfig) -> None:
         raise ConfigError(
             "generation.server_urls is empty; name each server's address, or set it to null for one server."
         )
-    for url in urls or []:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"generation.server_urls holds {url!r}; each must begin with http:// or https://.")
+    for place, url in enumerate(urls or []):
+        check_url(f"generation.server_urls[{place}]", url)
     check_between("generation.server_index", generation.server_index, 0, len(urls or [""]) - 1)
 
 
@@ -203,7 +183,7 @@ def _check_error_rate(generation: GenerationConfig) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def check_engine(name: str, options: VllmConfig) -> None:
@@ -213,19 +193,6 @@ def check_engine(name: str, options: VllmConfig) -> None:
 
 def check_vllm(key_of_block: str, options: VllmConfig) -> None:
     """Values that vLLM would refuse, or that mean something else than they seem to."""
-    if not 0 < options.top_p <= 1:
-        raise ConfigError(f"{key_of_block}.top_p is {options.top_p}; it is above 0 and at most 1.")
-    if options.top_k != -1 and options.top_k < 1:
-        raise ConfigError(f"{key_of_block}.top_k is {options.top_k}; it is at least 1, or -1 for no limit.")
-    check_at_least(f"{key_of_block}.temperature", options.temperature, 0)
-    check_at_least(f"{key_of_block}.max_length", options.max_length, 2)
-    for key in ("max_num_seqs", "number_of_gpus_per_instance", "cpu_kvcache_gib"):
-        check_at_least(f"{key_of_block}.{key}", getattr(options, key), 1)
-    if not 0 < options.gpu_memory_utilization <= 1:
-        raise ConfigError(
-            f"{key_of_block}.gpu_memory_utilization is {options.gpu_memory_utilization}; it is the share of the GPU's "
-            "memory that the engine may take, above 0 and at most 1."
-        )
     check_choice(f"{key_of_block}.dtype", options.dtype, ENGINE_DTYPES)
     if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
         raise ConfigError(
@@ -235,10 +202,6 @@ def check_vllm(key_of_block: str, options: VllmConfig) -> None:
 
 def check_lora(name: str, lora: LoraConfig) -> None:
     """What PEFT would refuse, or take for something else."""
-    check_at_least(f"{name}.rank", lora.rank, 1)
-    check_at_least(f"{name}.alpha", lora.alpha, 1)
-    if not 0 <= lora.dropout < 1:
-        raise ConfigError(f"{name}.dropout is {lora.dropout}; it is a share of at least 0 and below 1.")
     check_choice(f"{name}.bias", lora.bias, ADAPTER_BIASES)
     modules = lora.target_modules
     listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
@@ -275,11 +238,6 @@ def check_reward_model(reward: RewardModelConfig, generation: GenerationConfig) 
 
 
 def _check_guards(guards: GuardsConfig, generation: GenerationConfig) -> None:
-    check_at_least("guards.judge_check_every_n_steps", guards.judge_check_every_n_steps, 0)
-    check_at_least("guards.judge_check_sample", guards.judge_check_sample, 1)
-    check_above("guards.judge_check_timeout_s", guards.judge_check_timeout_s, 0)
-    for key in ("largest_gap_growth", "largest_canary_score"):
-        check_between(f"guards.{key}", getattr(guards, key), 0, 1)
     judge = guards.held_out_judge_model
     if judge is not None:
         check_judge(judge, generation, "guards.held_out_judge_model")
@@ -312,8 +270,6 @@ def check_judge(judge: JudgeModelConfig, generation: GenerationConfig, name: str
             f"{name} is {judge.model_name_or_path}, which gives scores and no decisions, and "
             f"generation.judges_rules_prompts_paths has {', '.join(deciding)}: name a judge model, or leave that out."
         )
-    check_between(f"{name}.max_failed_share", judge.max_failed_share, 0, 1)
-    check_at_least(f"{name}.replies_per_attempt", judge.replies_per_attempt, 1)
 
 
 def check_model(name: str, model: ApiModelConfig, generation: GenerationConfig) -> None:
@@ -328,26 +284,17 @@ def check_model(name: str, model: ApiModelConfig, generation: GenerationConfig) 
 
 
 def _check_api(name: str, model: ApiModelConfig) -> None:
-    if model.base_url is not None and not model.base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"{name}.base_url is {model.base_url!r}; it must begin with http:// or https://.")
+    if model.base_url is not None:
+        check_url(f"{name}.base_url", model.base_url)
     if model.use_openrouter and model.use_gemini:
         raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
     check_choice(f"{name}.response_format", model.response_format, RESPONSE_FORMATS)
-    check_at_least(f"{name}.max_concurrent_requests", model.max_concurrent_requests, 1)
-    for key in ("requests_per_minute", "tokens_per_minute"):
-        if getattr(model, key) is not None:
-            check_at_least(f"{name}.{key}", getattr(model, key), 1)
-    for key in ("request_timeout_s", "deadline_s"):
-        check_above(f"{name}.{key}", getattr(model, key), 0)
     for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
-        check_at_least(f"{name}.{key}", getattr(model, key), 0)
         if model.max_cost_usd is not None and getattr(model, key) == 0:
             raise ConfigError(
                 f"{name}.max_cost_usd is {model.max_cost_usd}; it needs {name}.{key}, because each request "
                 "is held to its worst case before it is sent."
             )
-    if model.max_cost_usd is not None:
-        check_at_least(f"{name}.max_cost_usd", model.max_cost_usd, 0)
 
 
 def check_logging(logging: LoggingConfig) -> None:
@@ -356,11 +303,6 @@ def check_logging(logging: LoggingConfig) -> None:
         raise ConfigError("logging.save_dir is empty; name the folder that the run leaves everything in.")
     for tracker in logging.report_to:
         check_choice("logging.report_to", tracker, TRACKERS)
-
-
-def check_seed(seed: int) -> None:
-    """What numpy takes as a seed."""
-    check_between("seed", seed, 0, LARGEST_SEED)
 
 
 def check_duration(epochs: int, max_steps: int) -> None:
@@ -379,34 +321,17 @@ def _check_training(train: TrainConfig) -> None:
     check_choice("train.scale_rewards", train.scale_rewards, REWARD_SCALES)
     check_choice("train.importance_sampling_mode", train.importance_sampling_mode, IMPORTANCE_SAMPLING_MODES)
     check_choice("train.dtype", train.dtype, TRAINING_DTYPES)
-    for key in ("learning_rate", "beta", "max_grad_norm"):
-        check_at_least(f"train.{key}", getattr(train, key), 0)
-    for key in ("mu", "keep_published_policies"):
-        check_at_least(f"train.{key}", getattr(train, key), 1)
-    for key in ("epsilon", "importance_sampling_clip_max"):
-        check_above(f"train.{key}", getattr(train, key), 0)
-    if train.epsilon_high is not None:
-        check_above("train.epsilon_high", train.epsilon_high, 0)
     if train.loss_type == CISPO and train.upper_clip < 1:
         raise ConfigError(
             f"train.epsilon_high is {train.epsilon_high:g}; with train.loss_type={CISPO} it is the largest policy "
             "ratio itself and must be at least 1, or even tokens whose probability did not change would be held down. "
             f"Set it to null, which means {CISPO_LARGEST_RATIO:g}."
         )
-    if train.gpu_memory_gib is not None:
-        check_above("train.gpu_memory_gib", train.gpu_memory_gib, 0)
     check_duration(train.epochs, train.max_steps)
 
 
 def _check_batch(config: TrainRLConfig) -> None:
     train = config.train
-    if train.num_samples_per_problem < 2:
-        raise ConfigError(
-            f"train.num_samples_per_problem is {train.num_samples_per_problem}; GRPO compares the conversations of a "
-            "group and needs at least 2."
-        )
-    check_at_least("train.number_of_problems_per_batch", train.number_of_problems_per_batch, 1)
-    check_at_least("train.per_device_train_batch_size", train.per_device_train_batch_size, 1)
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
     product = (
         "train.number_of_problems_per_batch × train.num_samples_per_problem "

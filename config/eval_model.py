@@ -19,12 +19,12 @@ from config.checks import (
     check_logging,
     check_model,
     check_reward_model,
-    check_seed,
     check_vllm,
     solutions_are_graded,
 )
+from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
 from config.train_rl_model import RewardModelConfig
-from config.values import EMBEDDED_JUDGES, check_above, check_limit
+from config.values import EMBEDDED_JUDGES, check_url
 from src.api import LARGEST_BATCH
 from src.errors import ConfigError
 from src.judging import SCORING_RULES
@@ -36,19 +36,6 @@ RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)
 """What the untrained base and the control arms are called in every comparison."""
 
 _TUTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PROMPTS = "prompt_templates"
-MATHS_CLASSROOM = {
-    "teacher_prompt_path": f"{_PROMPTS}/teacher_prompt.txt",
-    "student_personas_prompts_paths": {"simple_student": f"{_PROMPTS}/personas/maths_student.txt"},
-    "student_initial_attempt_prompt_path": f"{_PROMPTS}/student_initial_attempt_prompt.txt",
-    "initial_attempt_wrapper_prompt_path": f"{_PROMPTS}/initial_attempt_wrapper_prompt.txt",
-    "student_final_prompt_path": f"{_PROMPTS}/student_final_prompt.txt",
-    "student_attempt_prompt_path": f"{_PROMPTS}/student_attempt_prompt.txt",
-    "judges_rules_prompts_paths": {
-        rule: f"{_PROMPTS}/judges/{rule}.txt" for rule in ("does_not_leak_answer", "follows_pedagogical_values")
-    },
-}
-"""The keys of `generation` that an evaluation has if it names neither a persona nor a judge rule."""
 
 
 @dataclass
@@ -101,7 +88,8 @@ class EvalConfig:
     what the persona was counts as said).
 
     An evaluation that names neither a persona nor a judge rule is one of a maths tutor: with the prompts and rules in
-    `MATHS_CLASSROOM` where it has none of its own, and, without a dataset, on Big-Math's test problems.
+    `MATHS_CLASSROOM` where it has none of its own, and, without a dataset, on Big-Math's test problems; what was filled
+    in is said.
 
     The rest is for tutors that are measured by the student's solutions, that is without a judge rule that scores.
     `recompute_initial_attempts` has the student solve each problem before the dialogue as well; false takes what an
@@ -134,13 +122,15 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         if self.generation.student_personas_prompts_paths == self.generation.judges_rules_prompts_paths == {}:
-            plain = GenerationConfig()
+            plain, filled = GenerationConfig(), {}
             for name, value in MATHS_CLASSROOM.items():
                 if getattr(self.generation, name) == getattr(plain, name):
                     setattr(self.generation, name, copy.deepcopy(value))
-            self.dataset.eval_datasets = self.dataset.eval_datasets or [
-                DatasetSource("rd211/Big-Math-RL-Verified-Filtered", split="test")
-            ]
+                    filled[f"generation.{name}"] = value
+            if not self.dataset.eval_datasets:
+                self.dataset.eval_datasets = [DatasetSource(MATHS_DATASET, split="test")]
+                filled["dataset.eval_datasets"] = MATHS_DATASET
+            tell(filled)
         if not self.dataset.eval_datasets and SCORING_RULES & set(self.generation.judges_rules_prompts_paths):
             self.dataset.eval_datasets = [lesson_plans("test")]
 
@@ -164,23 +154,18 @@ def check_eval(config: EvalConfig) -> None:
     unknown = [name for name in config.samplings if name not in SAMPLINGS]
     if unknown or not config.samplings or len(set(config.samplings)) < len(config.samplings):
         raise ConfigError(f"samplings is {config.samplings}; it must name {' or '.join(SAMPLINGS)} or both, each once.")
-    if config.num_samples_per_problem < 1:
-        raise ConfigError(f"num_samples_per_problem is {config.num_samples_per_problem}; it must be at least 1.")
     if config.num_samples_per_problem > LARGEST_BATCH:
         raise ConfigError(
             f"num_samples_per_problem is {config.num_samples_per_problem}; those on one problem come in one "
             f"request, and a server holds {LARGEST_BATCH} conversations at once: ask for fewer."
         )
-    check_limit("dataset.max_val_examples", config.dataset.max_val_examples)
-    check_above("generation.sample_timeout_s", config.generation.sample_timeout_s, 0)
     check_logging(config.logging)
-    check_seed(config.seed)
     if not config.dataset.eval_datasets:
         raise ConfigError(
             "dataset.eval_datasets is empty; name at least one, for example [{name_or_path: test.jsonl}]."
         )
-    if config.server_url is not None and not config.server_url.startswith(("http://", "https://")):
-        raise ConfigError(f"server_url is {config.server_url!r}; it must begin with http:// or https://, or be null.")
+    if config.server_url is not None:
+        check_url("server_url", config.server_url)
     if config.server_url is None:
         _check_classroom(config)
     if config.tutors:
@@ -203,8 +188,8 @@ def _check_tutors(config: EvalConfig) -> None:
     for tutor in config.tutors:
         if tutor.server_url is None and tutor.model_name_or_path is None and tutor.adapter is None:
             raise ConfigError(f"The tutor {tutor.name} names no model_name_or_path, adapter or server_url: give one.")
-        if tutor.server_url is not None and not tutor.server_url.startswith(("http://", "https://")):
-            raise ConfigError(f"server_url of the tutor {tutor.name} is {tutor.server_url!r}; it must begin with http.")
+        if tutor.server_url is not None:
+            check_url(f"server_url of the tutor {tutor.name}", tutor.server_url)
     if config.server_url is not None:
         raise ConfigError(
             "server_url is set beside tutors: the base and the control arms are played here, so set server_url=null "

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from dataclasses import fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -33,12 +33,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from config.upstream_keys import leave_out, rename_values
+from config.bounds import check_numbers
+from config.compose import CommandLine, compose, searching, take_apart, unreadable
+from config.maths_classroom import fill_in
+from config.paths import check_texts, expand_paths
+from config.upstream_keys import leave_out, rename_keys, rename_values
 from src.disk import storage_errors
 from src.errors import ClassroomError, ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULT_CONFIG = "quickstart"
 _QUIET_HYDRA = (
     "hydra.run.dir=.",
     "hydra.sweep.dir=multirun",  # where Hydra writes down what a multirun ran
@@ -51,6 +54,8 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", 
              "openai")  # fmt: skip
 
 USER_ERRORS = (ClassroomError, HydraException, yaml.YAMLError)
+
+logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config")
 Check = Callable[[Any], None]
@@ -68,12 +73,16 @@ def program(
 
     def decorate(main: Callable[[Config], None]) -> Callable[[], None]:
         @_messages_instead_of_tracebacks()  # here, too: Hydra has a line of its own about each error that passes it
-        def run(raw: DictConfig) -> None:
+        def run(command: CommandLine, raw: DictConfig) -> None:
+            tells = os.environ.get("RANK", "0") == "0"  # of several processes one
+            if tells:
+                logger.info("configuration: %s", command.file)
             config = validate(raw, schema, check)
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 config.logging.save_dir = os.path.join(config.logging.save_dir, str(HydraConfig.get().job.num))
             if config.dry_run:
-                if os.environ.get("RANK", "0") == "0":  # of several processes one prints
+                if tells:
+                    print(f"# configuration: {command.file}")
                     print(to_yaml(config))
                     if more_of_dry_run is not None:
                         more_of_dry_run(config)
@@ -88,15 +97,37 @@ def program(
             )
             _quieten_libraries()
             read_keys()
-            sys.argv[1:] = _hydra_arguments(sys.argv[1:])
             with _messages_instead_of_tracebacks():
-                hydra.main(version_base=None, config_path=str(ROOT / "config" / folder), config_name=DEFAULT_CONFIG)(
-                    run
-                )()
+                command = command_line(folder, sys.argv[1:])
+                refuse_lists_for_groups(command.rest, schema)
+                _run_composed(command, partial(run, command))
 
         return start
 
     return decorate
+
+
+def _run_composed(command: CommandLine, run: Callable[[DictConfig], None]) -> None:
+    """Have Hydra compose the configuration and call `run` with it, once for each run of a multirun.
+
+    Raises:
+        ConfigError: if Hydra cannot make a configuration of it.
+    """
+    composed = False
+
+    def started(raw: DictConfig) -> None:
+        nonlocal composed
+        composed = True
+        run(raw)
+
+    sys.argv[1:] = [*command.rest, *_QUIET_HYDRA]
+    with searching(command.folders):
+        try:
+            hydra.main(version_base=None, config_path=str(command.folders[0]), config_name=command.name)(started)()
+        except Exception as error:
+            if composed:
+                raise
+            raise unreadable(error) from error
 
 
 def read_keys() -> None:
@@ -133,17 +164,10 @@ class _messages_instead_of_tracebacks(ContextDecorator):
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if isinstance(error, UnicodeDecodeError):  # datasets and prompts name their file themselves
-            error = ConfigError(_not_utf8(error))
         if isinstance(error, USER_ERRORS):
             if _is_first_to_say(str(error)):
                 print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    around = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
-    return f"A configuration file is not UTF-8: {error.reason} after {around!r}. Save it as UTF-8."
 
 
 def _is_first_to_say(message: str) -> bool:
@@ -162,51 +186,18 @@ def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Che
     Raises:
         ConfigError: if the file or an override is not valid.
     """
-    name, extra, overrides = _split_arguments(arguments)
-    folders = [ROOT / "config" / folder, *extra]  # the shipped ones come first, as Hydra's --config-dir has it
-    holder = next((each for each in folders if (each / f"{name.removesuffix('.yaml')}.yaml").is_file()), folders[0])
-    others = [f"file://{each}" for each in folders if each != holder]
-    if others:
-        overrides.append(f"hydra.searchpath={json.dumps(others)}")
-    try:
-        with hydra.initialize_config_dir(version_base=None, config_dir=str(holder)):
-            return validate(hydra.compose(config_name=name, overrides=overrides), schema, check)
-    except (HydraException, yaml.YAMLError) as error:
-        raise ConfigError(str(error)) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(_not_utf8(error)) from error
+    command = command_line(folder, arguments)
+    refuse_lists_for_groups(command.rest, schema)
+    return validate(compose(command), schema, check)
 
 
-def _split_arguments(arguments: Sequence[str]) -> tuple[str, list[Path], list[str]]:
-    """The config's name, the folders of `--config-dir`, and the overrides."""
-    name, folders, overrides = DEFAULT_CONFIG, [], []
-    remaining = iter(arguments)
-    for argument in remaining:
-        flag, _, value = argument.partition("=")
-        if flag not in ("--config-name", "-cn", "--config-dir", "-cd"):
-            overrides.append(_tolerant(argument))
-            continue
-        value = value or next(remaining, "")
-        if not value:
-            raise ConfigError(f"{flag} needs a value.")
-        if flag in ("--config-name", "-cn"):
-            name = value
-        elif not Path(value).is_dir():
-            raise ConfigError(f"There is no folder {value} ({flag}).")
-        else:
-            folders.append(Path(value).resolve())
-    return name, folders, overrides
+def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
+    """A command line of the program whose YAMLs stand in `config/{folder}`, taken apart; it knows which file is taken.
 
-
-def _hydra_arguments(arguments: Sequence[str]) -> list[str]:
-    return [_tolerant(argument) for argument in arguments] + list(_QUIET_HYDRA)
-
-
-def _tolerant(argument: str) -> str:
-    """`a.b=1` as `++a.b=1`: the schema, not the YAML, decides which keys exist."""
-    key, equals, _ = argument.partition("=")
-    plain = equals and key and key[0].isalpha() and not key.startswith("hydra") and "/" not in key and "@" not in key
-    return f"++{argument}" if plain else argument
+    Raises:
+        ConfigError: if it names no file or no override where it should.
+    """
+    return take_apart(arguments, ROOT / "config" / folder)
 
 
 def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) -> Config:
@@ -215,21 +206,37 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
     Raises:
         ConfigError: naming the key, the rule and the fix.
     """
-    leave_out(raw)
-    rename_values(raw)
     try:
+        leave_out(raw)
+        rename_keys(raw)
+        rename_values(raw)
         _refuse_values_for_groups(raw, schema)
-        merged = OmegaConf.merge(OmegaConf.structured(schema), raw)
-        config = OmegaConf.to_object(merged)
+        fill_in(raw, schema)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), raw))
     except ConfigKeyError as error:
         key = error.full_key or str(error.key)
         raise ConfigError(f"There is no config key {key}. {_nearest(key, schema, error.object_type)}") from error
     except OmegaConfBaseException as error:
         where = f" key {error.full_key}" if error.full_key else ""
-        raise ConfigError(f"Config{where}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"Config{where}: {str(error).partition(chr(10))[0]}") from error
+    except Exception as error:  # OmegaConf lets through what Python says to a value that cannot be converted
+        raise unreadable(error) from error
+    check_texts(config)
+    expand_paths(config)
+    check_numbers(config)
     if check is not None:
         check(config)
     return config
+
+
+def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
+    """Raises:
+    ConfigError: for an override that gives a group of keys a list, which Hydra refuses without saying why.
+    """
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if value.startswith("[") and any(each.startswith(f"{key}.") for each in config_keys(schema)):
+            raise ConfigError(f"Config key {key} is {value}, but it is a group of keys.")
 
 
 def _refuse_values_for_groups(raw: DictConfig, schema: type, prefix: str = "") -> None:

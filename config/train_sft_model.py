@@ -5,8 +5,8 @@ from typing import Optional
 
 from config import values
 from config.base import DataSource, HuggingFaceConfig, LoggingConfig, LoraConfig
-from config.checks import check_duration, check_hub, check_logging, check_lora, check_seed
-from config.values import SCHEDULERS, check_at_least, check_choice, check_limit
+from config.checks import check_duration, check_hub, check_logging, check_lora
+from config.values import SCHEDULERS, check_choice
 from src.errors import ConfigError
 
 MUON = "muon"
@@ -93,23 +93,14 @@ def check_train_sft(config: TrainSFTConfig) -> None:
     check_choice("train.optimizer", train.optimizer, OPTIMIZERS)
     check_choice("train.lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS)
     check_choice("train.dtype", train.dtype, DTYPES)
-    check_at_least("train.gradient_accumulation_steps", train.gradient_accumulation_steps, 1)
-    check_at_least("train.per_device_train_batch_size", train.per_device_train_batch_size, 1)
-    check_at_least("train.learning_rate", train.learning_rate, 0)
-    check_at_least("train.warmup", train.warmup, 0)
-    check_at_least("model.max_length", config.model.max_length, 2)
     check_lora("model.lora", config.model.lora)
     if config.model.lora.enable and train.optimizer == MUON:
         raise ConfigError(
             "train.optimizer is muon, which is for a model's own weights; with model.lora.enable=true take another, "
             "such as adamw_torch."
         )
-    check_limit("dataset.max_train_examples", config.dataset.max_train_examples)
-    check_limit("dataset.max_val_examples", config.dataset.max_val_examples)
     check_logging(config.logging)
     check_hub(config.huggingface)
-    check_at_least("logging.save_steps", config.logging.save_steps, 0)
-    check_seed(config.seed)
     check_duration(train.epochs, train.max_steps)
     if not config.dataset.train_datasets:
         raise ConfigError(

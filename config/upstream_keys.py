@@ -26,6 +26,9 @@ REPLACED = {
 RENAMED_VALUES = {"train.optimizer": {"adamw_hf": "adamw_torch"}}
 """From a key to values of it that went out of use, and what they are called today."""
 
+RENAMED_KEYS = {"generation.ignore_penalty_for_rejected_judges": "generation.ignore_rejected_judge"}
+"""From a key that is written in configurations of this family to the one that it is taken for."""
+
 _MODELS = ("teacher_model", "student_model", "judge_model", "reward_model", "model")
 
 
@@ -39,6 +42,18 @@ def leave_out(raw: DictConfig) -> None:
                 OmegaConf.set_struct(holder, False)
                 del holder[name]
                 logger.warning("Config key %s has no effect here: %s.", key, replacement)
+
+
+def rename_keys(raw: DictConfig) -> None:
+    """Take keys for those that they stand for, with a warning for each. If both are set, the one known here counts."""
+    for key, meant in RENAMED_KEYS.items():
+        group, _, name = key.rpartition(".")
+        holder, own = OmegaConf.select(raw, group), meant.rpartition(".")[2]
+        if isinstance(holder, DictConfig) and name in holder:
+            OmegaConf.set_struct(holder, False)
+            value = holder.pop(name)
+            holder.setdefault(own, value)
+            logger.warning("%s is taken as %s=%s.", key, meant, holder[own])
 
 
 def rename_values(raw: DictConfig) -> None:

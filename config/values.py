@@ -4,7 +4,12 @@ The names are written down here because asking the libraries would import torch;
 """
 
 import math
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields, is_dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from src.errors import ConfigError
 
@@ -49,6 +54,8 @@ SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow",
             "neptune", "swanlab", "tensorboard", "trackio", "wandb")  # fmt: skip
 LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
+LONGEST_NAME, LONGEST_PATH = 255, 4096  # in bytes; Linux takes no longer ones
+_HOST_NAME = re.compile(r"\w([\w.-]*\w)?\.?")
 
 
 def check_at_least(key: str, value: float, least: float) -> None:
@@ -57,14 +64,6 @@ def check_at_least(key: str, value: float, least: float) -> None:
     """
     if not (value >= least and math.isfinite(value)):
         raise ConfigError(f"{key} is {value}; it must be at least {least}.")
-
-
-def check_above(key: str, value: float, bound: float) -> None:
-    """Raises:
-    ConfigError: for a value that is not greater than `bound`, and for one that is no number or not finite.
-    """
-    if not (value > bound and math.isfinite(value)):
-        raise ConfigError(f"{key} is {value}; it must be above {bound}.")
 
 
 def check_between(key: str, value: float, least: float, most: float) -> None:
@@ -91,9 +90,65 @@ def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{key} is {value}; it must be one of {', '.join(choices)}.")
 
 
-def check_limit(key: str, value: int) -> None:
-    """Raises:
-    ConfigError: for a limit of examples that is neither a number of them nor −1 for all.
+def each_field(config: object, prefix: str = "") -> Iterator[tuple[object, Field, str]]:
+    """(dataclass, field of it, key with its dots) of everything in a configuration that is no group of keys; `[2]` is
+    the place in a list of groups."""
+    for item in fields(config):
+        value, key = getattr(config, item.name), f"{prefix}{item.name}"
+        if is_dataclass(value):
+            yield from each_field(value, f"{key}.")
+        elif isinstance(value, list) and value and all(is_dataclass(each) for each in value):
+            for place, each in enumerate(value):
+                yield from each_field(each, f"{key}[{place}].")
+        else:
+            yield config, item, key
+
+
+def check_path(key: str, path: str) -> str:
+    """A path with its `~` at the beginning, the user's home folder, written out.
+
+    Raises:
+        ConfigError: for the home of a user that this machine does not have, and for what no file can be called.
     """
-    if value != -1 and value < 1:
-        raise ConfigError(f"{key} is {value}; it must be at least 1, or -1 for all.")
+    if "\0" in path:
+        raise ConfigError(f"{key} is {path!r}; no path holds a NUL character.")
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        user = path[1:].partition("/")[0]
+        raise ConfigError(f"{key} is {path}, but this machine has no user {user}: give the folder itself.")
+    longest = max((len(name.encode(errors="replace")) for name in expanded.split("/")), default=0)
+    if longest > LONGEST_NAME or len(expanded.encode(errors="replace")) > LONGEST_PATH:
+        raise ConfigError(
+            f"{key} is {path[:60]}…, with a name of {longest} bytes in a path of {len(expanded)}; a file's or folder's "
+            f"name has at most {LONGEST_NAME}, and a path at most {LONGEST_PATH}."
+        )
+    return expanded
+
+
+def check_host(key: str, host: str) -> None:
+    """Raises:
+    ConfigError: for what is neither an IP address nor the name of a machine.
+    """
+    if ":" in host or re.fullmatch(r"[0-9.]+", host):
+        try:
+            ip_address(host)
+        except ValueError as error:
+            raise ConfigError(f"{key} is {host}, which is no IP address: {error}.") from error
+    elif len(host) > LONGEST_NAME or not _HOST_NAME.fullmatch(host):
+        raise ConfigError(f"{key} is {host!r}; it is an IP address or the name of a machine, such as localhost.")
+
+
+def check_url(key: str, url: str) -> None:
+    """Raises:
+    ConfigError: for what is no address of a web server.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{key} is {url!r}; it must begin with http:// or https://.")
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError as error:
+        raise ConfigError(f"{key} is {url!r}, which is no address: {error}.") from error
+    if not host or port == 0 or not url.isprintable() or " " in url:
+        raise ConfigError(f"{key} is {url!r}; it must be an address such as http://127.0.0.1:8005.")
+    check_host(f"The host of {key}", host)

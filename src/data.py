@@ -1,5 +1,6 @@
 """Datasets, and the problems in them: what conversations are about. A `Problem`'s id depends on its content only."""
 
+import glob
 import hashlib
 import json
 import random
@@ -162,7 +163,8 @@ def load_rows(source: DataSource) -> "datasets.Dataset":
         raise DataError(f"There is no file {path}." if not path.is_file() else f"The file {path} is empty.")
     try:
         if path.suffix in _LOADERS:
-            return datasets.load_dataset(_LOADERS[path.suffix], data_files=str(path), split="train")
+            files = glob.escape(str(path))  # datasets takes [ ] * ? in a name for a pattern
+            return datasets.load_dataset(_LOADERS[path.suffix], data_files=files, split="train")
         return datasets.load_dataset(source.name_or_path, split=source.split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: a script
         reason = str(error.__cause__ or error)

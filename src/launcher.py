@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 
 from config.checks import check_train_rl
-from config.load import ROOT, USER_ERRORS, load, read_keys, to_yaml
+from config.load import ROOT, USER_ERRORS, command_line, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.grpo.resume import check_resume
@@ -244,6 +244,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     split = split_arguments(arguments)
+    file = command_line("train_rl", split.hydra).file
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
     flags = with_accelerate_config(split.accelerate)
     check_accelerate_flags(flags)
@@ -258,12 +259,13 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
         from src.prompt_check import check_configured_prompts
         from src.training.run_length import report_length_before_training
 
-        print(to_yaml(config))
+        print(f"# configuration: {file}\n{to_yaml(config)}")
         check_configured_prompts(config.generation, config.judge_model)
         report_length_before_training(config).show()
         show_launch_budget(config, flags)
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0
+    print(f"configuration: {file}", flush=True)
     check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer tells what changes
     _tell_of_checkpoints(Path(config.logging.save_dir))
     from src.quickstart.run import ensure_models

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
-from config.load import load
+from config.load import command_line, load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from src.memory_sources import gpu_is_there
@@ -77,6 +77,11 @@ class Plan:
     def folder(self) -> Path:
         """The run folder."""
         return self.models.folder
+
+    @property
+    def files(self) -> list[Path | None]:
+        """The YAMLs that its programs take: of server and trainer, of the fine-tuning, of the evaluation."""
+        return [command_line(folder, NAME).file for folder in ("train_rl", "train_sft", "eval")]
 
     def eval_arguments(self, when: str) -> list[str]:
         """Of eval.py, `before` or `after` the training."""

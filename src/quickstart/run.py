@@ -198,6 +198,7 @@ def run_quickstart(plan: Plan, signals: Signals) -> None:
     """
     generation = plan.config.generation
     refuse_taken_port(generation.server_host, generation.server_port)
+    print("\n".join(f"configuration: {file}" for file in plan.files), flush=True)
     settle_folder(plan)
     stages = Stages(7, plan.folder)
     make_models(plan.models, stages, signals)
@@ -299,6 +300,7 @@ def _show(plan: Plan) -> None:
         _trainer_command(plan),
         plan.eval_command("after"),
     )
+    print("\n".join(f"# configuration: {file}" for file in plan.files))
     print(to_yaml(plan.config))
     print("\n".join(shlex.join(command) for command in commands))
 

@@ -1,0 +1,223 @@
+"""The range of every number in a configuration, in one table. What several keys have to keep to together stands in
+`config/checks.py`.
+
+Where nothing but sense sets the upper end, it is one that no run needs and that the libraries still take.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from config.base import (
+    ApiModelConfig,
+    DataSource,
+    GenerationConfig,
+    JudgeModelConfig,
+    LoggingConfig,
+    LoraConfig,
+    VllmConfig,
+)
+from config.eval_model import EvalConfig, EvalDatasetConfig
+from config.train_rl_model import GuardsConfig, TrainConfig, TrainDatasetConfig, TrainRLConfig
+from config.train_sft_model import (
+    TrainSFTConfig,
+    TrainSFTDatasetConfig,
+    TrainSFTModelConfig,
+    TrainSFTTrainConfig,
+)
+from config.values import LARGEST_SEED, each_field
+from src.errors import ConfigError
+
+COUNT, TOKENS, STEPS = 10**6, 10**8, 10**9
+SECONDS = 10**7
+"""About four months; clocks and timers take it."""
+NUMBERS = (int, float, int | None, float | None)
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a number may be.
+
+    Attributes:
+        least, most: the ends, which are in it.
+        rule: in words, without the upper end if that is one of sense.
+        sense: whether the upper end is one of sense.
+        open_below, open_above: whether an end is not in it.
+        also: a number outside of it that has a meaning.
+    """
+
+    least: float
+    most: float
+    rule: str
+    sense: bool = False
+    open_below: bool = False
+    open_above: bool = False
+    also: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is in it; nan and infinity never are."""
+        if value == self.also:
+            return True
+        above = value > self.least if self.open_below else value >= self.least
+        return above and (value < self.most if self.open_above else value <= self.most)
+
+    def rule_for(self, value: float) -> str:
+        """The rule that a number outside of it breaks."""
+        if self.sense and isinstance(value, float) and not math.isfinite(value):
+            return f"{self.rule}, and finite"
+        return f"it must be at most {self.most}" if self.sense and value > self.most else self.rule
+
+
+def at_least(least: float, most: float, rule: str | None = None, also: float | None = None) -> Range:
+    """From `least` on; `most` is an end of sense."""
+    return Range(least, most, rule or f"it must be at least {least}", sense=True, also=also)
+
+
+def above(least: float, most: float) -> Range:
+    """More than `least`; `most` is an end of sense."""
+    return Range(least, most, f"it must be above {least}", sense=True, open_below=True)
+
+
+def between(least: float, most: float) -> Range:
+    """From `least` to `most`."""
+    return Range(least, most, f"it must be from {least} to {most}")
+
+
+EXAMPLES = at_least(1, COUNT * 1000, "it must be at least 1, or -1 for all", also=-1)
+SEED = between(0, LARGEST_SEED)
+DEADLINE = above(0, SECONDS)
+SHARE = Range(0, 1, "it is a share above 0 and at most 1", open_below=True)
+
+BOUNDS: dict[type, dict[str, Range]] = {
+    VllmConfig: {
+        "temperature": at_least(0, 100),
+        "top_k": at_least(1, COUNT, "it is at least 1, or -1 for no limit", also=-1),
+        "top_p": Range(0, 1, "it is above 0 and at most 1", open_below=True),
+        "max_length": at_least(2, TOKENS),
+        "max_num_seqs": at_least(1, COUNT),
+        "gpu_memory_utilization": Range(
+            0,
+            1,
+            "it is the share of the GPU's memory that the engine may take, above 0 and at most 1",
+            open_below=True,
+        ),
+        "number_of_gpus_per_instance": at_least(1, 1024),
+        "cpu_kvcache_gib": at_least(1, COUNT),
+    },
+    LoraConfig: {
+        "rank": at_least(1, COUNT),
+        "alpha": at_least(1, COUNT),
+        "dropout": Range(0, 1, "it is a share of at least 0 and below 1", open_above=True),
+    },
+    ApiModelConfig: {
+        "max_concurrent_requests": at_least(1, COUNT),
+        "requests_per_minute": at_least(1, COUNT),
+        "tokens_per_minute": at_least(1, COUNT * 1000),
+        "request_timeout_s": DEADLINE,
+        "deadline_s": DEADLINE,
+        "usd_per_million_prompt_tokens": at_least(0, COUNT),
+        "usd_per_million_completion_tokens": at_least(0, COUNT),
+        "max_cost_usd": at_least(0, COUNT * 1000),
+    },
+    JudgeModelConfig: {
+        "replies_per_attempt": at_least(1, 1000),
+        "max_failed_share": between(0, 1),
+    },
+    GenerationConfig: {
+        "max_turns": at_least(1, 10_000, "it counts messages and must be at least 1"),
+        "max_tokens_in_conversation": at_least(1, TOKENS),
+        "max_tokens_per_turn": at_least(1, TOKENS),
+        "max_tokens_per_student_attempt": at_least(1, TOKENS),
+        "max_tokens_per_judge_attempt": at_least(1, TOKENS),
+        "number_student_attempts": at_least(0, 10_000),
+        "number_judge_attempts": at_least(0, 10_000),
+        "extra_penalty_for_rejected_judges": at_least(0, COUNT),
+        "low_score_threshold": between(0, 1),
+        "server_port": between(1, 65535),
+        "server_index": at_least(0, COUNT),
+        "server_start_timeout_s": DEADLINE,
+        "sample_timeout_s": DEADLINE,
+        "load_weights_timeout_s": DEADLINE,
+        "turn_timeout_s": DEADLINE,
+        "answer_timeout_s": DEADLINE,
+    },
+    DataSource: {"ratio": SHARE},
+    LoggingConfig: {"save_steps": at_least(0, STEPS)},
+    TrainConfig: {
+        "number_of_problems_per_batch": at_least(1, COUNT),
+        "num_samples_per_problem": at_least(
+            2, COUNT, "GRPO compares the conversations of a group and needs at least 2"
+        ),
+        "per_device_train_batch_size": at_least(1, COUNT),
+        "learning_rate": at_least(0, 1000),
+        "epochs": at_least(0, COUNT),
+        "max_steps": at_least(0, STEPS, "it must be at least 1, or -1 to count epochs", also=-1),
+        "beta": at_least(0, COUNT),
+        "mu": at_least(1, COUNT),
+        "epsilon": above(0, COUNT),
+        "epsilon_high": above(0, COUNT),
+        "max_grad_norm": at_least(0, 1e30),
+        "importance_sampling_clip_max": above(0, COUNT),
+        "keep_published_policies": at_least(1, COUNT),
+        "gpu_memory_gib": above(0, COUNT),
+    },
+    TrainDatasetConfig: {"max_train_examples": EXAMPLES},
+    GuardsConfig: {
+        "judge_check_every_n_steps": at_least(0, STEPS),
+        "judge_check_sample": at_least(1, COUNT),
+        "largest_gap_growth": between(0, 1),
+        "largest_canary_score": between(0, 1),
+        "judge_check_timeout_s": DEADLINE,
+    },
+    TrainRLConfig: {"skip_first_samples": at_least(0, STEPS), "seed": SEED},
+    TrainSFTTrainConfig: {
+        "gradient_accumulation_steps": at_least(1, COUNT),
+        "per_device_train_batch_size": at_least(1, COUNT),
+        "learning_rate": at_least(0, 1000),
+        "warmup": at_least(0, STEPS),
+        "epochs": at_least(0, COUNT),
+        "max_steps": at_least(0, STEPS, "it must be at least 1, or -1 to count epochs", also=-1),
+    },
+    TrainSFTModelConfig: {"max_length": at_least(2, TOKENS)},
+    TrainSFTDatasetConfig: {"max_train_examples": EXAMPLES, "max_val_examples": EXAMPLES},
+    TrainSFTConfig: {"seed": SEED},
+    EvalConfig: {"num_samples_per_problem": at_least(1, COUNT), "seed": SEED},
+    EvalDatasetConfig: {"max_val_examples": EXAMPLES},
+}
+"""From a group of keys to the ranges of its numbers. Groups that build on another have its ranges, too."""
+
+
+ANY_NUMBER = at_least(-(10**15), 10**15)
+
+
+def range_of(group: type, name: str) -> Range | None:
+    """The range of a number in a group of keys; None if the table has none."""
+    return next((BOUNDS[each][name] for each in group.__mro__ if name in BOUNDS.get(each, {})), None)
+
+
+def check_numbers(config: Any) -> None:
+    """Raises:
+    ConfigError: for a number that is out of its range.
+    """
+    for group, item, key in each_field(config):
+        value = getattr(group, item.name)
+        allowed = range_of(type(group), item.name) or ANY_NUMBER
+        for number in [value] if item.type in NUMBERS else _whole_numbers(value):
+            if number is not None and not allowed.holds(number):
+                raise ConfigError(f"{key} is {_shown(number)}; {allowed.rule_for(number)}.")
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """The whole numbers in a value that may be of several kinds."""
+    if isinstance(value, int):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        yield from _whole_numbers(each)
+
+
+def _shown(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to write out the longest ones
+        return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} and more"
+    return str(value)

@@ -1,0 +1,75 @@
+"""Which values of a configuration are paths, and what holds for all text in it."""
+
+from typing import Any
+
+from config.base import DatasetSource, DataSource, GenerationConfig, LoggingConfig, ModelConfig
+from config.eval_model import EvalConfig, TutorConfig
+from config.train_sft_model import TrainSFTModelConfig
+from config.values import check_path, each_field
+from src.errors import ConfigError
+
+PATHS: dict[type, tuple[str, ...]] = {
+    ModelConfig: ("model_name_or_path",),
+    GenerationConfig: (
+        "teacher_prompt_path",
+        "student_personas_prompts_paths",
+        "student_initial_attempt_prompt_path",
+        "initial_attempt_wrapper_prompt_path",
+        "student_final_prompt_path",
+        "student_attempt_prompt_path",
+        "judges_rules_prompts_paths",
+    ),
+    DataSource: ("name_or_path",),
+    DatasetSource: ("problem_template",),
+    LoggingConfig: ("save_dir",),
+    TrainSFTModelConfig: ("model_name_or_path", "tokenizer_name_or_path"),
+    TutorConfig: ("model_name_or_path", "adapter"),
+    EvalConfig: ("pedagogical_reward_model", "pedagogical_reward_prompt_path", "student_errors_prompt_path"),
+}
+"""From a group of keys to its keys that hold a path, or a mapping to paths. Groups that build on another have its
+paths, too."""
+
+_OF_TEXTS = (list[str], list[str] | None, dict[str, str])
+
+
+def expand_paths(config: Any) -> None:
+    """Write out the `~` of every path, in place.
+
+    Raises:
+        ConfigError: for a path that no file can have.
+    """
+    for group, item, key in each_field(config):
+        if not any(item.name in PATHS.get(each, ()) for each in type(group).__mro__):
+            continue
+        value = getattr(group, item.name)
+        if isinstance(value, str):
+            setattr(group, item.name, check_path(key, value))
+        elif isinstance(value, dict):
+            setattr(group, item.name, {name: check_path(f"{key}.{name}", path) for name, path in value.items()})
+
+
+def check_texts(config: Any) -> None:
+    """Raises:
+    ConfigError: for a list or mapping that holds something else than texts where texts are meant, and for a text that
+        no file can hold: half of a character that UTF-16 writes as two.
+    """
+    for group, item, key in each_field(config):
+        value = getattr(group, item.name)
+        inner = value.values() if isinstance(value, dict) else value
+        if item.type in _OF_TEXTS and not all(isinstance(each, str) for each in inner or ()):
+            raise ConfigError(f"{key} is {value}; each value in it is a text.")
+        for text in _texts(value):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"{key} holds {ascii(text[:60])}, which is no Unicode text ({error.reason})."
+                ) from error
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for pair in value.items() for each in pair for text in _texts(each)]
+    return [text for each in value for text in _texts(each)] if isinstance(value, list) else []
