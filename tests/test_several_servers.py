@@ -89,7 +89,7 @@ def test_the_same_local_address_means_each_machines_own(monkeypatch) -> None:
     ("overrides", "message"),
     [
         (["generation.server_urls=[]"], "generation.server_urls is empty"),
-        (["generation.server_urls=[machine:8005]"], "holds 'machine:8005'; each must begin with http"),
+        (["generation.server_urls=[machine:8005]"], "is 'machine:8005'; it must begin with http"),
         (["generation.server_index=1"], "generation.server_index is 1; it must be from 0 to 0"),
         ([f"generation.server_urls=[{','.join(TWO)}]", "generation.server_index=2"], "must be from 0 to 1"),
     ],
