@@ -202,7 +202,7 @@ OUT_OF_RANGE = [
     ("generation.allowed_hosts", ["['http://a']", "['a:80']", "['']", "['*']"], "each is a host's name alone"),
     ("generation.server_host", ["999.1.1.1", "1.2.3", "'::g'"], "is no IP address"),
     ("generation.server_host", ["'my host'", "'http://x'"], "(an IP address or the name of a machine|is no IP)"),
-    ("generation.server_urls", ["['http://x:99999']", "['http://']", "['http://1.2.3:1']"], "(is no|an address such as)"),
+    ("generation.server_urls", ["['http://x:99999']", "['http://']", "['http://1.2.3:1']"], "(is no|such as)"),
     ("generation.student_names", ["[7]", "[[Alex]]"], "each is a text, or null"),
     ("generation.server_index", ["-1", "1"], "must be (at least 0|from 0 to 0)"),
     ("generation.schedule", ["lockstep"], "must be one of concurrent, phased"),
