@@ -38,7 +38,7 @@ pytestmark = pytest.mark.full  # two whole runs of a model of 135 M parameters, 
 
 STEPS, TIMEOUT_S = 2, 2700
 CLOSE, FAR = 0.1, 0.2
-"""Mean |Δ| of log-probs between the engine in bfloat16 and transformers in float32 with the same weights (0.05 was
+"""Mean |Δ| of log-probs between the engine in bfloat16 and transformers in float32 with the same weights (0.03 was
 seen), and with those of a step before."""
 
 
@@ -86,7 +86,7 @@ def language(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     run_folder, port = tmp_path_factory.mktemp("language"), free_port()
     with judge_endpoint(judge) as endpoint:
         arguments = overrides("language_tutor", run_folder, smollm2, endpoint.url, port)
-        arguments += ["train.learning_rate=1e-4", "generation.number_judge_attempts=1"]
+        arguments += ["train.learning_rate=5e-5", "generation.number_judge_attempts=1"]
         with server_with(arguments, run_folder, port) as server:
             assert "Paris" in ask(server, "What is the capital of France?"), "the model as it came is of use"
             done = launch("1CPU", arguments, TIMEOUT_S)
@@ -101,7 +101,7 @@ def maths(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with judge_endpoint(judge) as endpoint:
         arguments = overrides("maths_small", run_folder, smollm2, endpoint.url, free_port())
         arguments += [
-            *("teacher_model.lora={enable: true, rank: 8, alpha: 32}", "train.learning_rate=1e-2"),
+            *("teacher_model.lora={enable: true, rank: 8, alpha: 32}", "train.learning_rate=2e-3"),
             *("generation.number_student_attempts=2", "generation.max_tokens_per_student_attempt=48"),
             *("generation.number_judge_attempts=1", "generation.ignore_rejected_judge=true"),
         ]
