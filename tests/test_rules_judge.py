@@ -17,9 +17,9 @@ from src.data import load_problems
 from src.errors import ConfigError, DataError
 from src.inference_providers.base import Ledger
 from src.judging import Scores, parse_judge_output, parse_verdict
-from src.message_rules import RULES_VERSION
 from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import RulesJudge, analyse, holds_error
+from src.message_rules.version import RULES_VERSION
 from src.seats import embedded_judge, engine_seats
 from tests.labelled import judge_agreement, kappa
 from tests.scripted_language import BAD_TEACHERS, GOOD_TEACHERS, HINTS, ideal, play

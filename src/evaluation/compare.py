@@ -28,8 +28,8 @@ from src.evaluation.paired import differences
 from src.evaluation.playing import play_all
 from src.evaluation.records import write_compared
 from src.evaluation.tracking import log_to_wandb
-from src.message_rules import RULES_VERSION
 from src.message_rules.plans import read_plan
+from src.message_rules.version import RULES_VERSION
 
 logger = logging.getLogger(__name__)
 

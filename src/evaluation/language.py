@@ -14,7 +14,6 @@ from src.conversation import visible_text
 from src.evaluation.fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.evaluation.metrics import Estimate, mean_with_ci
 from src.evaluation.records import group_by_problem
-from src.message_rules import RULES_VERSION
 from src.message_rules.feedback import (
     GIVING_KINDS,
     KINDS,
@@ -26,6 +25,7 @@ from src.message_rules.feedback import (
 )
 from src.message_rules.messages import RETRY, holds, normal, own_words, read_message
 from src.message_rules.plans import Plan, answers, questions_asked, read_plan
+from src.message_rules.version import RULES_VERSION
 from src.schedule import ERROR_PERSONA
 
 Values = dict[str, list[float]]

@@ -22,10 +22,10 @@ from src.inference_providers.rubric_inference import (
     verdict,
 )
 from src.judging import SCORING_RULES
-from src.message_rules import RULES_VERSION
 from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
 from src.message_rules.messages import RETRY, Message, holds, normal, own_words, read_message
 from src.message_rules.plans import Phrase, Plan, read_plan
+from src.message_rules.version import RULES_VERSION
 from src.schedule import ERROR_PERSONA
 
 MOST_SHOWN = 3
