@@ -1,10 +1,12 @@
 """What a resumed run depends on: checkpoints that are whole or not there, an order of problems that follows from the
 step alone, and a learning rate that is the configured one."""
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
@@ -13,6 +15,7 @@ from trl.trainer.utils import RepeatSampler
 from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.policy_folder import complete, policies_folder
 
+logger = logging.getLogger(__name__)
 UNFINISHED = "unfinished"
 
 
@@ -82,15 +85,17 @@ class ConfiguredRates(Trainer):
     the last from the checkpoint, whatever the configuration says."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        rates = list(self.lr_scheduler.base_lrs)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        scheduler = self.lr_scheduler
-        scheduler.base_lrs = rates
-        now = [rate * share(scheduler.last_epoch) for rate, share in zip(rates, scheduler.lr_lambdas, strict=True)]
-        scheduler._last_lr = now
-        for optimizer in (scheduler.optimizer, self.optimizer):  # with DeepSpeed one is inside of the other
-            for group, rate, first in zip(optimizer.param_groups, now, rates, strict=True):
-                group["lr"], group["initial_lr"] = rate, first
         self.state.compute_steps(self.args, self.state.max_steps)
+        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # DeepSpeed's own is wrapped
+        if not isinstance(scheduler, LambdaLR):
+            logger.warning("the scheduler of DeepSpeed's configuration goes on with the checkpoint's learning rate")
+            return
+        rate = self.args.learning_rate
+        now = [rate * share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
+        scheduler.base_lrs, scheduler._last_lr = [rate] * len(now), now
+        for optimizer in (scheduler.optimizer, self.optimizer):  # with DeepSpeed one may be inside of the other
+            for group, rate_now in zip(optimizer.param_groups, now, strict=True):
+                group["lr"], group["initial_lr"] = rate_now, rate
