@@ -170,11 +170,15 @@ def test_meta_that_nests_deep_is_422_and_its_id_may_be_used_again(http: TestClie
 
 
 def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, generation) -> None:
-    """The cause is told, not what it left undone."""
+    """The cause is told, and no work goes on that nobody waits for."""
     request = SampleRequest.model_construct(**BODY | {"meta": [{"a": HALF}], "judge_again": False})
-    with pytest.raises(PydanticSerializationError, match="surrogates not allowed"):
-        asyncio.run(room.open(generation).sample(request))
-    assert not room.teacher.calls
+
+    async def ask() -> None:
+        with pytest.raises(PydanticSerializationError, match="surrogates not allowed"):
+            await room.open(generation).sample(request)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(ask())
 
 
 def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
