@@ -40,6 +40,7 @@ from config.paths import check_texts, expand_paths
 from config.upstream_keys import leave_out, rename_keys, rename_values
 from src.disk import storage_errors
 from src.errors import ClassroomError, ConfigError
+from src.message_rules.version import RULES_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 _QUIET_HYDRA = (
@@ -284,7 +285,8 @@ def to_yaml(config: Any) -> str:
 
 
 def record_run(config: Any, program_name: str, part: str = ".") -> Path:
-    """Create the run folder and write down what runs in it: the resolved YAML, the git commit, package versions.
+    """Create the run folder and write down what runs in it: the resolved YAML, the git commit, versions of packages and
+    of the rules on messages.
 
     Args:
         part: the folder in it that is the program's own.
@@ -296,7 +298,12 @@ def record_run(config: Any, program_name: str, part: str = ".") -> Path:
     notes = folder / part / "config"
     notes.mkdir(parents=True, exist_ok=True)
     (notes / f"{program_name}.yaml").write_text(to_yaml(config), encoding="utf-8")
-    environment = {"git_commit": _git_commit(), "python": sys.version.split()[0], "packages": _package_versions()}
+    environment = {
+        "git_commit": _git_commit(),
+        "python": sys.version.split()[0],
+        "packages": _package_versions(),
+        "rules_version": RULES_VERSION,  # of `judge_model.model_name_or_path: rules`, and of figures without a judge
+    }
     (notes / f"{program_name}.environment.json").write_text(json.dumps(environment, indent=2), encoding="utf-8")
     return folder
 

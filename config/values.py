@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from src.errors import ConfigError
 
-EMBEDDED_JUDGES = ("rubric", "rules")
+RULES = "rules"
+EMBEDDED_JUDGES = ("rubric", RULES)
 """Judges without a model, as `model_name_or_path` names them."""
 
 OPTIMIZERS = (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from config.base import GenerationConfig, JudgeModelConfig
+from config.values import EMBEDDED_JUDGES
 from src.chat_template import Message, encode_chat
 from src.data import Problem
 from src.errors import ContextOverflow, DataError
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-EMBEDDED_JUDGES = frozenset({"rubric", "rules"})
-"""Names of judges that are programs and read no template."""
-
 _LEAST_TURN = 2  # a token, and the one that ends it
 
 

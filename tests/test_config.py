@@ -504,7 +504,7 @@ def test_a_run_writes_down_its_config_commit_and_packages(tmp_path):
     assert folder == tmp_path / "run"
     assert yaml.safe_load((folder / "config/train_sft.yaml").read_text()) == yaml.safe_load(to_yaml(config))
     environment = yaml.safe_load((folder / "config/train_sft.environment.json").read_text())
-    assert set(environment) == {"git_commit", "python", "packages"}
+    assert set(environment) == {"git_commit", "python", "packages", "rules_version"}
     assert environment["packages"]["torch"]
 
 

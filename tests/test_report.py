@@ -11,7 +11,7 @@ import pytest
 from src.api import ConversationRecord
 from src.errors import DataError
 from src.evaluation.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
-from src.evaluation.report import answer, as_text, main, minutes, render_report, write_report
+from src.evaluation.report import answer, as_text, facts, main, minutes, render_report, write_report
 from src.evaluation.run_folder import load_run
 from src.evaluation.showcase import choose_pairs, describe
 from src.evaluation.summary import write_summary
@@ -218,6 +218,15 @@ def test_the_page_is_whole_and_loads_nothing(run: Path):
         assert said in page
     assert "Did the tutor learn? Yes." in page
     assert render_report(load_run(run)) == page, "the same folder always gives the same page"
+
+
+def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):
+    write_training(run, [step_line(1, 0.5)], CONFIG | {"judge_model": {"model_name_or_path": "rules"}})
+    notes = run / "config" / "train_rl.environment.json"
+    notes.write_text(json.dumps({"rules_version": "3"}), encoding="utf-8")
+    assert ("Judge", "rules, version 3") in facts(load_run(run))
+    notes.unlink()
+    assert ("Judge", "rules") in facts(load_run(run)), "a run from before the version was recorded"
 
 
 NASTY = "<script>alert('x')</script> & \"quotes\" مرحبا 🎉 <|im_start|>user\x07 \u202eright to left </div></details>"

@@ -14,6 +14,7 @@ from typing import Any, Optional
 import jinja2
 from markupsafe import Markup, escape
 
+from config.values import RULES
 from src.errors import ClassroomError
 from src.evaluation.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from src.evaluation.learning import describe, learning_of, write_learning
@@ -109,7 +110,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     found = {
         "Teacher": look_up(config, "teacher_model", "model_name_or_path"),
         "Student": look_up(config, "student_model", "model_name_or_path"),
-        "Judge": look_up(config, "judge_model", "model_name_or_path"),
+        "Judge": _judge(config, environment),
         "Engine": _engine(data),
         "Steps": len(data.steps) or None,
         "Batch": f"{batch[0]} lessons × {batch[1]} conversations" if None not in batch else None,
@@ -128,6 +129,12 @@ def _engine(data: RunData) -> Optional[str]:
         engine = measured.metrics["engine"]
         return f"{engine['name']} {engine['version']}"
     return None
+
+
+def _judge(config: Mapping[str, Any], environment: Mapping[str, Any]) -> Optional[str]:
+    """The judge's name; what the rules on messages say depends on their version."""
+    name, version = look_up(config, "judge_model", "model_name_or_path"), environment.get("rules_version")
+    return f"{name}, version {version}" if name == RULES and version else name
 
 
 def _learning_rate(train: Mapping[str, Any]) -> Optional[str]:
