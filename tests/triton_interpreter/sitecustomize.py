@@ -2,7 +2,7 @@
 (TRITON_INTERPRET=1), which computes kernels in Python. vLLM asks for a Triton backend called `cpu`; the interpreter
 needs none, so that the one given here is never asked for anything but whether it is there."""
 
-from triton.backends import backends
+from importlib import import_module
 
 
 class _Driver:
@@ -15,4 +15,5 @@ class _Backend:
     driver, compiler = _Driver, None
 
 
-backends.setdefault("cpu", _Backend)
+# vLLM brings Triton along, in the release that fits it.
+import_module("triton.backends").backends.setdefault("cpu", _Backend)
