@@ -44,7 +44,8 @@ def refuse_context(key: str, name: str, max_length: int) -> str | None:
 
     if isinstance(_shape_or_reason(name), NoConfiguration):
         return None
-    return too_long_for(key, name, AutoConfig.from_pretrained(name, trust_remote_code=False), max_length)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, **read_options(name))
+    return too_long_for(key, name, config, max_length)
 
 
 @cache
@@ -58,8 +59,8 @@ def _shape_or_reason(name: str) -> ModelShape | NotReckoned:
 
 def _refuse_out_of_reach(name: str) -> None:
     """Raises:
-    NotReckoned: for a model on a Hub that cannot be asked, of which nothing was fetched before. Importing what reads
-        models takes seconds, which this spares.
+    NoConfiguration: for a model on a Hub that cannot be asked, of which nothing was fetched before. Importing what
+        reads models takes seconds, which this spares.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -69,9 +70,9 @@ def _refuse_out_of_reach(name: str) -> None:
     try:
         fetched = Path(name).is_dir() or isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError as error:
-        raise NotReckoned(f"{name} is no name on the Hub: {error}") from error
+        raise NoConfiguration(f"{name} is no name on the Hub: {error}") from error
     if not fetched and why_unreachable():
-        raise NotReckoned(
+        raise NoConfiguration(
             f"{why_unreachable()}, and {name} has not been fetched before: its size is not known, and so not what it "
             "needs of the memory"
         )

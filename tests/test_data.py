@@ -266,7 +266,7 @@ def test_a_template_may_go_with_an_answer(jsonl, tmp_path):
     [
         ({"lesson_aim": ""}, "row 2 has nothing in column lesson_aim"),
         ({"lesson_aim": None, "chunks": []}, "row 2 has nothing in column chunks, lesson_aim"),
-        ({"chunks": [{"phrase": "Dag!", "meaning": None, "use": "x"}]}, "row 2: .*lesson_plan.txt: .* null"),
+        ({"chunks": [{"phrase": "Dag!", "meaning": None, "use": "x"}]}, "row 2: .*lesson_plan.txt, line 9: .* null"),
     ],
 )
 def test_a_row_that_does_not_fill_its_template_is_named(jsonl, change, message):
@@ -276,5 +276,5 @@ def test_a_row_that_does_not_fill_its_template_is_named(jsonl, change, message):
 
 def test_a_cell_that_is_no_list_is_no_lesson_plan(tmp_path):
     (tmp_path / "p.csv").write_text("target_language,level,goal,lesson_aim,chunks,next_lessons\na,b,c,d,[e,f\n")
-    with pytest.raises(DataError, match=r"p\.csv: row 1: .*lesson_plan\.txt: .*phrase"):
+    with pytest.raises(DataError, match=r"p\.csv: row 1: .*lesson_plan\.txt, line 9: .*phrase"):
         load_problems([plans_in(str(tmp_path / "p.csv"))])
