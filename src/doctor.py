@@ -109,12 +109,16 @@ def _python(root: Path) -> Iterator[Finding]:
         yield Finding(ERROR, ".venv", "was not finished", "make setup; its log is .venv/install.log")
 
 
-def find_gpus() -> tuple[list[Gpu], list[Finding]]:
-    """This machine's NVIDIA GPUs, and what is to be said about them."""
+def find_gpus(visible: str | None = None) -> tuple[list[Gpu], list[Finding]]:
+    """This machine's NVIDIA GPUs, and what is to be said about them; of several those that `visible` names, as
+    CUDA_VISIBLE_DEVICES does."""
+    if visible is not None and visible.strip() in ("", "-1"):
+        return [], [Finding(OK, "GPU", "none: CUDA_VISIBLE_DEVICES hides them")]
     if shutil.which("nvidia-smi") is None:
         return [], [Finding(OK, "GPU", "none (no nvidia-smi): everything runs on the CPU, with small models")]
     fields = "index,name,memory.total,memory.used,driver_version,compute_cap"
-    status, said = _run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+    chosen = [f"--id={visible}"] if visible else []
+    status, said = _run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", *chosen])
     try:
         gpus = [_gpu(line) for line in said.splitlines() if line.strip()] if status == 0 else []
     except ValueError:

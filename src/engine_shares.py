@@ -56,12 +56,13 @@ def what_is_crowded(seats: Mapping[str, ModelConfig], schedule: str, gpu_bytes: 
 
 
 def refuse_crowded_gpu(seats: Mapping[str, ModelConfig], schedule: str) -> None:
-    """Look at the shares before the first engine starts, where there is a GPU; on CPUs they have no meaning.
+    """Look at the shares before the first engine starts, where there is a GPU; on CPUs they have no meaning. Which of
+    several GPUs the engines get is for CUDA to say: what fits on the largest is let pass.
 
     Raises:
         ConfigError: if the engines that are awake together cannot be.
     """
-    gpu_bytes = memory_by_nvidia_smi()
-    crowded = what_is_crowded(seats, schedule, gpu_bytes) if gpu_bytes is not None else []
+    gpus = memory_by_nvidia_smi()
+    crowded = what_is_crowded(seats, schedule, max(gpus)) if gpus else []
     if crowded:
         raise ConfigError("\n".join(crowded))

@@ -68,25 +68,32 @@ class Outcome:
 @dataclass
 class Machine:
     """What is measured on. `memory` is that of one GPU in bytes, `used` reads how much of it is taken; on a CPU, which
-    is for tests of this program, a made-up limit and the memory of the processes."""
+    is for tests of this program, a made-up limit and the memory of the processes. `environment` has everything that is
+    started use that GPU."""
 
     name: str
     device: str
     memory: int
     used: Callable[[], int]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_machine(device: str | None) -> Machine | None:
-    """The first GPU of this machine, or None without one; `device` "cpu" takes the CPU in any case."""
+    """The first GPU of this machine that CUDA_VISIBLE_DEVICES lets programs use, or None without one; `device` "cpu"
+    takes the CPU in any case."""
     if device == "cpu":
         return Machine("CPU", "cpu", 8 * GIB, process_memory)
-    gpus, findings = find_gpus()
+    gpus, findings = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not gpus:
         print("\n".join(finding.found for finding in findings))
         return None
     first = gpus[0]
     return Machine(
-        f"{first.name}, driver {first.driver}", "cuda", first.memory << 20, lambda: gpu_memory_used(first.index)
+        f"{first.name}, driver {first.driver}",
+        "cuda",
+        first.memory << 20,
+        lambda: gpu_memory_used(first.index),
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(first.index)},
     )
 
 
@@ -241,7 +248,8 @@ class Check:
         return self._child(part, [sys.executable, "-m", "src.launcher", "--config-name", "quickstart", *overrides])
 
     def _child(self, part: str, command: Sequence[str]) -> Child:
-        return Child(part, command, self._signals, self._folder / f"{part}.log")
+        log = self._folder / f"{part}.log"
+        return Child(part, command, self._signals, log, environment=self._machine.environment)
 
 
 def engine_share(model: Path, length: int, sequences: int, memory: int) -> float:

@@ -66,7 +66,10 @@ def gpu_memory_used(index: int) -> int:
         ClassroomError: if nvidia-smi does not say.
     """
     command = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClassroomError(f"nvidia-smi does not say how much memory is in use: {error}") from error
     if done.returncode or not done.stdout.strip().isdigit():
         raise ClassroomError(f"nvidia-smi does not say how much memory is in use: {(done.stdout + done.stderr)[:300]}")
     return int(done.stdout) << 20

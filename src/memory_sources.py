@@ -195,14 +195,18 @@ def gpu_is_there() -> bool:
     return listing.returncode == 0 and "GPU " in listing.stdout
 
 
-def memory_by_nvidia_smi() -> int | None:
-    """The memory of this machine's smallest GPU in bytes, asked for without CUDA; None where there is no GPU to use."""
+def memory_by_nvidia_smi() -> list[int]:
+    """The memory of each GPU that programs may use here in bytes, asked for without CUDA; none where there is no GPU.
+    Their order is nvidia-smi's, which need not be CUDA's."""
     if not gpu_is_there():
-        return None
+        return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    listing = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-    mebibytes = [int(line) for line in listing.stdout.split() if line.isdigit()]
-    return min(mebibytes) * 2**20 if mebibytes else None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for chosen in ([f"--id={visible}"] if visible else [], []):  # an id that nvidia-smi does not know: all of them
+        listing = subprocess.run([*query, *chosen], capture_output=True, text=True, check=False, timeout=60)
+        if listing.returncode == 0:
+            return [int(line) * 2**20 for line in listing.stdout.split() if line.isdigit()]
+    return []
 
 
 def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
@@ -213,8 +217,8 @@ def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
 
     if not torch.cuda.is_available():
         listed = memory_by_nvidia_smi()
-        if listed is not None:
-            return listed, "by nvidia-smi; this torch does not see the GPU"
+        if listed:
+            return min(listed), "by nvidia-smi; this torch does not see the GPU"
         return None, "there is no GPU here, and train.gpu_memory_gib is null"
     every = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
     smallest = min(every, key=lambda each: each.total_memory)

@@ -219,7 +219,6 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
     for seat, model in wanted.items():
         key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
-        check_context(f"{seat}_model.vllm.max_length", name, model.vllm.max_length)
         tokenizer = load_tokenizer(key, name)
         if seat == "reward":  # it reads a conversation and takes no part in one
             continue
@@ -230,6 +229,8 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
             raise ConfigError(f"{key}: {name}: {error}") from error
         if seat == "teacher" and alone != ["system"]:
             logger.info("the chat template of %s takes no system message alone: the prompt goes as the user's", name)
+    for seat, model in wanted.items():  # only of models that can be used at all
+        check_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, model.vllm.max_length)
 
 
 async def _start_engines(

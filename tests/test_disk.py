@@ -123,13 +123,16 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
 def test_what_a_killed_trainer_had_begun_is_gone_at_the_next_start(tmp_path: Path) -> None:
     begun = [tmp_path / name for name in ("checkpoints/unfinished/checkpoint-2", "policy/v000003.unfinished",
                                           "model.unfinished", "adapter.unfinished")]  # fmt: skip
+    leases = [tmp_path / "gpu_lease.json", tmp_path / "gpu_lease.1.json"]
     complete = [tmp_path / name for name in ("checkpoints/checkpoint-1", "policy/v000002", "model")]
     for folder in (*begun, *complete):
         folder.mkdir(parents=True)
     save_large(begun[1])
+    for lease in leases:
+        lease.write_text("[]")
     config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={tmp_path}"])
     _open_run_folder(config, tmp_path)
-    assert not any(folder.exists() for folder in begun) and all(folder.exists() for folder in complete)
+    assert not any(path.exists() for path in (*begun, *leases)) and all(folder.exists() for folder in complete)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-1"]
 
 

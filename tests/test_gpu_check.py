@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from config.train_rl_model import TrainConfig
 from src import gpu_check
 from src.errors import ClassroomError, DeadlineExceeded
-from src.gpu_check import FAILED, OK, SKIPPED, Check, Machine, engine_share, main, shape_figures
+from src.gpu_check import FAILED, OK, SKIPPED, Check, Machine, engine_share, find_machine, main, shape_figures
 from src.gpu_memory_watch import MemoryWatch, gpu_memory_used, process_memory
 from src.memory_budget import GIB
 from src.memory_sources import read_shape
@@ -66,6 +66,33 @@ def check(folder: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch, scrip
 
     monkeypatch.setattr(Check, "_child", child)
     return Check(Machine("a GPU", "cuda", 8 * GIB, lambda: 1), folder, signals, limit_s)
+
+
+# Which GPU is measured ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_measured_is_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = "2, Large GPU, 81559, 3, 590.1, 9.0", "0, Small GPU, 4096, 3, 590.1, 9.0"
+    answers = f'case "$*" in *--id=2*) echo "{large}" ;; *) echo "{small}" ;; esac'
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answers}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for visible, name, used in ((None, "Small GPU", "0"), ("2,0", "Large GPU", "2")):
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        machine = find_machine(None)
+        assert machine.name == f"{name}, driver 590.1"
+        assert machine.environment == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": used}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_machine(None) is None
+
+
+def test_all_that_is_started_uses_the_gpu_that_is_measured(tmp_path: Path, signals) -> None:
+    machine = Machine("a GPU", "cuda", 8 * GIB, lambda: 1, {"CUDA_VISIBLE_DEVICES": "2"})
+    with Check(machine, tmp_path, signals, 60.0)._child("part", ["sh", "-c", "echo on $CUDA_VISIBLE_DEVICES"]) as child:
+        assert child.wait() == 0
+    assert "on 2" in (tmp_path / "part.log").read_text()
 
 
 # What is done where ------------------------------------------------------------------------------------------------
@@ -168,7 +195,7 @@ def test_the_watch_looks_again_and_again_and_a_stretch_without_a_look_has_the_on
     assert (watch.peak(3.0, 8.0), watch.peak(0.0, 0.5), watch.peak(8.0)) == (4, 0, 6)
 
 
-def test_a_look_that_fails_is_no_peak_of_nothing(nvidia_smi) -> None:
+def test_a_look_that_fails_is_no_peak_of_nothing(nvidia_smi, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(None)
     with MemoryWatch(lambda: gpu_memory_used(0)) as watch:
         pass
@@ -176,6 +203,15 @@ def test_a_look_that_fails_is_no_peak_of_nothing(nvidia_smi) -> None:
         watch.peak()
     nvidia_smi(1024)
     assert gpu_memory_used(0) == 3 << 20
+    monkeypatch.setattr("subprocess.run", _stalls)
+    with MemoryWatch(lambda: gpu_memory_used(0)) as watch:
+        pass
+    with pytest.raises(ClassroomError, match="timed out after 30 seconds"):
+        watch.peak()
+
+
+def _stalls(command: list[str], timeout: float, **_: object) -> None:
+    raise subprocess.TimeoutExpired(command, timeout)
 
 
 def test_a_child_past_its_deadline_is_named_with_its_log(tmp_path: Path, signals) -> None:

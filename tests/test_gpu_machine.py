@@ -42,7 +42,9 @@ LAUNCHED = sorted(path.stem for path in (ROOT / "config/deepspeed").glob("*.yaml
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
   -L) for gpu in {gpus}; do echo "GPU $gpu: NVIDIA H100 80GB HBM3 (UUID: GPU-$gpu)"; done ;;
-  *memory.total*) for gpu in {gpus}; do echo {mebibytes}; done ;;
+  *memory.total*) for pair in {memories}; do
+    case "$*" in *--id=*) case "$*" in *--id=${{pair%%:*}}*) echo ${{pair#*:}} ;; esac ;; *) echo ${{pair#*:}} ;; esac
+    done ;;
   *) exit 2 ;;
 esac
 """
@@ -52,10 +54,14 @@ esac
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes this machine one with so many GPUs; torch counts those that CUDA_VISIBLE_DEVICES leaves."""
 
-    def have(count: int, mebibytes: int = 81559) -> None:
+    def have(count: int, mebibytes: int = 81559, first: int | None = None) -> None:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
-        text = NVIDIA_SMI.format(gpus=" ".join(map(str, range(count))), mebibytes=mebibytes)
+        memories = [mebibytes if gpu or first is None else first for gpu in range(count)]
+        text = NVIDIA_SMI.format(
+            gpus=" ".join(map(str, range(count))),
+            memories=" ".join(f"{gpu}:{memory}" for gpu, memory in enumerate(memories)),
+        )
         (folder / "nvidia-smi").write_text(text, encoding="utf-8")
         (folder / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -134,13 +140,13 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
 
 
 def test_gpus_that_are_hidden_are_not_there(gpus, monkeypatch):
-    assert not gpu_is_there() and memory_by_nvidia_smi() is None
+    assert not gpu_is_there() and memory_by_nvidia_smi() == []
     gpus(2, mebibytes=16384)
-    assert gpu_is_there() and memory_by_nvidia_smi() == 16 * GIB
+    assert gpu_is_there() and memory_by_nvidia_smi() == [16 * GIB, 16 * GIB]
     assert gpu_memory(None) == (16 * GIB, "by nvidia-smi; this torch does not see the GPU")
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert not gpu_is_there() and memory_by_nvidia_smi() is None
+        assert not gpu_is_there() and memory_by_nvidia_smi() == []
 
 
 def test_the_script_decides_as_the_quickstart_does(gpus):
@@ -297,6 +303,17 @@ def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path
     gpus(1, mebibytes=24576)
     with pytest.raises(ConfigError, match=f"ask for 1 of it, and their CUDA contexts 0.042 more: {BOTH_KEYS}"):
         asyncio.run(open_seats(*models, config.generation, 1, tmp_path))
+
+
+def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
+    """CUDA gives programs the fastest first, whatever the order of nvidia-smi's list."""
+    config = trained("--config-name", "language_tutor", "judge_model.model_name_or_path=rules",
+                     "judge_model.use_openrouter=false")  # fmt: skip
+    gpus(2, first=4096)
+    refuse_crowded_gpu(seats_of(config), "concurrent")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="ask for 0.8 of it, and their CUDA contexts 0.250 more"):
+        refuse_crowded_gpu(seats_of(config), "concurrent")
 
 
 def test_a_dry_run_refuses_shares_of_more_than_a_gpu_on_any_machine(tmp_path):

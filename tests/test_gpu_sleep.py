@@ -1,6 +1,7 @@
 """An engine's sleep on a real GPU: it gives the memory back, and says the same when it wakes. Skipped without one."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ async def sleep_and_wake(model: Path, index: int) -> tuple[list[int], list[list[
 
 
 def test_an_engine_asleep_gives_its_memory_back_and_says_the_same_afterwards(world: Path) -> None:
-    gpu = find_gpus()[0][0]
+    gpu = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))[0][0]
     used, said = asyncio.run(sleep_and_wake(world / "blank", gpu.index))
     share = GPU_SHARE * (gpu.memory << 20)
     assert used[0] - used[1] > share / 2, "most of an engine's share is its cache"

@@ -93,7 +93,7 @@ def test_what_a_machine_cannot_hold_is_refused_where_it_would_run_and_told_elsew
         in (warning)
     )
     assert "generation.colocate=false" in warning and "offload_optimizer_device" in warning
-    monkeypatch.setattr("src.memory_sources.memory_by_nvidia_smi", lambda: 80 * GIB)
+    monkeypatch.setattr("src.memory_sources.memory_by_nvidia_smi", lambda: [80 * GIB])
     here = report(config(qwen), lambda: launch)
     assert here.refusals == [warning.removeprefix("warning: ")]
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=needed))

@@ -156,7 +156,7 @@ def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatc
 def test_weights_conversations_and_checks_of_the_judge_over_http(room: Room, app: Callable[..., FastAPI]) -> None:
     asked = []
     room.judge = ScriptedJudge(lambda rule, conversation, _: asked.append(conversation) or json.dumps(SCORES))
-    with TestClient(app()) as http:
+    with TestClient(app(), base_url="http://127.0.0.1:8005") as http:
 
         def step(content: float) -> tuple[str, int]:
             weights = {"run_id": "run", "version": 2, "path": str(publish(room, content))}

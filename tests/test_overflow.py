@@ -123,6 +123,7 @@ def test_full_contexts_are_counted_and_only_a_batch_of_nothing_else_stops_the_ru
     cut = {"overflow": "the student's context is full"}
     records = [record(0, **lost), record(1, **cut), record(2), record(3, **lost)]
     assert batch_metrics(records)["conversation/overflow_share"] == 0.75
+    assert batch_metrics(records)["judge/failed_share"] == 0, "a full context is no failure of the judge"
     with caplog.at_level(logging.WARNING):
         _rollout(0.0, tmp_path)._check_judging(records)
     assert "3 of the 4 conversations of this batch ended early" in caplog.text and "r-0000: too long" in caplog.text

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import src.seats
 import src.vllm.engine
-from config.base import ApiModelConfig, ModelConfig
+from config.base import ApiModelConfig, ModelConfig, VllmConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, EngineFailure
@@ -165,7 +165,7 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
 
     monkeypatch.setattr(src.seats, "_start_engines", no_engines)
     config = load(TrainRLConfig, "train_rl", [])
-    seats = ApiModelConfig(str(model)), ApiModelConfig(str(model))
+    seats = [ApiModelConfig(str(model), VllmConfig(max_length=1024)) for _ in range(2)]
     own = (model / "chat_template.jinja").read_text(encoding="utf-8")
     for template, told in ((own, False), (NO_SYSTEM, True)):
         caplog.clear()

@@ -320,9 +320,9 @@ def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
 
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     monkeypatch.setenv("GEMINI_API_KEY", "another")
-    config = EvalConfig(
-        generation=replace(generation, judges_rules_prompts_paths={"pedagogical_eval": prompts("final")})
-    )
+    rule = tmp_path / "rule.txt"
+    rule.write_text("Judge this lesson: {{ conversation }}")
+    config = EvalConfig(generation=replace(generation, judges_rules_prompts_paths={"pedagogical_eval": str(rule)}))
     config.teacher_model = ApiModelConfig(model_name_or_path="openai/gpt-4o", use_openrouter=True)
     config.student_model = ApiModelConfig(model_name_or_path="gemini-2.5-flash", use_gemini=True)
     config.judge_model.model_name_or_path, config.judge_model.base_url = "judge", "http://127.0.0.1:9/v1"

@@ -42,11 +42,15 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_leftovers(run_folder: Path) -> None:
-    """Remove what a trainer that was killed, or met a full disk, had begun to write into its run folder: a checkpoint,
-    policies, models. Nothing reads these, and nothing else may be writing there."""
+    """Remove what a trainer that was killed, or met a full disk, left in its run folder: a checkpoint, policies and
+    models that it had begun to write, and its lease on the GPUs (src/gpu_lease.py), which a server would otherwise wait
+    for if it cannot tell whether that trainer lives. Only for who has the trainer's claim on the folder: then no other
+    trainer lives there."""
     remove_unfinished(run_folder / "checkpoints")
     for begun in (*run_folder.glob("*.unfinished"), *policies_folder(run_folder).glob("*.unfinished")):
         shutil.rmtree(begun, ignore_errors=True)
+    for lease in run_folder.glob("gpu_lease*.json"):
+        lease.unlink(missing_ok=True)
 
 
 def complete_checkpoint(folder: Path, step: int, keep: int) -> None:

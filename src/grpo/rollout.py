@@ -187,7 +187,7 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
         "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
-        "judge/failed_share": fmean(record.reward is None for record in records),
+        "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in records),
         "judge/refused_share": fmean(_refused(record) for record in records),
     }
     scores = [verdict.scores for record in records for verdict in record.verdicts if verdict.scores is not None]
