@@ -8,7 +8,7 @@ the tutor wrote, in every attempt, is the conversation rejected.
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -24,8 +24,9 @@ LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 
 _COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{\[]\s*,|,(?=\s*[}\]])', re.DOTALL)
 _MOST_LEVELS = 50
+_MOST_CHARACTERS, _MOST_REPAIRS, _MOST_OBJECTS, _MOST_BROKEN = 100_000, 20, 20, 1_000
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
-_NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _SCORE_RANGES = {
     "task_final_score": (0.0, 1.0),
     "forward_progression_score": (0.0, 1.0),
@@ -152,18 +153,31 @@ def _reason(answer: dict[str, Any], name: str) -> str:
 
 def find_object(text: str) -> dict[str, Any]:
     """The one JSON object in the text; a repeated equal object counts once. What a reasoning model thought aloud before
-    it answered does not count."""
+    it answered does not count.
+
+    Raises:
+        JudgeOutputError: if there is none, several that differ, or if the answer is too long or too broken to be read.
+    """
     answer = text.rsplit("</think>", 1)[-1]
+    if len(answer) > _MOST_CHARACTERS:
+        length = f"{len(answer)} characters long; {_MOST_CHARACTERS} are read at most"
+        raise JudgeOutputError(f"The judge's answer is {length}: {_quote(text)}")
     found: list[dict[str, Any]] = []
-    position = 0
-    while (brace := answer.find("{", position)) >= 0:
+    position, broken, repairs = 0, 0, iter(range(_MOST_REPAIRS))
+    while (brace := answer.find("{", position)) >= 0 and len(found) < _MOST_OBJECTS:
         try:
-            value, position = _decode(answer, brace)
+            value, position = _decode(answer, brace, repairs)
         except ValueError:  # not JSON, or an integer of thousands of digits
-            position = brace + 1
+            position, broken = brace + 1, broken + 1
+            if broken > _MOST_BROKEN:
+                what = f"more than {_MOST_BROKEN} braces that open no JSON object"
+                raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}") from None
             continue
         except (RecursionError, _TooDeep) as error:
             raise JudgeOutputError(f"The judge's answer nests too deep to be read: {_quote(text)}") from error
+        except _TooManyRepairs as error:
+            what = f"more than {_MOST_REPAIRS} objects with a comma before a closing bracket"
+            raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}") from error
         except _AmbiguousKey as error:
             key = without_surrogates(error.args[0][:100])
             raise JudgeOutputError(f"The judge's answer says two things of {key}: {_quote(text)}") from error
@@ -180,6 +194,10 @@ class _AmbiguousKey(Exception):
     """A key that stands twice in an object, with different values."""
 
 
+class _TooManyRepairs(Exception):
+    """More attempts to mend an object than an answer is worth: each of them reads the rest of the text."""
+
+
 class _TooDeep(Exception):
     """An object that holds more levels than a judge has use for; to show or compare it could fail."""
 
@@ -193,12 +211,16 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _decode(text: str, start: int) -> tuple[dict[str, Any], int]:
+def _decode(text: str, start: int, repairs: Iterator[int]) -> tuple[dict[str, Any], int]:
     """The object that starts there, and the position after it. Line breaks in strings are let pass, and one comma
     before a closing bracket: judges write both.
 
+    Args:
+        repairs: one is taken for each object that has such a comma.
+
     Raises:
         ValueError: if there is none.
+        _TooManyRepairs: if no repair is left.
     """
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
     try:
@@ -207,6 +229,8 @@ def _decode(text: str, start: int) -> tuple[dict[str, Any], int]:
         comma = text.rfind(",", start, error.pos + 1)
         if comma < 0 or text[comma + 1 : error.pos].strip() or not _TRAILING_COMMA.match(text, comma):
             raise
+        if next(repairs, None) is None:
+            raise _TooManyRepairs from error
         value, end = decoder.raw_decode(_without_trailing_commas(text, start), start)
     if nests_deeper(value, _MOST_LEVELS):
         raise _TooDeep

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from src import judging
 from src.errors import JudgeOutputError
 from src.judging import (
     SCORING_RULES,
@@ -160,6 +161,44 @@ def test_an_answer_full_of_trailing_commas_is_read_at_the_second_try(monkeypatch
     monkeypatch.setattr(json, "JSONDecoder", Decoder)
     assert parse_judge_output(answer(seen=[[1]] * 500).replace("]", ",]").replace("}", ",}")) == SCORES
     assert tries == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('"{,}' * 4_000, "more than 20 objects with a comma before a closing bracket"),
+        ("{" * 90_000, "more than 1000 braces that open no JSON object"),
+        ('{"a":1,}' * 4_000, "more than 20 objects with a comma before a closing bracket"),
+        ("".join(f'{{"a":{number}}}' for number in range(8_000)), "20 different JSON objects"),
+        (answer(task_final_reasoning="x" * 100_000), "100236 characters long; 100000 are read at most"),
+    ],
+)
+def test_an_answer_that_would_take_long_to_read_is_refused_after_few_tries(monkeypatch, text, words):
+    """Each try may read all the rest: their number must not grow with the answer."""
+    repairs, compared = [], []
+    whole = judging._without_trailing_commas
+    monkeypatch.setattr(judging, "_without_trailing_commas", lambda *args: repairs.append(1) or whole(*args))
+
+    class Found(dict):
+        def __eq__(self, other):
+            compared.append(1)
+            return super().__eq__(other)
+
+    monkeypatch.setattr(judging, "_object", lambda pairs: Found(pairs))
+    with pytest.raises(JudgeOutputError, match=words):
+        parse_judge_output(text)
+    assert len(repairs) <= 20 and len(compared) <= 400
+
+
+def test_twenty_objects_with_trailing_commas_are_read_and_thoughts_of_any_length_are_left_out():
+    assert find_object('{"a":1,}' * 20) == {"a": 1}
+    assert find_object("<think>" + "so " * 50_000 + '</think>{"a":1}') == {"a": 1}
+
+
+def test_a_score_of_many_digits_is_told_from_a_number_without_trying_every_split():
+    """Tried in every way, 50,000 digits take minutes; the test's own time limit tells."""
+    with pytest.raises(JudgeOutputError, match="task_final_score is"):
+        parse_judge_output(answer(task_final_score="1" * 50_000 + "x"))
 
 
 @given(st.text() | JSON)
