@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.errors import StorageError
-from src.inference_providers.call_ledger import BATCH, LOST, UNUSABLE, USABLE, CallLedger, Figures, Usage
+from src.inference_providers.call_ledger import _SCHEMA, BATCH, LOST, UNUSABLE, USABLE, CallLedger, Figures, Usage
 from tests.conftest import ROOT
 
 
@@ -106,6 +106,35 @@ def test_figures_of_a_batch_are_its_own_and_add_up_over_restarts(path):
         run_cost_usd=1.375,
     )
     assert ledger.usage("step-3") == Usage(run_cost_usd=1.375)
+
+
+def test_whether_a_reply_was_cut_off_is_kept_also_where_nobody_counted_its_tokens(path):
+    ledger = CallLedger(path)
+    for key, cut in (("cut", True), ("whole", False)):
+        ledger.settle(ledger.enter(key, "m", 0.5), UNUSABLE, "half", None, cut=cut)
+    ledger.close()
+    again = CallLedger(path)
+    assert [again.find_reply(key)[2] for key in ("cut", "whole")] == [True, False]
+
+
+def test_a_file_from_before_cut_replies_were_marked_opens_with_all_that_it_holds(path):
+    path.parent.mkdir()
+    old = sqlite3.connect(path)
+    old.executescript(
+        _SCHEMA.replace("cut INTEGER", "").replace("TEXT,               -- the reply", "TEXT -- the reply")
+    )
+    assert "cut" not in {column[1] for column in old.execute("PRAGMA table_info(calls)")}
+    row = (1.0, "", "m", "k", USABLE, 10, 2, 0.125, 0.0, "yes")
+    names = "time, batch, model, key, outcome, prompt_tokens, completion_tokens, cost_usd, reserved_usd, text"
+    old.execute(f"INSERT INTO calls ({names}) VALUES ({', '.join('?' * len(row))})", row)
+    old.commit()
+    old.close()
+    for spent in (0.125, 0.375):  # opened twice: the column is added once
+        ledger = CallLedger(path)
+        assert ledger.find_reply("k") == ("yes", Figures(10, 2, 0.125), None) and ledger.spent_usd == spent
+        ledger.settle(ledger.enter("new", "m", 0.5), USABLE, "more", Figures(1, 1, 0.25), cut=True)
+        assert ledger.find_reply("new")[2] is True
+        ledger.close()
 
 
 def test_two_programs_cannot_spend_from_one_ledger(path, monkeypatch):

@@ -37,7 +37,8 @@ CREATE TABLE IF NOT EXISTS calls (
     completion_tokens INTEGER NOT NULL DEFAULT 0,
     cost_usd REAL NOT NULL DEFAULT 0,
     reserved_usd REAL NOT NULL,
-    text TEXT                -- the reply, or what the failure said
+    text TEXT,               -- the reply, or what the failure said
+    cut INTEGER              -- whether the reply ran into max_tokens; null if that is not known
 );
 CREATE INDEX IF NOT EXISTS calls_by_key ON calls (key);
 CREATE INDEX IF NOT EXISTS calls_by_batch ON calls (batch);
@@ -105,6 +106,8 @@ class CallLedger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
             self._db.executescript(_SCHEMA)
+            if "cut" not in {column[1] for column in self._db.execute("PRAGMA table_info(calls)")}:
+                self._db.execute("ALTER TABLE calls ADD COLUMN cut INTEGER")  # a file from before there was this column
         except sqlite3.Error as error:
             raise self._broken(error) from error
         self._run("UPDATE calls SET outcome = ? WHERE outcome = ?", LOST, IN_FLIGHT)
@@ -124,15 +127,33 @@ class CallLedger:
         self.reserved_usd += worst_usd
         return call
 
-    def settle(self, call: int, outcome: str, text: str, figures: Figures | None, keep_reserved: bool = False) -> None:
-        """Enter what came of a request. Its worst case is let go unless it may have been billed unseen."""
+    def settle(
+        self,
+        call: int,
+        outcome: str,
+        text: str,
+        figures: Figures | None,
+        keep_reserved: bool = False,
+        cut: bool | None = None,
+    ) -> None:
+        """Enter what came of a request: its reply, `cut` if that ran into `max_tokens`, or what the failure said. Its
+        worst case is let go unless it may have been billed unseen."""
         model, held = self._run("SELECT model, reserved_usd FROM calls WHERE id = ?", call).fetchone()
         figures = figures or Figures(0, 0, 0.0)
         kept = held if keep_reserved else 0.0
         self._run(
             "UPDATE calls SET outcome = ?, text = ?, prompt_tokens = ?, completion_tokens = ?, cost_usd = ?, "
-            "reserved_usd = ? WHERE id = ?",
-            *(outcome, text, figures.prompt_tokens, figures.completion_tokens, figures.cost_usd or 0.0, kept, call),
+            "reserved_usd = ?, cut = ? WHERE id = ?",
+            *(
+                outcome,
+                text,
+                figures.prompt_tokens,
+                figures.completion_tokens,
+                figures.cost_usd or 0.0,
+                kept,
+                cut,
+                call,
+            ),
         )
         self.reserved_usd += kept - held
         self.spent_usd += figures.cost_usd or 0.0
@@ -145,17 +166,18 @@ class CallLedger:
         found = self.find_reply(key)
         return found[0] if found else None
 
-    def find_reply(self, key: str) -> tuple[str, Figures] | None:
-        """As `find`, with what the reply took; no tokens if the provider did not say. A row whose reply cannot be read,
-        as from a damaged disk or another program, counts as none."""
+    def find_reply(self, key: str) -> tuple[str, Figures, bool | None] | None:
+        """As `find`, with what the reply took, no tokens if the provider did not say, and whether it was cut off, None
+        if that was not kept. A row whose reply cannot be read, as from a damaged disk or another program, counts as
+        none."""
         rows = self._run(
-            "SELECT CAST(text AS BLOB), prompt_tokens, completion_tokens, cost_usd FROM calls "
+            "SELECT CAST(text AS BLOB), cut, prompt_tokens, completion_tokens, cost_usd FROM calls "
             "WHERE key = ? AND outcome IN (?, ?) AND typeof(text) = 'text' ORDER BY id",
             *(key, USABLE, UNUSABLE),
         )
-        for text, *figures in rows:
+        for text, cut, *figures in rows:
             with suppress(UnicodeDecodeError):
-                return text.decode(), Figures(*figures)
+                return text.decode(), Figures(*figures), None if cut is None else bool(cut)
         return None
 
     def usage(self, batch: str) -> Usage:

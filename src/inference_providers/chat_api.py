@@ -343,7 +343,7 @@ class ChatApi:
         if isinstance(outcome, Failure):
             self.ledger.settle(call, what, outcome.message, figures, outcome.billed_unseen)
             return outcome
-        self.ledger.settle(call, what, outcome.text, figures, keep_reserved=figures is None)
+        self.ledger.settle(call, what, outcome.text, figures, keep_reserved=figures is None, cut=outcome.cut)
         return self._overcharge(request, figures) or outcome
 
     async def _send(self, model: _Model, request: ChatRequest) -> Answer | Failure:

@@ -56,8 +56,10 @@ class KeptReplies:
     def _known(self, request: ChatRequest) -> Answer | None:
         for found in map(self._ledger.find_reply, map(request.key, self._models)):
             if found is not None:
-                text, figures = found
-                return Answer(text, figures.completion_tokens >= request.sampling.max_tokens, figures)
+                text, figures, cut = found
+                if cut is None:  # kept before the ledger said so
+                    cut = figures.completion_tokens >= request.sampling.max_tokens
+                return Answer(text, cut, figures)
         return None
 
 
