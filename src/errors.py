@@ -104,6 +104,10 @@ class RequestRefused(ClassroomError):
     status = 502
 
 
+class RequestTooLong(RequestRefused):
+    """A provider refused a request that does not fit into its model's context."""
+
+
 class ContentRefused(RequestRefused):
     """What a request is about will not be read: a provider's filter, a model's refusal, or a judge that has no readable
     verdict on this tutor's words alone."""

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from config.base import GenerationConfig, JudgeModelConfig
+from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.api import SampleRequest, SampleResponse
 from src.batches import BatchDesk
-from src.errors import ContentRefused, ProviderFailure, SpendingCapReached, StorageError
+from src.errors import ContentRefused, ContextOverflow, ProviderFailure, SpendingCapReached, StorageError
 from src.inference_providers.base import Completion, Sampling
 from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger, Usage
-from src.inference_providers.open_router_inference import ChatEngineJudge, OpenAICompatibleJudge
+from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.journal import read_journal
 from src.rejudge import main, rejudge
 from src.seats import JUDGE_CALLS_NAME
@@ -34,6 +34,7 @@ from tests.judge_endpoint import (
     Behaviour,
     JudgeEndpoint,
     Script,
+    completion,
     cut_off,
     drips,
     empty,
@@ -245,7 +246,7 @@ def test_an_attempt_without_a_verdict_says_what_the_judge_answered(tokenizer, tm
     judged.number_judge_attempts = 1
     with judge_endpoint(always(cut_off(GOOD))) as endpoint:
         response = Server(room, judged, endpoint.url).sample(["lesson"])
-        assert len(endpoint.calls) == 3
+        assert len(endpoint.calls) == 4, "three, and one in plain words"
     failed = response.conversations[0].verdicts[0]
     assert response.conversations[0].reward is None and not failed.valid
     assert failed.raw == GOOD[: len(GOOD) // 2] and "was it cut off?" in failed.error
@@ -270,8 +271,6 @@ REFUSALS = {
     "a filtered answer": says("", "filtered", finish_reason="content_filter"),
     "no readable verdict": says("I would rather talk about the weather."),
     "two verdicts": says(GOOD + OUT_OF_RANGE),
-}
-OTHER_FAILURES = {
     "cut off": cut_off(GOOD),
     "too long": fails(400, "This model's maximum context length is 8192 tokens."),
 }
@@ -302,12 +301,66 @@ def test_a_tutor_whose_words_the_judge_refuses_gets_nothing(tokenizer, tmp_path,
     assert {each.conversation: each.now for each in rejudge(room.folder, config)} == {good.id: 0.7, bad.id: 0.0}
 
 
-@pytest.mark.parametrize("why", OTHER_FAILURES)
-def test_a_failure_that_is_not_the_contents_is_no_opinion(tokenizer, tmp_path, judged, why):
+def test_a_failure_that_is_not_the_contents_is_no_opinion(tokenizer, tmp_path, judged):
     room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
-    with judge_endpoint(refuses_rudeness(OTHER_FAILURES[why])) as endpoint:
+    with judge_endpoint(refuses_rudeness(fails(400, "temperature must be 1"))) as endpoint:
         good, bad = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
     assert (good.reward, bad.reward, bad.rejected) == (0.7, None, False)
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_tutor_is_not_blamed_for_the_students_words_or_the_lessons(tokenizer, tmp_path, judged, why):
+    room = Room(tokenizer, tmp_path / "run")
+    script = lambda body, nth: REFUSALS[why] if "bad lesson" in body["messages"][0]["content"] else says(GOOD)  # noqa: E731
+    with judge_endpoint(script) as endpoint:
+        good, bad = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
+    assert (good.reward, bad.reward, bad.rejected) == (0.7, None, False)
+    assert not any(verdict.refused for verdict in bad.verdicts)
+
+
+@pytest.mark.parametrize("why", [each for each in REFUSALS if each != "too long"])
+def test_a_tutor_is_not_blamed_by_a_judge_that_fails_on_long_dialogues(tokenizer, tmp_path, judged, why):
+    room = Room(tokenizer, tmp_path / "run")
+    room.teacher._script = lambda prompt: "Say it." * (60 if "long lesson" in prompt else 1)
+    script = lambda body, nth: REFUSALS[why] if len(body["messages"][0]["content"]) > 400 else says(GOOD)  # noqa: E731
+    judged.max_tokens_per_turn = 200
+    with judge_endpoint(script) as endpoint:
+        short, long = Server(room, judged, endpoint.url).sample(["short lesson", "long lesson"]).conversations
+    assert sum(len(turn.text) for turn in long.turns) > 420
+    assert (short.reward, long.reward, long.rejected) == (0.7, None, False)
+
+
+def test_one_reply_that_is_cut_off_does_not_save_a_tutor_whose_words_are_unreadable(tokenizer, tmp_path, judged):
+    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
+    rude = [says("Hm."), cut_off(GOOD), says("Hm.")]
+    script = lambda body, nth: rude[nth % 3] if RUDE in body["messages"][0]["content"] else says(GOOD)  # noqa: E731
+    with judge_endpoint(script) as endpoint:
+        record = Server(room, judged, endpoint.url).sample(["bad lesson"]).conversations[0]
+    assert (record.reward, record.rejected) == (0.0, True)
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "stop"])
+def test_a_kept_reply_is_cut_off_or_not_as_it_was_also_without_figures(tmp_path, finish_reason):
+    """A student's message, asked for again after a restart; its provider counts no tokens."""
+
+    def reply(exchange) -> None:
+        exchange.bill("half")
+        exchange.send(200, completion("half a", finish_reason, {}))
+
+    async def ask(api, config) -> Completion:
+        try:
+            return await ApiChatEngine(config, api).chat([{"role": "user", "content": "?"}], Sampling(0.6))
+        finally:
+            await api._client.close()
+
+    with judge_endpoint(always(reply)) as endpoint:
+        config = ApiModelConfig("m", base_url=endpoint.url)
+        ended = []
+        for _ in range(2):
+            ledger = CallLedger(tmp_path / "calls.sqlite")
+            ended.append(asyncio.run(ask(fast_api(config, ledger), config)).ended)
+            ledger.close()
+    assert ended == [finish_reason == "stop"] * 2 and len(endpoint.calls) == 1
 
 
 def test_a_judge_that_reads_nothing_blames_nobody(tokenizer, tmp_path, judged):
@@ -320,7 +373,8 @@ def test_a_judge_that_reads_nothing_blames_nobody(tokenizer, tmp_path, judged):
 def test_a_verdict_of_any_attempt_counts_for_more_than_a_refusal(tokenizer, tmp_path, judged):
     """The first reply to the first attempt is refused, the second attempt's is a verdict."""
     room = Room(tokenizer, tmp_path / "run")
-    with judge_endpoint(lambda body, nth: fails(403, "flagged") if nth == 0 else says(GOOD)) as endpoint:
+    flagged = lambda body, nth: nth == 0 and "Say hello." in body["messages"][0]["content"]  # noqa: E731
+    with judge_endpoint(lambda *asked: fails(403, "flagged") if flagged(*asked) else says(GOOD)) as endpoint:
         record = Server(room, judged, endpoint.url).sample(["lesson"]).conversations[0]
     assert record.reward == 0.7 and sum(verdict.refused for verdict in record.verdicts) == 1
 
@@ -343,12 +397,37 @@ def test_a_judge_on_an_engine_tells_the_same(rules, good, error):
     judge = ChatEngineJudge(engine, Sampling(0.6), rules, replies_per_attempt=3)
     rude = [{"role": "teacher", "content": RUDE}, {"role": "student", "content": "Oh."}]
     if error:
-        with pytest.raises(ContentRefused, match="no readable verdict in 3 replies, but gave one on the same lesson"):
+        with pytest.raises(ContentRefused, match="no readable verdict; .* It gave a verdict on the same lesson"):
             asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0))
         assert asyncio.run(judge.judge("pedagogical_eval", rude[1:], "p", 0)) == GOOD
     else:
         assert asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0)) == "Hm."
     assert "student: Oh." in engine.asked[3] and RUDE not in engine.asked[3]
+
+
+class _FullEngine:
+    """A judge's engine whose context holds so many characters; near the end an answer is cut off for lack of room."""
+
+    async def chat(self, messages, sampling: Sampling) -> Completion:
+        length = len(messages[0]["content"])
+        if length > 400:
+            raise ContextOverflow("A prompt does not fit.")
+        return Completion((1,), (0.0,), GOOD if length < 300 else GOOD[:9], length < 300, counted=9)
+
+
+@pytest.mark.parametrize("characters", [350, 600])
+def test_a_full_context_of_the_judge_is_blamed_on_the_tutor_only_if_its_words_fill_it(rules, characters):
+    judge = ChatEngineJudge(_FullEngine(), Sampling(0.6), rules, replies_per_attempt=3)
+
+    def judged(**said: str) -> str:
+        dialogue = [{"role": role, "content": text} for role, text in said.items()]
+        return asyncio.run(judge.judge("pedagogical_eval", dialogue, "p", 0))
+
+    assert judged(teacher="Go on.", student="Oh.") == GOOD
+    with pytest.raises(ContentRefused, match="no room in the judge's context.* It gave a verdict on the same lesson"):
+        judged(teacher="a" * characters, student="Oh.")
+    with pytest.raises(ContextOverflow):
+        judged(teacher="Go on.", student="a" * characters)
 
 
 def test_attempts_are_asked_for_one_by_one_and_equal_conversations_once(tokenizer, tmp_path, judged):

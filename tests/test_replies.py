@@ -12,7 +12,7 @@ from src.inference_providers.call_ledger import Figures
 from src.inference_providers.replies import Answer, Failure, Remedy, of_exception, of_status, read_body, retry_after_s
 
 WAIT, TEXT, OTHER_MODEL, NONE, STOP = Remedy.WAIT, Remedy.TEXT, Remedy.OTHER_MODEL, Remedy.NONE, Remedy.STOP
-CONTENT = Remedy.CONTENT
+CONTENT, SHORTER = Remedy.CONTENT, Remedy.SHORTER
 USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107, "cost": 0.00021}
 GEMINI_KEY = [{"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}}]
 BEHIND = {"message": "Provider returned error", "code": 400, "metadata": {"raw": '{"error": "response_schema is bad"}'}}
@@ -135,7 +135,12 @@ def test_an_error_inside_a_200_that_no_waiting_mends():
         (400, BEHIND, TEXT),
         (422, {"detail": [{"loc": ["body", "response_format"], "msg": "unexpected"}]}, TEXT),
         (405, "json_object response format is not supported for model: m", TEXT),
-        (400, "This model's maximum context length is 8192 tokens. However, you requested 9000.", NONE),
+        (400, "This model's maximum context length is 8192 tokens. However, you requested 9000.", SHORTER),
+        (400, {"code": "context_length_exceeded", "message": "?"}, SHORTER),
+        (403, "Project `proj_1` does not have access to moderation models", STOP),
+        (403, {"message": "Your account has been flagged for a review", "code": "account_flagged"}, STOP),
+        (403, "Your organisation was flagged", STOP),
+        (403, {"message": "Input was flagged", "metadata": {"flagged_input": "my account"}}, CONTENT),
         (413, "too large", NONE),
     ],
 )

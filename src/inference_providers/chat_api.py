@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from config.base import ApiModelConfig
-from src.errors import ConfigError, ContentRefused, ProviderFailure, RequestRefused, SpendingCapReached
+from src.errors import ConfigError, ContentRefused, ProviderFailure, RequestRefused, RequestTooLong, SpendingCapReached
 from src.inference_providers.base import Sampling
 from src.inference_providers.call_ledger import LOST, UNUSABLE, USABLE, CallLedger, Figures
 from src.inference_providers.pace import Pace, Turn
@@ -204,6 +204,8 @@ class ChatApi:
                 raise ProviderFailure(f"{who} refuses every request: {why}. {self._key_hint()}")
             case Remedy.CONTENT:
                 raise ContentRefused(f"{who} refuses what this request is about: {why}")
+            case Remedy.SHORTER:
+                raise RequestTooLong(f"{who} refused this request: {why}")
             case Remedy.NONE:
                 raise RequestRefused(f"{who} refused this request: {why}")
             case Remedy.TEXT if self._config.response_format == "json_schema":

@@ -1,13 +1,13 @@
 """Models behind any OpenAI-compatible URL in a seat: student, teacher, judge; and judges on a local vLLM engine."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from config.base import ApiModelConfig, JudgeModelConfig
 from src.chat_template import Message
-from src.errors import ContentRefused, JudgeOutputError
+from src.errors import ContentRefused, ContextOverflow, JudgeOutputError, RequestRefused, RequestTooLong
 from src.inference_providers.base import ChatEngine, Completion, Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
@@ -16,10 +16,12 @@ from src.judging import answer_schema, parse_verdict
 from src.prompts import render
 from src.turns import PolicyVersion, approximate_tokens
 
-_PLAIN_WORDS = "Hello! Please go on."
+_PLAIN_WORDS = "Hello! Please go on. "
+
+Dialogue = Sequence[dict[str, str]]
 
 
-def render_rule(path: str, conversation: list[dict[str, str]], problem: str) -> list[dict[str, str]]:
+def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str) -> list[dict[str, str]]:
     """The messages that ask a model for its verdict."""
     return [{"role": "user", "content": render(path, conversation=conversation, problem=problem)}]
 
@@ -123,28 +125,27 @@ class OpenAICompatibleJudge:
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
-            ContentRefused: if the provider refuses the content, or no reply holds a verdict, none was cut off, and one
-                on other words of the tutor does.
+            ContentRefused: if the tutor's words are to blame that there is no verdict, as `answer_or_blame` tells.
         """
         schema = None if self._config.response_format == "text" else answer_schema(rule)
-        messages = render_rule(self._rules[rule], conversation, problem)
 
-        async def reply(messages: list[dict[str, str]], number: int) -> tuple[Answer, bool]:
+        async def reply(dialogue: Dialogue, number: int) -> tuple[Answer, bool]:
+            messages = render_rule(self._rules[rule], dialogue, problem)
             request = ChatRequest(messages, self._sampling, schema, (attempt, number))
             return await self._replies.get(request, lambda text: _holds_verdict(rule, text))
 
-        replies, asked, cut = 0, False, False
-        while True:
-            answer, now = await reply(messages, replies)
-            replies, asked, cut = replies + 1, asked or now, cut or answer.cut
-            if _holds_verdict(rule, answer.text):
-                return answer.text
-            if asked and replies % self._config.replies_per_attempt == 0:
-                break
-        if not cut:
-            control, _ = await reply(render_rule(self._rules[rule], in_plain_words(conversation), problem), 0)
-            _blame_content(rule, replies, answer.text, control.text)
-        return answer.text
+        async def answer() -> str:
+            replies, asked = 0, False
+            while True:
+                found, now = await reply(conversation, replies)
+                replies, asked = replies + 1, asked or now
+                if _holds_verdict(rule, found.text) or (asked and replies % self._config.replies_per_attempt == 0):
+                    return found.text
+
+        async def control(dialogue: Dialogue) -> str:
+            return (await reply(dialogue, 0))[0].text
+
+        return await answer_or_blame(rule, conversation, answer, control)
 
 
 class ChatEngineJudge:
@@ -157,28 +158,76 @@ class ChatEngineJudge:
         self._replies_per_attempt = replies_per_attempt
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
-        """As that of `OpenAICompatibleJudge`."""
-        cut = False
-        for number in range(self._replies_per_attempt):
-            answer = await self._reply(rule, conversation, problem, (attempt, number))
-            cut = cut or not answer.ended
-            if _holds_verdict(rule, answer.text):
-                return answer.text
-        if not cut:
-            control = await self._reply(rule, in_plain_words(conversation), problem, (attempt, 0))
-            _blame_content(rule, self._replies_per_attempt, answer.text, control.text)
-        return answer.text
+        """As that of `OpenAICompatibleJudge`.
 
-    async def _reply(
-        self, rule: str, conversation: list[dict[str, str]], problem: str, draw: tuple[int, int]
-    ) -> Completion:
-        messages = render_rule(self._rules[rule], conversation, problem)
-        return await self._engine.chat(messages, replace(self._sampling, draw=draw))
+        Raises:
+            ContextOverflow: if the conversation leaves no room for an answer, and the tutor is not to blame.
+        """
+
+        async def reply(dialogue: Dialogue, number: int) -> str:
+            messages = render_rule(self._rules[rule], dialogue, problem)
+            found = await self._engine.chat(messages, replace(self._sampling, draw=(attempt, number)))
+            if not found.ended and found.tokens < self._sampling.max_tokens and not _holds_verdict(rule, found.text):
+                raise ContextOverflow(f"The judge's context had room for {found.tokens} tokens of an answer only.")
+            return found.text
+
+        async def answer() -> str:
+            for number in range(self._replies_per_attempt):
+                text = await reply(conversation, number)
+                if _holds_verdict(rule, text):
+                    break
+            return text
+
+        return await answer_or_blame(rule, conversation, answer, lambda dialogue: reply(dialogue, 0))
 
 
-def in_plain_words(conversation: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The conversation with fixed words in place of the tutor's: what tells whether these keep a judge from judging."""
-    return [{**each, "content": _PLAIN_WORDS} if each["role"] == "teacher" else each for each in conversation]
+async def answer_or_blame(
+    rule: str,
+    conversation: Dialogue,
+    answer: Callable[[], Awaitable[str]],
+    control: Callable[[Dialogue], Awaitable[str]],
+) -> str:
+    """A judge's answer. One without a verdict, a filter's refusal and a full context are the fault of the tutor's words
+    only if the judge has a verdict on the same conversation with plain words in their place: as many, or a few where
+    the context was full. In any other case a failed judge is no opinion.
+
+    Args:
+        answer: asks for the answer.
+        control: asks for one reply on another conversation.
+
+    Raises:
+        ContentRefused: if the tutor's words are to blame.
+        RequestRefused, ContextOverflow: what `answer` raises, if they are not.
+    """
+    refusal, same_length = None, True
+    try:
+        text = await answer()
+        if _holds_verdict(rule, text):
+            return text
+        why = f"The judge gave no readable verdict; its last reply: {text[:300]!r}."
+    except (ContextOverflow, RequestTooLong) as error:
+        refusal, same_length, why = error, False, f"There is no room in the judge's context: {error}"
+    except ContentRefused as error:
+        refusal, why = RequestRefused(f"{error} So it does with other words of the tutor."), str(error)
+    try:
+        has_verdict = _holds_verdict(rule, await control(in_plain_words(conversation, same_length)))
+    except (RequestRefused, ContextOverflow):
+        has_verdict = False
+    if has_verdict:
+        raise ContentRefused(f"{why} It gave a verdict on the same lesson with other words of the tutor.")
+    if refusal is not None:
+        raise refusal
+    return text
+
+
+def in_plain_words(conversation: Dialogue, same_length: bool) -> list[dict[str, str]]:
+    """The conversation with fixed words in place of the tutor's, in each message about as many or a few."""
+
+    def plain(text: str) -> str:
+        times = max(1, round(len(text) / len(_PLAIN_WORDS))) if same_length else 1
+        return (_PLAIN_WORDS * times).strip()
+
+    return [{**each, "content": plain(each["content"])} if each["role"] == "teacher" else each for each in conversation]
 
 
 def _holds_verdict(rule: str, text: str) -> bool:
@@ -186,14 +235,3 @@ def _holds_verdict(rule: str, text: str) -> bool:
         return parse_verdict(rule, 0, text).valid
     except JudgeOutputError:
         return False
-
-
-def _blame_content(rule: str, replies: int, text: str, control: str) -> None:
-    """Raises:
-    ContentRefused: if the judge's reply to the conversation in plain words holds a verdict.
-    """
-    if _holds_verdict(rule, control):
-        raise ContentRefused(
-            f"The judge gave no readable verdict in {replies} replies, but gave one on the same lesson with other "
-            f"words of the tutor; its last reply: {text[:300]!r}"
-        )

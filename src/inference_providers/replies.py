@@ -23,6 +23,7 @@ class Remedy(StrEnum):
     TEXT = "text"  # the same without a response format
     OTHER_MODEL = "other model"  # this model does not exist there
     NONE = "none"  # this request is refused, others may not be
+    SHORTER = "shorter"  # it does not fit into the model's context
     CONTENT = "content"  # what it is about is refused, and would be again
     STOP = "stop"  # every request will be refused
 
@@ -63,6 +64,11 @@ _FILTERED_STATUSES = (400, 403, 422, 451)
 _FILTERED = re.compile(
     r"flagged|moderation|content[ _-]?filter|content[ _-](?:management[ _-])?policy|responsibleaipolicy|"
     r"data_inspection_failed|prohibited_content|blocked by safety|safety system",
+    re.IGNORECASE,
+)
+_ACCOUNT = re.compile(r"\b(?:accounts?|projects?|organi[sz]ations?)\b", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context[ _](?:length|window|size)|maximum context|(?:prompt|input) is too long|too many (?:input )?tokens",
     re.IGNORECASE,
 )
 _ERROR_CODE = re.compile(r"[45][0-9]{2}")
@@ -118,13 +124,16 @@ def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: b
         wait_s = retry_after_s(headers.get("retry-after"), time.time())
         return Failure(kind, message, Remedy.WAIT, wait_s, billed_unseen=status in _GATEWAY_TIMEOUTS)
     if status in _FILTERED_STATUSES and _FILTERED.search(words):
-        return Failure(kind, message, Remedy.CONTENT)
+        asks = status == 403 and _ACCOUNT.search(message)  # it is who asks that is refused, not what is asked
+        return Failure(kind, message, Remedy.STOP if asks else Remedy.CONTENT)
     if status in (401, 402, 403) or _KEY.search(words):
         return Failure(kind, message, Remedy.STOP)
     if schema_sent and _FORMAT.search(words):
         return Failure(kind, message, Remedy.TEXT)
     if status == 404 or _UNKNOWN_MODEL.search(words):
         return Failure(kind, message, Remedy.OTHER_MODEL)
+    if status in (400, 413, 422) and _TOO_LONG.search(words):
+        return Failure(kind, message, Remedy.SHORTER)
     return Failure(kind, message, Remedy.NONE)
 
 
