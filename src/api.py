@@ -90,7 +90,8 @@ class ConversationRecord(BaseModel):
     marking what the policy sampled; all four are empty for a teacher behind an API. `rewards` holds each reward's
     value, `reward` their weighted sum; both are null for a conversation without a verdict, and for one with a
     `failure`: it could not go on because a model refused to answer, or because a context was full. `overflow` says
-    which, also of a conversation whose dialogue ended for that and was judged as it was.
+    which, also of a conversation whose dialogue ended for that and was judged as it was. `max_turns` is that of the
+    server that played it; null in records from before it was kept.
     """
 
     id: str
@@ -111,6 +112,7 @@ class ConversationRecord(BaseModel):
     rejected: bool
     failure: str | None = None
     overflow: str | None = None
+    max_turns: int | None = None
     prompt_ids: list[int]
     completion_ids: list[int]
     mask: list[int]
@@ -141,6 +143,7 @@ class ConversationRecord(BaseModel):
             rejected=conversation.rejected,
             failure=conversation.failure,
             overflow=conversation.overflow,
+            max_turns=conversation.rules.max_turns,
             prompt_ids=buffer.prompt_ids if buffer else [],
             completion_ids=buffer.completion_ids if buffer else [],
             mask=buffer.mask if buffer else [],

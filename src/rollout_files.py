@@ -96,6 +96,7 @@ _SCHEMA = pa.schema(
         ("rejected", pa.bool_()),
         ("failure", pa.string()),
         ("overflow", pa.string()),
+        ("max_turns", pa.int32()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("completion_ids", pa.list_(pa.int32())),
         ("mask", pa.list_(pa.int8())),

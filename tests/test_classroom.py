@@ -233,6 +233,8 @@ def test_group_shares_its_draw_and_ranks_agree(room: Room, generation: Generatio
         generation, request_id="whole", problems=[p for p in lessons for _ in range(4)], answers=[""] * 24, step=7
     )
 
+    assert {record.max_turns for record in whole} == {15}
+
     def draw(record: ConversationRecord) -> tuple:
         return record.type, record.student_name, tuple(turn.persona for turn in record.turns)
 

@@ -1,26 +1,29 @@
 """Several tutors side by side: statistics on hand-worked numbers, and the way from a configuration to the page."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from config.base import ApiModelConfig, JudgeModelConfig
 from config.eval_model import EvalConfig, TutorConfig, check_eval
 from config.load import load
+from src import rollout_files
 from src.batches import BatchDesk
 from src.errors import ConfigError, DataError
 from src.evaluation.agreement import krippendorff_alpha
 from src.evaluation.compare import arms_of, summarise_comparison
 from src.evaluation.comparison_report import choose_lessons
 from src.evaluation.comparison_table import comparison_text, say_p
-from src.evaluation.extra_judges import summarise_judges
+from src.evaluation.extra_judges import ask_extra_judges, summarise_judges
 from src.evaluation.figures import judged_by_lesson
 from src.evaluation.paired import DRAWS, differences, holm, sign_flip_p
 from src.evaluation.run import evaluate
-from src.inference_providers.base import Sampling
+from src.inference_providers.base import NO_LEDGER, EmbeddedJudge, Sampling
 from src.inference_providers.rubric_inference import RubricJudge
 from src.inference_providers.scripted_inference import ScriptedEngine
 from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
@@ -219,6 +222,32 @@ def test_extra_judges_agree_with_the_judge_if_they_are_the_same(config, models, 
     assert judges["scores"]["rubric"] == judges["scores"]["rubric (again)"]
     text = capsys.readouterr().out
     assert "Score by rubric (again)" in text and "Krippendorff's α of all judges (interval): 1.000, over 48" in text
+
+
+def test_an_extra_judge_goes_by_the_turns_of_the_server_that_played(config, tmp_path, monkeypatch):
+    ledgers = []
+
+    class Asked(EmbeddedJudge):
+        async def judge(self, rule, conversation, problem, attempt, ledger=NO_LEDGER) -> str:
+            ledgers.append(ledger)
+            return "no verdict"
+
+    monkeypatch.setattr("src.evaluation.extra_judges.embedded_judge", lambda name: Asked())
+    here, served, old = (record_of("p", [], index=i) for i in range(3))
+    here.max_turns, served.max_turns, old.max_turns = config.generation.max_turns, 21, None
+    asked = replace(config, extra_judges=[JudgeModelConfig("rubric")])
+    asyncio.run(ask_extra_judges(asked, {"base": [here], "served": [served, old]}, tmp_path))
+    assert [ledger.max_turns for ledger in ledgers] == [config.generation.max_turns, 21, None]
+
+
+def test_a_record_keeps_its_turns_in_a_file_and_an_older_file_is_read(tmp_path):
+    record = record_of("p", [])
+    record.max_turns = 21
+    rollout_files.write_records(tmp_path / "new.parquet", [record])
+    assert rollout_files.read_records(tmp_path / "new.parquet")[0].max_turns == 21
+    older = pq.read_table(tmp_path / "new.parquet").drop_columns("max_turns")
+    pq.write_table(older, tmp_path / "old.parquet")
+    assert rollout_files.read_records(tmp_path / "old.parquet")[0].max_turns is None
 
 
 def test_extra_judges_that_cannot_be_asked_are_refused(config):

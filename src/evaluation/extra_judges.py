@@ -77,7 +77,7 @@ def _open(judge: JudgeModelConfig, config: EvalConfig, ledger_path: Path) -> tup
 
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
     rules = list(config.generation.judges_rules_prompts_paths)
-    ledger = Ledger(tuple(turn.persona for turn in record.turns), config.generation.max_turns)
+    ledger = Ledger(tuple(turn.persona for turn in record.turns), record.max_turns)
     verdicts = await asyncio.gather(*(_attempt(judge, rule, record, ledger) for rule in rules))
     judgement = sum_up(verdicts, rules)
     return None if judgement is None else judgement.score
