@@ -70,6 +70,35 @@ def praises(plan: Plan, messages: Sequence[Message], erred: bool) -> str:
     return "Great! You are doing so well."
 
 
+def shows_three(plan: Plan, messages: Sequence[Message], erred: bool) -> str | None:
+    """The plan shown in the first messages, three phrases in each; None when it is through."""
+    turn = len(spoken(messages))
+    if erred:
+        return f"Try again, number {turn}."
+    shown = plan.phrases[3 * turn : 3 * turn + 3]
+    return " ".join([*(f'"{each.text}".' for each in shown), f"What now on day {turn}?"]) if shown else None
+
+
+def dumps_and_ends(plan: Plan, messages: Sequence[Message], erred: bool) -> str:
+    if len(spoken(messages)) == 2:
+        shown = shows_three(plan, messages, False) or "What now?"
+        return f"{shown} {END_OF_CONVERSATION}"
+    return shows_three(plan, messages, erred) or "What now?"
+
+
+def dumps_and_idles(plan: Plan, messages: Sequence[Message], erred: bool) -> str:
+    return shows_three(plan, messages, erred) or "Fine."
+
+
+def dumps_and_asks_on(plan: Plan, messages: Sequence[Message], erred: bool) -> str:
+    return shows_three(plan, messages, erred) or f"What now on day {len(messages)}?"
+
+
+def dumps_and_shows_one(plan: Plan, messages: Sequence[Message], erred: bool) -> str:
+    one = f'"{plan.phrases[0].text}". What now on day {len(messages)}?'
+    return shows_three(plan, messages, erred) or one
+
+
 def dumps_all_questions(plan: Plan, messages: Sequence[Message], erred: bool) -> str:
     return " ".join(moment(each) for each in plan.phrases)
 
@@ -152,6 +181,10 @@ BAD_TEACHERS = {
         ignores_errors,
         stuffs_praise,
         praises,
+        dumps_and_ends,
+        dumps_and_idles,
+        dumps_and_asks_on,
+        dumps_and_shows_one,
         dumps_all_questions,
         dumps_all_phrases,
         repeats,

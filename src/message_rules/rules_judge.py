@@ -96,8 +96,11 @@ class _Lesson:
     """Where in its plan a conversation stands.
 
     Attributes:
-        due: how many phrases have to be covered; those beyond have no room.
+        due: how many steps have to be taken; there is no room for more.
         covered: phrases that the teacher brought in, or had the student say.
+        steps: how many messages set a new task and brought a phrase in, or had the student attempt one.
+        in_step: whether the last message was such a one by what it says itself.
+        ways: the phrases that came with a new task, each with whether it was shown or described.
         said: what the student said so far.
         tasks, hints: what the teacher asked, and how it reacted to errors, so far; normalised.
     """
@@ -105,13 +108,39 @@ class _Lesson:
     plan: Plan
     due: int
     covered: set[str] = field(default_factory=set)
+    steps: int = 0
+    in_step: bool = False
+    ways: set[tuple[str, bool]] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     tasks: set[str] = field(default_factory=set)
     hints: set[str] = field(default_factory=set)
 
     @property
     def is_through(self) -> bool:
-        return len(self.covered) >= self.due
+        return self.taken >= self.due
+
+    @property
+    def taken(self) -> int:
+        """Steps of the plan that were taken: phrases covered, but no more than messages that brought one in."""
+        return min(len(self.covered), self.steps)
+
+    def bring_in(self, message: Message, brought: set[str]) -> None:
+        """Takes in the phrases of a message with a new task. It is a step if it is the first to show one of them, or
+        the first to describe one that it does not show."""
+        ways = {(each, each in _shown(message.text, self.plan)) for each in brought}
+        self.in_step = not ways <= self.ways
+        self.steps += self.in_step
+        self.ways |= ways
+
+    def hear(self, text: str, before: TurnFinding | None) -> None:
+        """Takes in what the student said to the message `before`: an attempt at a phrase that was not covered yet makes
+        a step of a new task that brought none in."""
+        self.said.append(text)
+        target = nearest_phrase(text, self.plan) if before and not before.void else None
+        if before is None or target is None or target in self.covered:
+            return
+        self.covered.add(target)
+        self.steps += before.new_step and before.student_error_kind is None and not self.in_step
 
     def produced(self, form: str) -> bool:
         """Whether the student has said this already."""
@@ -122,7 +151,7 @@ def analyse(
     conversation: Sequence[dict[str, str]], plan: Plan, ledger: Ledger = NO_LEDGER
 ) -> tuple[list[TurnFinding], Coverage]:
     """One finding for each teacher message of {"role": "teacher" | "student", "content"}, and how much of the plan was
-    covered: phrases brought in, of as many as there are messages for, less one message for each error."""
+    taken: steps, of as many as there are messages for, less one message for each error and one for the end."""
     errors = {
         place: holds_error(each["content"], plan, ledger.personas[place] if place < len(ledger.personas) else None)
         if ledger.personas
@@ -132,21 +161,19 @@ def analyse(
     }
     teacher = [place for place, each in enumerate(conversation) if each["role"] == "teacher"]
     answered = sum(errors.get(place - 1, False) for place in teacher)
+    ends = bool(teacher) and END_OF_CONVERSATION in visible_text(conversation[teacher[-1]]["content"])
     room = ledger.teacher_messages(conversation)
     if room is None:
-        ends = bool(teacher) and END_OF_CONVERSATION in visible_text(conversation[teacher[-1]]["content"])
-        room = len(plan.phrases) + answered if ends else len(teacher)
-    lesson = _Lesson(plan, max(1, min(len(plan.phrases), room - answered)))
-    findings = []
+        room = len(plan.phrases) + answered + 1 if ends else len(teacher)
+    lesson = _Lesson(plan, max(1, min(len(plan.phrases), room - answered - ends)))
+    findings: list[TurnFinding] = []
     for place in teacher:
         follows = place - 1 if place - 1 in errors else None
         if follows is not None:
-            lesson.said.append(conversation[follows]["content"])
-            if findings and not findings[-1].void and (target := nearest_phrase(lesson.said[-1], plan)):
-                lesson.covered.add(target)
+            lesson.hear(conversation[follows]["content"], findings[-1] if findings else None)
         error = follows is not None and errors[follows]
         findings.append(_judge_message(place, follows, error, conversation[place]["content"], lesson))
-    return findings, Coverage(len(lesson.covered), lesson.due)
+    return findings, Coverage(lesson.taken, lesson.due)
 
 
 def holds_error(text: str, plan: Plan, persona: str | None, by_text_alone: bool = False) -> bool:
@@ -171,11 +198,12 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
     unscaffolded = (blocked or _why_not_scaffolded(said, text, message, lesson)) if error else ""
     stuck = "" if error else blocked or _why_no_new_step(message, ends, lesson)
     not_moved = "" if error else stuck or _why_at_length(said, message, lesson.plan)
-    new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck
-    if new_step or ends and not refused:
-        lesson.covered |= _brought_in(message, lesson.plan)
+    new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck and not ends
+    brought = _brought_in(message, lesson.plan) if new_step else set()
+    lesson.covered |= brought
+    lesson.bring_in(message, set() if error else brought)
     lesson.tasks |= _tasks_of(message)
-    final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked
+    final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked and not ends
     heard = "error – " if error else ""
     return TurnFinding(
         index=place,
@@ -190,7 +218,7 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
         progressed=follows is not None and not (unscaffolded or stuck),
         new_step=new_step,
         ends=ends,
-        task_reason=heard + (blocked or unscaffolded or _say_task(message)),
+        task_reason=heard + (blocked or unscaffolded or _say_task(message, ends)),
         forward_reason="" if follows is None else heard + (unscaffolded or not_moved or _say_good(error)),
         momentum_reason="" if follows is None else heard + (unscaffolded or stuck or "goes forward"),
     )
@@ -206,8 +234,8 @@ def _why_void(text: str, message: Message, ends: bool, lesson: _Lesson) -> str:
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:
         return f"lists {len(listed)} phrases at once"
-    if ends and len(lesson.covered | _brought_in(message, lesson.plan)) < lesson.due:
-        return f"ends when {len(lesson.covered)} of {lesson.due} phrases are covered"
+    if ends and not lesson.is_through:
+        return f"ends when {lesson.taken} of {lesson.due} steps are taken"
     return "" if message.text or ends else "says nothing"
 
 
@@ -284,9 +312,11 @@ def _brought_in(message: Message, plan: Plan) -> set[str]:
     return _shown(message.text, plan) | ({best.text} if share(best) > 0.5 else set())
 
 
-def _say_task(message: Message) -> str:
+def _say_task(message: Message, ends: bool) -> str:
     if not message.tasks:
         return "sets no task"
+    if ends:
+        return "sets a task that nobody can do any more: it ends the conversation"
     if len(message.tasks) > 1:
         return f"sets {len(message.tasks)} tasks"
     after = message.sentences[message.tasks[0][-1] + 1 :]
