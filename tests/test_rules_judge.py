@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tests.scripted_room import Room
 
 RULE = "pedagogical_eval"
 MAX_TURNS = 15
+ROLES = ("teacher", "student", "teacher")
 ERR, RIGHT = "error_student", "correct_student"
 DRAWS = (
     (RIGHT, ERR, RIGHT, RIGHT, ERR, RIGHT, RIGHT),
@@ -133,7 +136,15 @@ def test_a_task_at_the_end_of_the_conversation_is_no_task():
     [
         (("“Ik ben aan de beurt”. What now?", "Yes.", "“Ik ben aan de beurt”. And what now, again?", "Yes."), 1),
         (("“Ik ben aan de beurt”. “Een half bruin, alstublieft”. What now?", "Yes.", "What now on day 2?", "Yes."), 1),
-        (("“Ik ben aan de beurt”. “Een half bruin, alstublieft”. What now?", "Yes.", f"{ASK} It is my turn.", "Yes."), 2),
+        (
+            (
+                "“Ik ben aan de beurt”. “Een half bruin, alstublieft”. What now?",
+                "Yes.",
+                f"{ASK} It is my turn.",
+                "Yes.",
+            ),
+            2,
+        ),
         ((ASK, "Ik ben aan de beurt", "You want more, or not. What does she ask?", "Anders nog eets?"), 2),
         ((ASK, "Ik ben aan de beurt", "And what does she ask?", "Ik ben aan de beurt"), 1),
         (("What now?", "Yes.", "What now on day 2?", "Yes."), 0),
@@ -203,6 +214,28 @@ def test_any_text_gets_a_readable_verdict(texts, personas):
     for ledger in (Ledger(), Ledger(tuple(personas), 15)):
         verdict = parse_verdict(RULE, 0, asyncio.run(RulesJudge().judge(RULE, messages, PLAN, 0, ledger)))
         assert verdict.valid and verdict.rules_version == RULES_VERSION and all(verdict.reasons.values())
+
+
+LONG_MESSAGES = {
+    "laughter": ("he " * 1300, "ha he " * 700),
+    "fillers": ("now, " * 8_000, "x"),
+    "line breaks": (f"a{chr(10) * 80_000}b", "x"),
+    "quotes": ('"a ' * 8_000, '"' * 20_000),
+    "open quotes": ("«" * 30_000, "x"),
+}
+
+
+def judge_long_messages(names=tuple(LONG_MESSAGES)):
+    for name in names:
+        reply, answer = LONG_MESSAGES[name]
+        texts = [{"role": role, "content": text} for role, text in zip(ROLES, (ASK, answer, reply), strict=True)]
+        assert score(texts, PLAN, (None, ERR, None)).final_reward < 0.5
+
+
+def test_long_messages_do_not_hold_up_the_server():
+    """The judge runs in the server's event loop. All of these together take it a few seconds, and took minutes."""
+    code = "from tests.test_rules_judge import judge_long_messages; judge_long_messages()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=90)
 
 
 def test_a_lesson_of_the_quickstart_is_judged_by_its_rubric():

@@ -52,6 +52,7 @@ _STOPWORDS = frozenset(
     "a an the i you he she it we they me my your to of in on at for is are do does what how if".split()
 )
 _SHORT_SENTENCE = 8
+_LONGEST_ATTEMPT = 300  # characters: a longer text is an attempt at no phrase, and to compare it takes too long
 
 
 def feedback_kind(error: str, reply: str, plan: Plan) -> str:
@@ -111,14 +112,23 @@ def _is_put_right(error: str, shown: str) -> bool:
     before, after = normal(error), normal(shown)
     if not after or after in before or before in after:
         return False
-    return _likeness(before, after) >= HARDLY_DIFFERENT
+    return _alike(before, after, HARDLY_DIFFERENT)
 
 
 def _is_variant(word: str, said: list[str]) -> bool:
-    return any(_likeness(word, each) >= ALIKE for each in said)
+    return any(_alike(word, each, ALIKE) for each in said)
 
 
-def _likeness(one: str, other: str) -> float:
+def _alike(one: str, other: str, least: float) -> bool:
+    return _likeness(one, other, least) >= least
+
+
+def _likeness(one: str, other: str, least: float = ALIKE) -> float:
+    """The share of letters that two texts have in common; 0 where their lengths alone keep it below `least`, and for
+    texts that are too long to be compared."""
+    longest, both = max(len(one), len(other)), len(one) + len(other)
+    if longest > _LONGEST_ATTEMPT or both and 2 * min(len(one), len(other)) / both < least:
+        return 0.0
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
@@ -191,7 +201,7 @@ def takes_up(error: str, kind: str, answer: str, plan: Plan) -> bool:
             return (one.subject, corrected(one).verb) == (other.subject, corrected(other).verb)
     target = nearest_phrase(error, plan)
     return any(
-        _likeness(normal(error), normal(each)) >= HARDLY_DIFFERENT or (target is not None and holds(each, target))
+        _alike(normal(error), normal(each), HARDLY_DIFFERENT) or (target is not None and holds(each, target))
         for each in sentences(answer)
     )
 

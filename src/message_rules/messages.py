@@ -11,14 +11,14 @@ from functools import lru_cache
 
 from src.conversation import END_OF_CONVERSATION, visible_text
 
-_QUOTED = re.compile(r"\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^“”]+[“”]|「[^」]+」")
+_QUOTED = re.compile(r"\"[^\"]+\"|“[^“”]+”|«[^«»]+»|„[^„“”]+[“”]|「[^「」]+」")
 _INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")
 _SENTENCE = re.compile(r"[^.?!…。？！\n]*(?:\.\.\.|[.?!…。？！])+[\")”»]*|[^.?!…。？！\n]+")
 _CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
 """A cue in brackets with something after it: part of a role-play's line."""
 
 _LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
-_FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+)*"
+_FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+){0,4}"
 _VERBS = (
     "say|tell|ask|try|repeat|answer|write|choose|complete|describe|give|translate|finish|explain|warn|remind|thank|"
     "complain|suggest|pick|greet|invite|reply|respond|name|introduce|read|spell|make|form|correct|rewrite|change|order"
@@ -35,15 +35,16 @@ _SAME_TASK = re.compile(
 RETRY = re.compile(r"\b(?:again|once more|one more time)\b|\btry (?:it|that|to)\b", re.IGNORECASE)
 """Asks the student to say something another time."""
 
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
+UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
 _FRAGMENT_WORDS = 3
 
 
+@lru_cache(maxsize=512)
 def normal(text: str) -> str:
     """Letters and digits alone, in lower case, words apart by one space: what two spellings of a phrase share."""
     letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in text.casefold()]
     plain = " ".join("".join(letters).replace("_", " ").split())
-    return plain.replace(" ", "") if _UNSPACED.search(plain) else plain
+    return plain.replace(" ", "") if UNSPACED.search(plain) else plain
 
 
 def holds(text: str, phrase: str) -> bool:
@@ -51,7 +52,7 @@ def holds(text: str, phrase: str) -> bool:
     inner, outer = normal(phrase), normal(text)
     if not inner:
         return False
-    return inner in outer if _UNSPACED.search(inner) else f" {inner} " in f" {outer} "
+    return inner in outer if UNSPACED.search(inner) else f" {inner} " in f" {outer} "
 
 
 def spoken(text: str) -> str:

@@ -31,7 +31,7 @@ from src.schedule import ERROR_PERSONA
 MOST_SHOWN = 3
 """More phrases of the plan than this in one message are no introduction but a list."""
 
-_MARKUP = re.compile(r"<\||\|>|(?:^|\n)\s*(?:student|teacher|tutor|user|assistant|system)\s*:", re.IGNORECASE)
+_MARKUP = re.compile(r"<\||\|>|(?:^|\n)[^\S\n]*(?:student|teacher|tutor|user|assistant|system)\s*:", re.IGNORECASE)
 _TO_JUDGE = re.compile(
     r"\b(?:ignore|disregard|forget)\b[^.!?\n]{0,40}\b(?:rules|instructions|criteria|prompt)\b|"
     r"\b(?:to|dear) (?:the )?(?:judge|evaluator|grader)\b|_(?:score|reasoning)\b|\"decision\"|"
