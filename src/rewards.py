@@ -7,13 +7,16 @@ and the server answers for it at `POST /get_{name}_reward`.
 Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/rewards.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from statistics import fmean
 
 from src.conversation import END_OF_CONVERSATION, Conversation, thoughts_in, visible_text
+from src.message_rules.messages import UNSPACED, normal
 
 Reward = Callable[[Conversation], float | None]
+LEAST_OF_A_THOUGHT = 5
+"""Words. A thought of fewer pays nothing: it plans no message."""
 
 
 def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
@@ -61,20 +64,32 @@ def end_rm(conversation: Conversation) -> float:
 
 @_none_without_verdict
 def thinking(conversation: Conversation) -> float:
-    """0.5 × share of teacher messages with a closed thought that says something − 0.5 for each message with unbalanced
-    tags. Thoughts pay only where the teacher is told to think (`generation.use_thinking`); the fine holds always."""
+    """0.5 × share of teacher messages with a closed thought of `LEAST_OF_A_THOUGHT` words or more that was in no message
+    before − 0.5 for each message with unbalanced tags. Thoughts pay only where the teacher is told to think
+    (`generation.use_thinking`); the fine holds always."""
     turns = conversation.teacher_turns
     if _rejected_in_hard_mode(conversation) or not turns:
         return 0.0
     balanced = [turn.text.count("<think>") == turn.text.count("</think>") for turn in turns]
-    thoughts = sum(fits and _thinks(turn.text) for fits, turn in zip(balanced, turns, strict=True))
+    thoughts = _new_thoughts(turn.text for fits, turn in zip(balanced, turns, strict=True) if fits)
     paid = 0.5 * thoughts / len(turns) if conversation.rules.use_thinking else 0.0
     return paid - 0.5 * balanced.count(False)
 
 
-def _thinks(text: str) -> bool:
-    """Whether a closed thought in the text holds a letter or a digit, of whatever script."""
-    return any(each.isalnum() for thought in thoughts_in(text) for each in thought)
+def _new_thoughts(texts: Iterable[str]) -> int:
+    """How many of the texts hold a closed thought that is long enough and in none of the texts before."""
+    seen: set[str] = set()
+    count = 0
+    for text in texts:
+        found = {normal(thought) for thought in thoughts_in(text) if _words(thought) >= LEAST_OF_A_THOUGHT}
+        count += not found <= seen
+        seen |= found
+    return count
+
+
+def _words(thought: str) -> int:
+    """Words of a text, whatever its script: of one that writes none apart, each letter counts."""
+    return sum(len(each) if UNSPACED.search(each) else 1 for each in normal(thought).split())
 
 
 @_none_without_verdict

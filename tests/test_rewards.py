@@ -138,16 +138,22 @@ def test_end_rm_without_graded_solutions_is_an_error_and_not_a_number(grades):
         REWARDS["end_rm"](decided(True, HARD, grades=grades))
 
 
+ONE, OTHER = "<think>The ending is wrong, so hint.</think>", "<think>Now ask for the next phrase.</think>"
+
+
 @pytest.mark.parametrize(
     ("texts", "reward"),
     [
         (["a", "b"], 0.0),
-        (["<think>x</think>a", "b"], 0.25),
-        (["<think>x</think>a", "<think>y</think>b"], 0.5),
-        (["<think>x</think>a", "<think>y"], -0.25),  # 0.5 × 1/2 − 0.5
+        ([f"{ONE}a", "b"], 0.25),
+        ([f"{ONE}a", f"{OTHER}b"], 0.5),
+        ([f"{ONE}a", f"{ONE}b"], 0.25),  # the same thought pays once
+        ([f"{ONE}a", f"{ONE}{OTHER}b"], 0.5),
+        (["<think>a</think>a", "<think>b</think>b"], 0.0),  # too short
+        ([f"{ONE}a", "<think>y"], -0.25),  # 0.5 × 1/2 − 0.5
         (["a</think>", "<think>b"], -1.0),
-        (["<think>x</think>a<think>y</think>b"], 0.5),
-        (["<think>x</think>a<think>y"], -0.5),
+        ([f"{ONE}a{OTHER}b"], 0.5),
+        ([f"{ONE}a<think>y"], -0.5),
     ],
 )
 def test_thinking_counts_closed_thoughts_and_fines_unbalanced_ones(texts, reward):
@@ -164,9 +170,11 @@ def test_thinking_counts_closed_thoughts_and_fines_unbalanced_ones(texts, reward
         ("</think>a<think>", False),  # closes and opens: no thought
         ("<think><think></think></think>", False),
         ("<think></think><think>?</think>", False),
-        ("<think></think><think>7</think>", True),
-        ("<think>да</think>", True),
-        ("<think>想</think>", True),
+        ("<think></think><think>3 + 4 is not 8.</think>", True),
+        ("<think>3 + 4 is 7.</think>", False),  # four words
+        ("<think>да, но он не понял</think>", True),
+        ("<think>想</think>", False),
+        ("<think>他把动词放错了</think>", True),
         ("<think>A slip\nin the tense.</think>", True),
     ],
 )
@@ -219,7 +227,7 @@ def test_length_looks_at_the_teacher_only():
 
 
 def test_hard_rejection_takes_thinking_and_goodbye_but_not_the_fine_for_length():
-    turns = [Turn("teacher", f"<think>x</think>Bye {END_OF_CONVERSATION}", tokens=10)]
+    turns = [Turn("teacher", f"{ONE}Bye {END_OF_CONVERSATION}", tokens=10)]
     hard = decided(False, HARD, teacher=turns, max_tokens_per_turn=10, use_thinking=True)
     soft = decided(False, SOFT, teacher=turns, max_tokens_per_turn=10, grades=[1.0], use_thinking=True)
     names = ("end_rm", "thinking", "end_of_conversation", "length")
