@@ -64,8 +64,8 @@ def end_rm(conversation: Conversation) -> float:
 
 @_none_without_verdict
 def thinking(conversation: Conversation) -> float:
-    """0.5 × share of teacher messages with a closed thought of `LEAST_OF_A_THOUGHT` words or more that was in no message
-    before − 0.5 for each message with unbalanced tags. Thoughts pay only where the teacher is told to think
+    """0.5 × share of teacher messages with a closed thought of `LEAST_OF_A_THOUGHT` words or more that was in no
+    message before − 0.5 for each message with unbalanced tags. Thoughts pay only where the teacher is told to think
     (`generation.use_thinking`); the fine holds always."""
     turns = conversation.teacher_turns
     if _rejected_in_hard_mode(conversation) or not turns:
