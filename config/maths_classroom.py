@@ -57,7 +57,7 @@ def tell(filled: dict[str, Any]) -> None:
     """Say what was filled in; of several processes one does."""
     if filled and os.environ.get("RANK", "0") == "0":
         logger.warning(
-            "The configuration names no prompts, personas and judge rules; it gets those of the maths classroom: %s.",
+            "The configuration did not name these; they are those of the maths classroom: %s.",
             ", ".join(f"{key}={_written(value)}" for key, value in filled.items()),
         )
 

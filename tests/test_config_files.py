@@ -164,7 +164,7 @@ def test_what_is_filled_in_is_there_and_is_said_when_a_program_starts(tmp_path):
     taking_turns = "generation.schedule=phased"  # its engines ask for more than one GPU together
     result = dry_run("vllm_server.py", *own_file(tmp_path, MODELS_ALONE, "own"), taking_turns, HF_HUB_OFFLINE="1")
     assert result.returncode == 0, result.stderr
-    assert "it gets those of the maths classroom: generation.teacher_prompt_path=prompt_templates/" in result.stderr
+    assert "they are those of the maths classroom: generation.teacher_prompt_path=prompt_templates/" in result.stderr
     assert yaml.safe_load(result.stdout)["dataset"]["train_datasets"][0]["name_or_path"] == MATHS_DATASET
 
 

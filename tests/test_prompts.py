@@ -130,6 +130,8 @@ MISTAKES = {
     "{{ '%*d' % (1000000000, 1) }}": "or one that is an argument",
     "{{ '%1000000000d' | format(1) }}": "has a width of six digits",
     "{{ '{:1000000000}'.format(1) }}": "has a width of six digits",
+    "{{ '%.1000000000f' % 1 }}": "has a width of six digits",
+    "{{ '%(a)1000000000d' % {'a': 1} }}": "has a width of six digits",
     "{{ '{:{}}'.format(1, 1000000000) }}": "or one that is an argument",
     "{{ problem.center(10**9) }}": "asks for 1000000000 of something",
     "{{ problem | indent(10**9) }}": "asks for 1000000000 of something",
@@ -158,6 +160,20 @@ def test_whatever_goes_wrong_in_a_template_is_said_with_file_and_line(template, 
         render(template(f"One line,\ntwo lines.\n{text}"), problem="pp", conversation=LESSON)
     for part in ("teacher.txt", *(["line 3", MISTAKES[text]] if text in MISTAKES else [UNPLACED[text]])):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ('{{ "**%s**" | format(problem) }}', "**pp**"),
+        ('{{ "**%s** 100 %% of 1234567" % problem }}', "**pp** 100 % of 1234567"),
+        ('{{ "{\\"a\\": {\\"b\\": %s}}" % problem }}', '{"a": {"b": pp}}'),
+        ('{{ "**{:>4}** of 1234567".format(problem) }}', "**  pp** of 1234567"),
+        ('{{ "{{{}: {}}}".format(problem, 1) }}', "{pp: 1}"),
+    ],
+)
+def test_bold_text_and_json_are_no_widths_of_a_format(template, text, prompt):
+    assert render(template(text), problem="pp", conversation=LESSON) == prompt
 
 
 def test_a_template_without_a_mistake_is_not_held_up(template):

@@ -59,6 +59,15 @@ def test_decisions_count_as_0_and_1() -> None:
     assert found.share == pytest.approx(0.0) and not found.same
 
 
+def test_single_slips_of_a_judge_that_decides_are_no_noise() -> None:
+    def judge(problem: int, place: int) -> list[Verdict]:
+        return decided(True, (problem, place) not in [(3, 1), (20, 5)])
+
+    found = dependence(batch(judge, problems=32))
+    assert found.compared == 256 and found.differing == 2 and found.share is not None and found.share < 0.1
+    assert found.warning is None
+
+
 def test_what_cannot_be_compared_is_not() -> None:
     once = dependence(batch(lambda problem, place: scored(place / 8)))
     assert once.share is None and once.compared == 0 and not once.same and once.warning is None

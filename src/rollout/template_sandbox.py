@@ -25,7 +25,9 @@ MOST_STEPS = 100_000
 """Passes of loops, calls, and entries of lists that filters go through."""
 _MOST_BITS = 10_000  # of a whole number
 _COUNTED, _JOINED = "counted passes", "joined texts"  # names of filters that no template can write
-_WIDTH = re.compile(r"\d{6}|\*|\{[^{}]*\{")  # of a format: six digits, or one that is an argument
+# A width or precision of six digits, or one that is an argument, in a format of the % kind and of the {} kind.
+_WIDE_PERCENT = re.compile(r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d{6}|\d*\.(?:\*|\d{6}))")
+_WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(?:\{|\d{6})")
 _CHARACTERS_PER_STEP = 100
 _OTHER_FILES = {nodes.Include: "include", nodes.Import: "import", nodes.FromImport: "import", nodes.Extends: "extends"}
 
@@ -102,7 +104,7 @@ def _limited(function: Callable[..., Any], first: int) -> Callable[..., Any]:
     @functools.wraps(function)
     def keep_to_the_limits(*arguments: Any, **named: Any) -> Any:
         if function.__name__ == "do_format":
-            _refuse_wide_format(str(arguments[first]))
+            _refuse_wide_format(_WIDE_PERCENT, str(arguments[first]))
         else:
             _check_arguments(arguments[first + 1 :], named)
         _spend(steps=1 + sum(map(_work, arguments[first:])))
@@ -202,7 +204,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         """Of a macro, a loop that goes deeper, a method."""
         text = getattr(function, "__self__", getattr(getattr(function, "__wrapped__", None), "__self__", None))
         if isinstance(text, str) and getattr(function, "__name__", "").startswith("format"):
-            _refuse_wide_format(text)
+            _refuse_wide_format(_WIDE_BRACES, text)
         else:
             _check_arguments(arguments, named)
         _spend(steps=1 + sum(map(_work, arguments)))
@@ -211,7 +213,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuses what would be too large before it is made."""
         if operator == "%" and isinstance(left, str):
-            _refuse_wide_format(left)
+            _refuse_wide_format(_WIDE_PERCENT, left)
         elif isinstance(left, int) and isinstance(right, int):
             _refuse_large_number(operator, left, right)
         elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
@@ -223,8 +225,9 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _refuse_wide_format(text: str) -> None:
-    if _WIDTH.search(text):
+def _refuse_wide_format(wide: re.Pattern[str], text: str) -> None:
+    literal = "%%" if wide is _WIDE_PERCENT else "{{"
+    if wide.search(text.replace(literal, "")):
         raise TemplateLimit(f"the format {text[:60]!r} has a width of six digits, or one that is an argument")
 
 

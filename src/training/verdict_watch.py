@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
-from statistics import fmean
+from statistics import fmean, mode
 
 from src.api import ConversationRecord
 from src.judging import Verdict
@@ -20,6 +20,8 @@ LEAST_FOR_SAME = 128
 LEAST_FOR_DEPENDENCE = 256
 """Conversations. With as many, in groups of 8 with two attempts each, a dependence of 0 is measured below 2 / √256
 (0.125) in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never (simulated with normally distributed scores)."""
+LEAST_THAT_DIFFER = 20
+"""Conversations with a verdict other than their group's commonest. Fewer are single slips, which tell nothing."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class Dependence:
             conversations of its group (the intraclass correlation, in pairs): 1 if nothing but the conversation counts,
             0 if it does not count. None without two attempts, and if no two conversations of a group differ.
         compared: how many conversations `share` is from.
+        differing: how many of them have a verdict other than their group's commonest.
     """
 
     conversations: int
     same: bool
     share: float | None
     compared: int
+    differing: int = 0
 
     @property
     def warning(self) -> str | None:
@@ -50,7 +54,8 @@ class Dependence:
                 "judge_calls.sqlite, or at the verdicts on the page), or the tutor's conversations no longer differ in "
                 "what it judges. Its verdicts teach nothing."
             )
-        if self.share is not None and self.compared >= LEAST_FOR_DEPENDENCE and self.share < 2 / sqrt(self.compared):
+        enough = self.compared >= LEAST_FOR_DEPENDENCE and self.differing >= LEAST_THAT_DIFFER
+        if self.share is not None and enough and self.share < 2 / sqrt(self.compared):
             return (
                 "The judge's verdicts do not depend on the conversation, as far as its own attempts tell: two attempts "
                 f"at one conversation agree no better than attempts at two on the same problem (dependence "
@@ -91,7 +96,7 @@ def dependence(records: Sequence[ConversationRecord]) -> Dependence:
     of_one: list[float] = []
     of_two: list[float] = []
     compared: set[str] = set()
-    same = True
+    same, differing = True, 0
     for group in groups.values():
         for rule in rules:
             attempts = {
@@ -101,11 +106,13 @@ def dependence(records: Sequence[ConversationRecord]) -> Dependence:
             repeated = {name: list(map(_score, found)) for name, found in attempts.items() if len(found) > 1}
             if len(repeated) > 1:
                 compared |= set(repeated)
+                commonest = mode(score for scores in repeated.values() for score in scores)
+                differing += sum(set(scores) != {commonest} for scores in repeated.values())
                 of_one += _within(repeated.values())
                 of_two += _between(list(repeated.values()))
     between = fmean(of_two) if of_two else 0.0
     share = 1 - fmean(of_one) / between if between > 0 else None
-    return Dependence(len(records), same, share, len(compared))
+    return Dependence(len(records), same, share, len(compared), differing)
 
 
 def _said(verdict: Verdict) -> object:
