@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import psutil
-
 from config.base import ModelConfig, VllmConfig
 from config.checks import reward_weights
 from config.eval_model import EvalConfig
@@ -18,7 +16,7 @@ from config.train_rl_model import TrainRLConfig
 from src.adapters import adapter_shape
 from src.engine_shares import awake_together, named_shares, share_of, what_is_crowded
 from src.errors import ConfigError
-from src.host_memory import EngineOnHost, host_parts, what_does_not_fit
+from src.host_memory import EngineOnHost, host_parts, machine_memory, what_does_not_fit
 from src.memory_budget import (
     CUDA_CONTEXT,
     GIB,
@@ -163,7 +161,7 @@ def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, 
         EngineOnHost(weights[seat], model.vllm.number_of_gpus_per_instance, model.vllm.cpu_kvcache_gib * GIB)
         for seat, model in seats.items()
     ]
-    parts, machine = host_parts(trainer, engines, asleep, limit is None), psutil.virtual_memory().total
+    parts, machine = host_parts(trainer, engines, asleep, limit is None), machine_memory()
     on = "if all of it is on CPUs" if limit is None else "beside the GPUs"
     found.lines.append(f"in the machine's own memory at its fullest, {on} (this machine has {_gib(machine)}):")
     found.add([*parts, Part("together", total(parts))])

@@ -11,7 +11,15 @@ from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.grpo.config import grpo_config
-from src.host_memory import PROCESS, PUBLISHED_AT_ONCE, EngineOnHost, host_parts, trainer_process, what_does_not_fit
+from src.host_memory import (
+    PROCESS,
+    PUBLISHED_AT_ONCE,
+    EngineOnHost,
+    host_parts,
+    machine_memory,
+    trainer_process,
+    what_does_not_fit,
+)
 from src.memory_budget import CUDA_CONTEXT, GIB, Launch, total, trainer_memory
 from src.memory_report import report
 from src.memory_sources import launch_of_environment, launch_of_flags, read_shape
@@ -20,6 +28,11 @@ from tests.test_memory_budget import config, job, qwen, sizes  # noqa: F401
 
 PARAMETERS = 4_022_468_096
 HEAD = 4 * 151_936 * 2560  # the output head, which is the embedding, in 32 bits
+
+
+@pytest.fixture(autouse=True)
+def no_container(monkeypatch):
+    monkeypatch.setattr("src.host_memory.CONTAINER_LIMITS", [])
 
 
 @pytest.fixture
@@ -159,3 +172,12 @@ def test_the_device_is_this_processs_gpu(device, zero3, wanted, monkeypatch):
     monkeypatch.setattr("src.model_loading.PartialState", lambda: SimpleNamespace(device=torch.device(device)))
     monkeypatch.setattr("src.model_loading.is_deepspeed_zero3_enabled", lambda: zero3)
     assert device_for_weights() == (None if wanted is None else torch.device(wanted))
+
+
+@pytest.mark.parametrize(("limit", "counts"), [(f"{16 * GIB}\n", 16 * GIB), ("max\n", 64 * GIB), (None, 64 * GIB)])
+def test_a_container_has_what_it_may_use(tmp_path, monkeypatch, limit, counts):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
+    monkeypatch.setattr("src.host_memory.CONTAINER_LIMITS", [tmp_path / "memory.max", tmp_path / "not_there"])
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    assert machine_memory() == counts
