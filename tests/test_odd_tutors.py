@@ -39,13 +39,16 @@ TUTORS = {
     "ends at once": Tutor(BYE, BYE, speaks=1, goodbye=0.1),
     "ends at once with a word": Tutor(f"Bye! {BYE}", f"Bye! {BYE}", speaks=1, goodbye=0.1),
     "never ends": Tutor("a " * 200, "", length=-0.5),
-    "thinks": Tutor("<think>hm</think> Say hello.", "Say hello.", thinking=0.5),  # 0.5 × 3 of 3
-    "thinks twice": Tutor("<think>a</think> Say <think>b</think> hello.", "Say  hello.", thinking=0.5),
+    "thinks": Tutor(  # 0.5 × 1 of 3: the same thought pays once
+        "<think>She is not sure of it.</think> Say hello.", "Say hello.", thinking=0.5 / 3
+    ),
+    "thinks nothing": Tutor("<think>hm</think> Say hello.", "Say hello."),
+    "thinks twice": Tutor("<think>a</think> Say <think>b</think> hello.", "Say  hello."),
     "thinks without closing": Tutor("<think>hm", "", thinking=-1.5),  # −0.5 for each of 3
     "thinks without closing, for ever": Tutor("<think>" + "a " * 200, "", thinking=-1.5, length=-0.5),
     "thinks again without closing": Tutor("<think>a</think> Say hello. <think>b", "Say hello.", thinking=-1.5),
     "closes what it did not open": Tutor("hm</think> Say hello.", "Say hello.", thinking=-1.5),
-    "says goodbye in its thoughts": Tutor(f"<think>{BYE}</think> Go.", "Go.", thinking=0.5),
+    "says goodbye in its thoughts": Tutor(f"<think>{BYE}</think> Go.", "Go."),
     "says goodbye in a thought without end": Tutor(f"<think>{BYE}", "", thinking=-1.5),
     "says nothing": Tutor("", ""),
     "says a blank": Tutor(" \n ", ""),
