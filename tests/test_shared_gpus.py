@@ -341,6 +341,7 @@ def phased(world: Path, folder: Path) -> list[str]:
     return [
         "generation.schedule=phased",
         f"judge_model.model_name_or_path={world / 'blank'}",
+        "judge_model.vllm.max_length=1024",
         f"generation.judges_rules_prompts_paths={{pedagogical_eval: {rule}}}",
         "train.max_steps=1",
     ]
