@@ -23,7 +23,6 @@ def play(world: Path, folder: Path, lessons: list[str], schedule: str) -> tuple[
         f"generation.judges_rules_prompts_paths={{pedagogical_eval: {rule}}}",
         "generation.max_tokens_per_judge_attempt=16",
         f"judge_model.model_name_or_path={world / 'blank'}",
-        "judge_model.vllm.max_length=1024",
         f"judge_model.vllm={engine}",
     )
     with running_server(world, folder / "run", *overrides) as running, ThreadPoolExecutor(2) as threads:
