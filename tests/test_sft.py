@@ -325,9 +325,12 @@ def test_plain_python_runs_the_program_and_it_says_what_it_does(tmp_path, blank,
 
 
 def test_a_diverged_training_ends(tmp_path, blank, corpus):
-    overrides = ("train.learning_rate=1e30", "train.optimizer=sgd")
+    model = AutoModelForCausalLM.from_pretrained(blank)
+    model.get_output_embeddings().weight.data.fill_(3e38)  # its logits overflow: the loss is no number
+    model.save_pretrained(tmp_path / "overflowing")
+    AutoTokenizer.from_pretrained(blank).save_pretrained(tmp_path / "overflowing")
     with pytest.raises(ClassroomError, match=r"at step \d+: the training has diverged"):
-        sft.train(make_config(tmp_path, blank, corpus, *overrides))
+        sft.train(make_config(tmp_path, tmp_path / "overflowing", corpus))
     assert not (tmp_path / "model").exists()
 
 

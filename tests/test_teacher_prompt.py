@@ -54,11 +54,12 @@ def test_what_is_thought_under_force_is_hidden_and_rewarded(room: Room, generati
         lambda rule, conversation, _: heard.append(conversation) or '{"reasoning": "", "decision": "OK"}'
     )
     generation.judges_rules_prompts_paths = {"does_not_leak_answer": "scripted"}
-    room.teacher = ScriptedEngine(room.tokenizer, lambda _: "hm</think> Say hello.")
+    places = iter(("first", "second", "third"))  # a thought that repeats pays once
+    room.teacher = ScriptedEngine(room.tokenizer, lambda _: f"This is my {next(places)} turn.</think> Say hello.")
     closed = room.play(generation)[0]
     assert closed.rewards["thinking"] == 0.5
     assert {message["content"] for message in heard[0][::2]} == {"Say hello."}
-    assert not any("hm" in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
+    assert not any("my" in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
     room.teacher = ScriptedEngine(room.tokenizer, lambda _: "Say hello.")  # never closes it
     open_ended = room.play(generation, request_id="open")[0]
     assert open_ended.rewards["thinking"] == -1.5
