@@ -43,6 +43,7 @@ lint: setup
 bench: setup
 	@test -d runs/quickstart/sft/model || $(MAKE) --no-print-directory quickstart-models ARGS=
 	@$(PYTHON_IN_VENV) -m benchmarks.schedules $(ARGS)
+	@$(PYTHON_IN_VENV) -m benchmarks.muon
 
 gpu-check: setup
 	@$(PYTHON_IN_VENV) -m src.gpu_check $(ARGS)

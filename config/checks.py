@@ -47,7 +47,6 @@ from src.rewards import REWARDS, default_weights
 if TYPE_CHECKING:
     from config.eval_model import EvalConfig
 
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 CONVERSATION_TYPES = ("guided", "attempt")
 _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
@@ -139,10 +138,12 @@ def check_generation(generation: GenerationConfig) -> None:
 
 def _check_servers(generation: GenerationConfig) -> None:
     for name in generation.allowed_hosts:
-        if not _HOST_NAME.fullmatch(name):
+        try:
+            check_host("A name in generation.allowed_hosts", name)
+        except ConfigError as error:
             raise ConfigError(
                 f"generation.allowed_hosts holds {name!r}; each is a host's name alone, such as host.docker.internal."
-            )
+            ) from error
     urls = generation.server_urls
     if urls is not None and not urls:
         raise ConfigError(

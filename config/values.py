@@ -143,13 +143,13 @@ def check_url(key: str, url: str) -> None:
     """Raises:
     ConfigError: for what is no address of a web server.
     """
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{key} is {url!r}; it must begin with http:// or https://.")
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname
     except ValueError as error:
         raise ConfigError(f"{key} is {url!r}, which is no address: {error}.") from error
+    if parts.scheme not in ("http", "https"):
+        raise ConfigError(f"{key} is {url!r}; it must begin with http:// or https://.")
     if not host or port == 0 or not url.isprintable() or " " in url:
         raise ConfigError(f"{key} is {url!r}; it must be an address such as http://127.0.0.1:8005.")
     check_host(f"The host of {key}", host)

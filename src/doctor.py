@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from src.container_memory import container_limit
+
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -231,7 +233,10 @@ def _memory() -> Iterator[Finding]:
         return
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE))
     available, total = (int(kib.get(name, 0)) / 2**20 for name in ("MemAvailable", "MemTotal"))
-    found = f"{available:.0f} of {total:.0f} GiB available, {len(os.sched_getaffinity(0))} cores"
+    limit, whose = container_limit(), ""
+    if limit is not None and limit < total * GIB:
+        available, total, whose = min(available, limit / GIB), limit / GIB, " to this container"
+    found = f"{available:.0f} of {total:.0f} GiB available{whose}, {len(os.sched_getaffinity(0))} cores"
     if available < 6:
         yield Finding(WARNING, "memory", found, "two engines and a trainer of the smallest models take 6 GiB")
     else:

@@ -26,6 +26,7 @@ from config.load import ROOT, USER_ERRORS, load
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from src.doctor import find_gpus
 from src.errors import ClassroomError, ConfigError, DeadlineExceeded
+from src.evaluation.run_folder import METRICS_NAME
 from src.gpu_memory_watch import MemoryWatch, gpu_memory_used, process_memory
 from src.launcher import with_accelerate_config
 from src.memory_budget import GIB, EngineJob, engine_memory
@@ -35,7 +36,6 @@ from src.ports import free_port
 from src.processes import Child, Interrupted, Signals
 from src.quickstart.world import build_world
 from src.random_model import SHAPES, write_shape
-from src.reporting import METRICS_NAME
 
 LIMIT_S = 600.0
 """All parts together."""

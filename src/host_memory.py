@@ -5,12 +5,11 @@ and the system itself are left out.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
+from src.container_memory import container_limit
 from src.memory_budget import CUDA_CONTEXT, GIB, Part, TrainerJob, total, trainer_memory
 
 PROCESS = GIB
@@ -18,17 +17,11 @@ PROCESS = GIB
 PUBLISHED_AT_ONCE = 1_000_000_000
 """Bytes of weights that the main process gathers before it writes them: `SHARD_BYTES` of src/grpo/gather.py."""
 
-CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux tells a container, or a job of a batch system, how much memory it may use (cgroups v2 and v1)."""
-
 
 def machine_memory() -> int:
     """What programs may use here: the machine's memory, or less where a container has a limit."""
-    memory = [psutil.virtual_memory().total]
-    for path in CONTAINER_LIMITS:
-        with suppress(OSError, ValueError):  # there is none, or it is "max"
-            memory.append(int(path.read_text(encoding="ascii")))
-    return min(memory)
+    memory = psutil.virtual_memory().total
+    return min(memory, container_limit() or memory)
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ from config.checks import check_train_rl
 from config.load import ROOT, USER_ERRORS, command_line, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
+from src.evaluation.run_folder import METRICS_NAME
 from src.grpo.resume import check_resume
 from src.memory_sources import gpu_is_there
 from src.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
 from src.processes import Child, Interrupted, Signals
-from src.reporting import METRICS_NAME
 from src.server_process import KeptServer, ServerProcess
 
 _HYDRA_FLAGS = ("--config-name", "-cn", "--config-dir", "-cd")

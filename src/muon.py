@@ -3,15 +3,22 @@
 Muon moves a matrix by its orthogonalised momentum, so that all its directions learn at the same pace; models trained
 from nothing get there in fewer steps.
 
+torch.optim.Muon orthogonalises in bfloat16. Most CPUs multiply matrices of that type one number at a time, so on CPUs
+it is done in float32 (`benchmarks/muon.py` measures what that gains).
+
 Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; for the match of its steps
 to AdamW's: J. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2.
 """
 
 from collections.abc import Callable
 from typing import Any, Optional
+from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import _muon
+
+_IN_BFLOAT16 = _muon._zeropower_via_newtonschulz
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -31,8 +38,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
         loss = None if closure is None else closure()
-        for inner in self._inner:
-            inner.step()
+        with patch.object(_muon, _IN_BFLOAT16.__name__, orthogonalised):
+            for inner in self._inner:
+                inner.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -42,6 +50,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for inner, state in zip(self._inner, state_dict["inner"], strict=True):
             inner.load_state_dict(state)
         self.param_groups = [group for inner in self._inner for group in inner.param_groups]
+
+
+def orthogonalised(gradient: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
+    """A matrix with all its singular values near 1, by Newton–Schulz iteration; arguments as torch's own function has
+    them, which this one calls for all that is not on a CPU."""
+    if gradient.device.type != "cpu":
+        return _IN_BFLOAT16(gradient, coefficients, steps, epsilon)
+    linear, cubic, quintic = coefficients
+    tall = gradient.size(0) > gradient.size(1)
+    matrix = gradient.float().T if tall else gradient.float()
+    matrix = matrix / matrix.norm().clamp(min=epsilon)
+    for _ in range(steps):
+        gram = matrix @ matrix.T
+        matrix = torch.addmm(matrix, torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic), matrix, beta=linear)
+    return matrix.T if tall else matrix
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -14,9 +14,7 @@ from transformers.integrations import get_available_reporting_integrations
 
 from config.base import LoggingConfig
 from src.errors import ClassroomError, ConfigError
-from src.evaluation.run_folder import last_figures, read_lines
-
-METRICS_NAME = "metrics.jsonl"
+from src.evaluation.run_folder import METRICS_NAME, last_figures, read_lines
 
 
 def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:

@@ -44,7 +44,14 @@ def root(tmp_path: Path) -> Path:
     """The project's folder as it is after a clone."""
     folder = tmp_path / "clone"
     (folder / "src").mkdir(parents=True)
-    for name in ("src/__init__.py", "src/doctor.py", "requirements.txt", "requirements-cpu.txt", "Makefile"):
+    for name in (
+        "src/__init__.py",
+        "src/container_memory.py",
+        "src/doctor.py",
+        "requirements.txt",
+        "requirements-cpu.txt",
+        "Makefile",
+    ):
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "config/deepspeed", folder / "config/deepspeed")
     return folder
@@ -251,6 +258,14 @@ def test_little_room_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     free(0.06)
     assert [each.level for each in doctor._disk(tmp_path, on_gpu=False)] == [ERROR]
     assert "--shm-size" in of("shared memory", list(doctor._memory())).advice
+
+
+def test_a_container_has_less_memory_than_its_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("src.container_memory.LIMIT_FILES", [tmp_path / "memory.max"])
+    assert "container" not in of("memory", list(doctor._memory())).found
+    (tmp_path / "memory.max").write_text(f"{3 * 2**30}\n")
+    memory = of("memory", list(doctor._memory()))
+    assert memory.level == WARNING and memory.found.startswith("3 of 3 GiB available to this container, ")
 
 
 @pytest.mark.parametrize(("gpus", "level"), [(0, OK), (1, OK), (4, WARNING)])

@@ -32,7 +32,7 @@ HEAD = 4 * 151_936 * 2560  # the output head, which is the embedding, in 32 bits
 
 @pytest.fixture(autouse=True)
 def no_container(monkeypatch):
-    monkeypatch.setattr("src.host_memory.CONTAINER_LIMITS", [])
+    monkeypatch.setattr("src.container_memory.LIMIT_FILES", [])
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_the_device_is_this_processs_gpu(device, zero3, wanted, monkeypatch):
 @pytest.mark.parametrize(("limit", "counts"), [(f"{16 * GIB}\n", 16 * GIB), ("max\n", 64 * GIB), (None, 64 * GIB)])
 def test_a_container_has_what_it_may_use(tmp_path, monkeypatch, limit, counts):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
-    monkeypatch.setattr("src.host_memory.CONTAINER_LIMITS", [tmp_path / "memory.max", tmp_path / "not_there"])
+    monkeypatch.setattr("src.container_memory.LIMIT_FILES", [tmp_path / "memory.max", tmp_path / "not_there"])
     if limit is not None:
         (tmp_path / "memory.max").write_text(limit)
     assert machine_memory() == counts

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from config.base import DataSource
 from config.load import load
 from config.train_sft_model import ConversationSource, TrainSFTConfig, check_train_sft
-from src import sft
+from src import muon, sft
 from src.errors import ClassroomError, ConfigError, DataError
-from src.muon import MuonWithAdamW, split_parameters
+from src.muon import MuonWithAdamW, orthogonalised, split_parameters
 from tests.test_chat_template import CHATML, make_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -372,6 +372,31 @@ def test_a_muon_step_moves_all_directions_of_a_matrix_alike():
     assert singular.min() > 0.5
     assert singular.max() < 1.5
     assert torch.sum(update * gradient) > 0
+
+
+@pytest.mark.parametrize("shape", [(32, 8), (8, 32)])
+def test_on_a_cpu_muon_computes_in_float32(shape):
+    """What Newton–Schulz makes of a matrix, it makes of its singular values one by one."""
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    a, b, c = coefficients = (3.4445, -4.7750, 2.0315)
+    left, values, right = torch.linalg.svd(gradient.double() / gradient.double().norm(), full_matrices=False)
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    wanted = left @ torch.diag(values) @ right
+    assert torch.allclose(orthogonalised(gradient, coefficients, 5, 1e-7).double(), wanted, atol=1e-4)
+    assert not torch.allclose(muon._IN_BFLOAT16(gradient, coefficients, 5, 1e-7).double(), wanted, atol=1e-3)
+    assert torch.optim._muon._zeropower_via_newtonschulz is muon._IN_BFLOAT16  # other users of torch keep theirs
+
+
+def test_a_step_of_muon_orthogonalises_that_way(blank, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(blank)
+    optimizer = MuonWithAdamW(model, learning_rate=0.01)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    seen = []
+    monkeypatch.setattr(muon, "orthogonalised", lambda gradient, *_: seen.append(gradient.shape) or gradient)
+    optimizer.step()
+    assert len(seen) == len(split_parameters(model)[0])
 
 
 def test_a_scheduler_sets_the_rate_of_both_halves(blank):

@@ -15,6 +15,7 @@ from src.errors import DataError
 from src.evaluation.metrics import Estimate, paired_change, rewards_by_lesson
 from src.evaluation.records import read_records
 
+METRICS_NAME = "metrics.jsonl"
 LEARNING_NAME = "learning.json"
 JUDGE_CHECKS_NAME = "judge_checks.jsonl"
 

@@ -8,8 +8,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations import TensorBoardCallback
 
 from src.evaluation.plots import write_plots
-from src.evaluation.run_folder import load_run
-from src.reporting import METRICS_NAME
+from src.evaluation.run_folder import METRICS_NAME, load_run
 
 
 class PlotLog(TrainerCallback):
