@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from src.errors import DataError
 from src.quickstart import world
-from src.quickstart.corpus import PERSONAS, make_corpus, student_row, teacher_row
+from src.quickstart.corpus import PERSONAS, student_row, teacher_row
 from src.quickstart.language import (
     ERROR_KINDS,
     PAST_TIMES,
@@ -168,9 +168,14 @@ def test_other_problems_are_refused(text):
 
 
 @pytest.fixture(scope="module")
-def corpus():
-    train, _ = make_lessons(42)
-    return make_corpus(train, 42)
+def folder(request):
+    """The session's world; `world` is the module here."""
+    return request.getfixturevalue("world")
+
+
+@pytest.fixture(scope="module")
+def corpus(folder):
+    return [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
 
 
 def test_corpus_rows_are_chats_that_end_with_something_to_learn(corpus):
@@ -203,19 +208,12 @@ def test_corpus_follows_the_seed():
         assert row(lesson, random.Random(1)) == row(lesson, random.Random(1)) != row(lesson, random.Random(2))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "world"
-    assert world.build_world(out, 42)
-    return out
-
-
 def test_world_is_complete_and_made_once(folder):
     lessons = [json.loads(line) for line in (folder / "lessons_heldout.jsonl").read_text().splitlines()]
     assert len(lessons) == 116 and set(lessons[0]) == {"problem", "answer"}
     assert isinstance(parse_problem(lessons[0]["problem"]), Lesson)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    assert not world.build_world(folder, 42)
+    assert not world.build_world(folder, 7)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert [path.name for path in folder.parent.iterdir()] == ["world"]
 

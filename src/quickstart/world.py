@@ -32,6 +32,8 @@ def build_world(out: Path, seed: int) -> bool:
     stamp = {"seed": seed, "sources": _fingerprint()}
     if _read_stamp(out) == stamp:
         return False
+    if out.exists():
+        _refuse_foreign(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
         fresh = Path(temporary) / "world"
@@ -39,7 +41,6 @@ def build_world(out: Path, seed: int) -> bool:
         _write(fresh, seed)
         (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
         if out.exists():
-            _refuse_foreign(out)
             shutil.move(out, Path(temporary) / "old")
         fresh.rename(out)
     return True
