@@ -18,17 +18,17 @@ help:
 	@echo 'make setup              .venv with the pinned requirements; every target above does it when needed'
 
 setup:
-	@bash src/install.sh
+	@bash src/launch/install.sh
 
 # Sets nothing up: it works before anything is installed.
 doctor:
-	@if [ -x $(PYTHON_IN_VENV) ]; then $(PYTHON_IN_VENV) -m src.doctor; else $${PYTHON:-python3} -m src.doctor; fi
+	@if [ -x $(PYTHON_IN_VENV) ]; then $(PYTHON_IN_VENV) -m src.launch.doctor; else $${PYTHON:-python3} -m src.launch.doctor; fi
 
 quickstart: setup
-	@$(PYTHON_IN_VENV) -m src.quickstart.run $(ARGS)
+	@$(PYTHON_IN_VENV) -m src.launch.quickstart $(ARGS)
 
 quickstart-models: setup
-	@$(PYTHON_IN_VENV) -m src.quickstart.run --models-only $(ARGS)
+	@$(PYTHON_IN_VENV) -m src.launch.quickstart --models-only $(ARGS)
 
 test: setup
 	@$(PYTHON_IN_VENV) -m pytest -m "not full" $(ARGS)
@@ -46,8 +46,8 @@ bench: setup
 	@$(PYTHON_IN_VENV) -m benchmarks.muon
 
 gpu-check: setup
-	@$(PYTHON_IN_VENV) -m src.gpu_check $(ARGS)
+	@$(PYTHON_IN_VENV) -m src.launch.gpu_check $(ARGS)
 
 docs: setup
-	@$(PYTHON_IN_VENV) -m src.lesson_plans check
-	@$(PYTHON_IN_VENV) -m src.prompt_docs docs/prompts.md
+	@$(PYTHON_IN_VENV) -m src.classroom.lesson_plans check
+	@$(PYTHON_IN_VENV) -m src.launch.prompt_docs docs/prompts.md

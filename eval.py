@@ -5,8 +5,8 @@ from config.load import program
 
 
 def more_of_dry_run(config: EvalConfig) -> None:
-    from src.memory_report import show_evaluation_shares
-    from src.prompt_check import check_configured_prompts
+    from src.classroom.prompt_check import check_configured_prompts
+    from src.memory.report import show_evaluation_shares
 
     show_evaluation_shares(config)
     if config.server_url is None:  # else the prompts are the server's

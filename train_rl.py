@@ -6,8 +6,8 @@ from config.train_rl_model import TrainRLConfig
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
-    from src.memory_report import show_trainer_budget
-    from src.prompt_check import check_configured_prompts
+    from src.classroom.prompt_check import check_configured_prompts
+    from src.memory.report import show_trainer_budget
     from src.training.run_length import report_length_before_training
 
     check_configured_prompts(config.generation, config.judge_model)

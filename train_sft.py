@@ -6,7 +6,7 @@ from config.train_sft_model import TrainSFTConfig, check_train_sft
 
 @program(TrainSFTConfig, "train_sft", check_train_sft)
 def main(config: TrainSFTConfig) -> None:
-    from src.sft import train
+    from src.sft.run import train
 
     train(config)
 

@@ -9,8 +9,8 @@ from config.train_rl_model import TrainRLConfig
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
-    from src.memory_report import show_server_budget
-    from src.prompt_check import check_configured_prompts
+    from src.classroom.prompt_check import check_configured_prompts
+    from src.memory.report import show_server_budget
     from src.training.run_length import report_length_before_training
 
     check_configured_prompts(config.generation, config.judge_model)
@@ -20,7 +20,7 @@ def more_of_dry_run(config: TrainRLConfig) -> None:
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def main(config: TrainRLConfig) -> None:
-    from src.app import serve
+    from src.server.app import serve
     from src.training.run_length import log_length_before_training
 
     log_length_before_training(config)
@@ -29,7 +29,7 @@ def main(config: TrainRLConfig) -> None:
 
 if __name__ == "__main__":
     if any(argument.partition("=")[0] == "--view" for argument in sys.argv):
-        from src.viewer.serve import view
+        from src.server.view_only import view
 
         sys.exit(view(sys.argv[1:]))
     main()

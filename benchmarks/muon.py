@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from transformers import AutoModelForCausalLM
 
-from src import muon
+from src.sft import muon
 
 
 def main() -> None:

@@ -28,14 +28,14 @@ from typing import Self
 from config.checks import check_train_rl, reward_weights, solutions_are_graded
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import ConversationRecord, SampleRequest
-from src.batches import open_desk
-from src.classroom import Classroom
-from src.conversation import State
-from src.data import load_problems
-from src.inference_providers.base import Judge
-from src.journal import Journal
-from src.phases import Concurrent, PhaseClock
+from src.classroom.classroom import Classroom
+from src.classroom.conversation import State
+from src.classroom.phases import Concurrent, PhaseClock
+from src.rollout.datasets import load_problems
+from src.rollout.engines import Judge
+from src.rollout.journal import Journal
+from src.server.sampling_service import open_desk
+from src.server.schemas import ConversationRecord, SampleRequest
 
 
 class DistantJudge:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from src.judging import SCORING_RULES
+from src.classroom.verdicts import SCORING_RULES
 
 
 @dataclass
@@ -145,7 +145,7 @@ class GenerationConfig:
     host.docker.internal; IP addresses need not be named. They are names alone, without a port.
 
     `schedule`: `concurrent` lets every conversation go on by itself; `phased` has all of them finish the dialogue
-    before any is judged, and so on, and has the engines sleep that a phase does not need (src/phases.py), for models
+    before any is judged, and so on, and has the engines sleep that a phase does not need (src/classroom/phases.py), for models
     that do not fit side by side.
 
     `colocate`: the engines sleep while the trainer steps and give it their GPU's memory. Null: if server and trainer

@@ -39,10 +39,10 @@ from config.values import (
     check_host,
     check_url,
 )
-from src.api import LARGEST_BATCH
+from src.classroom.rewards import REWARDS, default_weights
+from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError
-from src.judging import SCORING_RULES
-from src.rewards import REWARDS, default_weights
+from src.server.schemas import LARGEST_BATCH
 
 if TYPE_CHECKING:
     from config.eval_model import EvalConfig

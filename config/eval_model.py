@@ -25,10 +25,10 @@ from config.checks import (
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
 from config.train_rl_model import RewardModelConfig
 from config.values import EMBEDDED_JUDGES, check_url
-from src.api import LARGEST_BATCH
+from src.classroom.rewards import default_weights
+from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError
-from src.judging import SCORING_RULES
-from src.rewards import default_weights
+from src.server.schemas import LARGEST_BATCH
 
 SAMPLINGS = ("sampled", "greedy")
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
@@ -93,7 +93,7 @@ class EvalConfig:
 
     The rest is for tutors that are measured by the student's solutions, that is without a judge rule that scores.
     `recompute_initial_attempts` has the student solve each problem before the dialogue as well; false takes what an
-    earlier evaluation into the same folder kept of that, if it did (`src/evaluation/initial.py`).
+    earlier evaluation into the same folder kept of that, if it did (`src/evaluation/solve_alone.py`).
     `score_using_pedagogical_reward` scores each teacher message with `pedagogical_reward_model`, a model with one logit
     that is loaded when the others have ended, with the options in `pedagogical_reward_vllm` (those for sampling have no
     meaning), after the instruction at `pedagogical_reward_prompt_path`.

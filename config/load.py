@@ -38,9 +38,9 @@ from config.compose import CommandLine, compose, searching, take_apart, unreadab
 from config.maths_classroom import fill_in
 from config.paths import check_texts, expand_paths
 from config.upstream_keys import leave_out, rename_keys, rename_values
-from src.disk import storage_errors
 from src.errors import ClassroomError, ConfigError
 from src.message_rules.version import RULES_VERSION
+from src.system.storage import storage_errors
 
 ROOT = Path(__file__).resolve().parent.parent
 _QUIET_HYDRA = (
@@ -174,7 +174,7 @@ class _messages_instead_of_tracebacks(ContextDecorator):
 def _is_first_to_say(message: str) -> bool:
     if "WORLD_SIZE" not in os.environ:  # not one of a launcher's processes; importing torch takes seconds
         return True
-    from src.distributed import is_first_to_say
+    from src.system.distributed import is_first_to_say
 
     return is_first_to_say(message)
 

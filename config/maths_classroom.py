@@ -7,8 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError
-from src.judging import SCORING_RULES
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from config.base import (
     lesson_plans,
 )
 from config.values import CISPO, CISPO_LARGEST_RATIO
-from src.judging import SCORING_RULES
+from src.classroom.verdicts import SCORING_RULES
 
 
 @dataclass

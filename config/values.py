@@ -47,7 +47,7 @@ TRAINING_DTYPES = ("float32", "bfloat16", "float16")
 ENGINE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 SCHEDULES = ("concurrent", "phased")
 SCRIPT = "script:"
-"""What the name of a teacher begins with that is no model: src/inference_providers/scripted_teacher.py."""
+"""What the name of a teacher begins with that is no model: src/toy_language/scripted_teacher.py."""
 RESPONSE_FORMATS = ("auto", "json_schema", "text")
 ADAPTER_BIASES = ("none", "all", "lora_only")
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

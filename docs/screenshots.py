@@ -22,14 +22,14 @@ from fastapi import FastAPI
 
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.chat_template import ReplyFrame
-from src.inference_providers.base import Completion, Sampling
-from src.journal import JOURNAL_NAME, head_of
-from src.seats import Seats
-from src.turns import PolicyVersion
+from src.classroom.seats import Seats
+from src.rollout.chat_template import ReplyFrame
+from src.rollout.engines import Completion, Sampling
+from src.rollout.journal import JOURNAL_NAME, head_of
+from src.rollout.tokens import PolicyVersion
+from src.server.view_only import create_viewer
+from src.viewer.chat import SeatedTutor
 from src.viewer.routes import add_viewer
-from src.viewer.serve import create_viewer
-from src.viewer.tutor import SeatedTutor
 from tests.browser import Browser, open_browser
 from tests.conftest import free_port
 from tests.scripted_room import serving

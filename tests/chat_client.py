@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from config.base import ApiModelConfig
-from src.inference_providers.base import Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
+from src.rollout.engines import Sampling
 from tests.judge_endpoint import Behaviour, JudgeEndpoint, Script
 
 SPEED = 20

@@ -15,8 +15,8 @@ import hypothesis
 import pytest
 
 from config.base import GenerationConfig
-from src.launcher import gpu_is_there
-from src.vllm.client import ClassroomClient
+from src.launch.cli import gpu_is_there
+from src.server.client import ClassroomClient
 from tests.scripted_room import TEMPLATES, Room
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("repeatable")
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's world: lessons, corpus, tokenizer and untrained model."""
-    from src.quickstart.world import build_world
+    from src.toy_language.build import build_world
 
     folder = tmp_path_factory.mktemp("quickstart") / "world"
     build_world(folder, seed=7)

@@ -13,8 +13,8 @@ from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from config.base import LoraConfig
-from src.adapters import peft_config
-from src.distributed import keep_deepspeed_from_compiling
+from src.models.lora import peft_config
+from src.system.distributed import keep_deepspeed_from_compiling
 
 
 def main(model_folder: str, output: str, precision: str, rank: str) -> None:

@@ -12,8 +12,8 @@ import deepspeed
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from src.checkpoint_safety import refuse_unsafe_checkpoint
-from src.distributed import keep_deepspeed_from_compiling
+from src.models.checkpoint_safety import refuse_unsafe_checkpoint
+from src.system.distributed import keep_deepspeed_from_compiling
 
 _STEPS, _SAVED_AFTER = 4, 2
 

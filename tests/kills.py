@@ -24,10 +24,10 @@ import psutil
 
 from config.load import ROOT
 from src.errors import ClassroomError
-from src.journal import JOURNAL_NAME, read_journal
-from src.launcher import server_command, trainer_command
-from src.processes import Child, Signals
-from src.vllm.client import ClassroomClient
+from src.launch.cli import server_command, trainer_command
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.client import ClassroomClient
+from src.system.processes import Child, Signals
 from tests.conftest import free_port, quickstart_overrides
 
 PHASES = ("rollout", "judging", "publish", "optimizer step", "checkpoint")
@@ -220,7 +220,7 @@ def agrees(schedule: list, wanted: list) -> bool:
 def make_world(folder: Path) -> Path:
     world = folder / "world"
     if not world.is_dir():
-        command = [sys.executable, "-m", "src.quickstart.world", "--out", str(world)]
+        command = [sys.executable, "-m", "src.toy_language.build", "--out", str(world)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return world
 

@@ -16,16 +16,16 @@ from typing import Any
 import yaml
 
 from config.base import lesson_plans
-from src.conversation import END_OF_CONVERSATION
-from src.data import load_problems
-from src.evaluation.agreement import rank_correlation
-from src.evaluation.fidelity import flips_role, parrots
-from src.inference_providers.base import Ledger
-from src.inference_providers.rubric_inference import TurnFinding, verdict
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.evaluation.metrics.student_fidelity import flips_role, parrots
 from src.message_rules.feedback import GIVING_KINDS, falsely_corrects, feedback_kind, hands_over, repairs, takes_up
 from src.message_rules.messages import holds, read_message
 from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import analyse
+from src.results.agreement import rank_correlation
+from src.rollout.datasets import load_problems
+from src.rollout.engines import Ledger
+from src.toy_language.rubric_judge import TurnFinding, verdict
 
 FILE = Path(__file__).parent / "labelled_conversations.yaml"
 ROOT = FILE.parent.parent

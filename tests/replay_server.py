@@ -10,7 +10,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from src.api import (
+from src.errors import ClassroomError, DataError
+from src.models.policy_folder import check_policy
+from src.results.rollout_files import read_records
+from src.rollout.tokens import PolicyVersion
+from src.server.schemas import (
     ConversationRecord,
     Health,
     LoadWeightsRequest,
@@ -20,10 +24,6 @@ from src.api import (
     SampleRequest,
     SampleResponse,
 )
-from src.errors import ClassroomError, DataError
-from src.policy_folder import check_policy
-from src.rollout_files import read_records
-from src.turns import PolicyVersion
 
 Batches = list[list[ConversationRecord]]
 

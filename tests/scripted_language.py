@@ -4,10 +4,10 @@ tested with. A teacher is a function of the plan and the messages so far, and kn
 import re
 from collections.abc import Callable, Sequence
 
-from src.conversation import END_OF_CONVERSATION
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.setup import ERROR_PERSONA
 from src.message_rules.messages import holds
 from src.message_rules.plans import Phrase, Plan
-from src.schedule import ERROR_PERSONA
 
 Message = dict[str, str]
 Teacher = Callable[[Plan, Sequence[Message], bool], str]

@@ -13,19 +13,19 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-import src.app
+import src.server.app
 from config.base import GenerationConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import ConversationRecord, SampleRequest
-from src.batches import BatchDesk
-from src.classroom import Classroom, classroom_rules
-from src.inference_providers.base import Sampling
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.journal import Journal
-from src.phases import PHASED, Concurrent, PhaseClock
-from src.rewards import default_weights
-from src.seats import Seats
+from src.classroom.classroom import Classroom, classroom_rules
+from src.classroom.phases import PHASED, Concurrent, PhaseClock
+from src.classroom.rewards import default_weights
+from src.classroom.seats import Seats
+from src.rollout.engines import Sampling
+from src.rollout.journal import Journal
+from src.server.sampling_service import BatchDesk
+from src.server.schemas import ConversationRecord, SampleRequest
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 SCORES = {
     "task_final_score": 1,
@@ -90,7 +90,7 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
     async def open_desk(*_: object) -> BatchDesk:
         return room.open(generation)
 
-    monkeypatch.setattr(src.app, "open_desk", open_desk)
+    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
 
     def make(host: str = "127.0.0.1", port: int = 8005) -> FastAPI:
         config = load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'", f"generation.server_port={port}"])
@@ -100,7 +100,7 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
             server_port=port,
             load_weights_timeout_s=config.generation.load_weights_timeout_s,
         )
-        return src.app.create_app(config, room.folder)
+        return src.server.app.create_app(config, room.folder)
 
     return make
 

@@ -8,19 +8,19 @@ from typing import Any, Optional
 
 import yaml
 
-from src.api import ConversationRecord, SampleRequest
-from src.conversation import ClassroomRules, Conversation, State
-from src.data import Problem
-from src.evaluation.exchanges import read_exchanges
-from src.evaluation.metrics import summarise
-from src.evaluation.records import write_records
-from src.inference_providers.rubric_inference import analyse, verdict
-from src.judging import Scores, Verdict, parse_verdict
-from src.quickstart.lessons import Lesson, render_problem
-from src.quickstart.scripted import Teacher, play
-from src.rewards import pedagogical
-from src.schedule import ConversationType, Setup
-from src.turns import Turn
+from src.classroom.conversation import ClassroomRules, Conversation, State
+from src.classroom.rewards import pedagogical
+from src.classroom.setup import ConversationType, Setup
+from src.classroom.verdicts import Scores, Verdict, parse_verdict
+from src.results.evaluation_files import write_records
+from src.results.statistics import summarise
+from src.rollout.datasets import Problem
+from src.rollout.tokens import Turn
+from src.server.schemas import ConversationRecord, SampleRequest
+from src.toy_language.lessons import Lesson, render_problem
+from src.toy_language.rubric_judge import analyse, verdict
+from src.toy_language.scripts import Teacher, play
+from src.toy_language.turn_pairs import read_exchanges
 
 RULE = "pedagogical_eval"
 RULES = ClassroomRules(max_turns=9, judge_rules=(RULE,), ignore_rejected_judge=True)

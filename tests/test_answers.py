@@ -17,12 +17,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from src import answers
-from src.answer_forms import LONGEST, compare_as_text, extract_boxed
-from src.answers import AnswerChecker
+from src.classroom.seats import Seats
 from src.errors import EngineFailure
-from src.inference_providers.base import Sampling
-from src.seats import Seats
+from src.grading import checker as answers
+from src.grading.checker import AnswerChecker
+from src.grading.forms import LONGEST, compare_as_text, extract_boxed
+from src.rollout.engines import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = yaml.safe_load((Path(__file__).parent / "answer_pairs.yaml").read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ def ask_for_rights(pipe, folder: str) -> None:
 
     import sympy
 
-    from src.answer_worker import _give_up_rights, _replace_eval
+    from src.grading.worker import _give_up_rights, _replace_eval
 
     _replace_eval()
     _give_up_rights()
@@ -293,7 +293,7 @@ def test_shutdown_leaves_no_process_and_no_verdict_even_if_a_worker_is_busy():
 
 KILLED = """
 import asyncio, json, os, signal, sys
-from src.answers import AnswerChecker
+from src.grading.checker import AnswerChecker
 
 if __name__ == "__main__":
     checker = AnswerChecker(timeout_s=1.0, workers=1)

@@ -9,9 +9,9 @@ from benchmarks.schedules import SCHEDULES, Lockstep, measure, show
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.conversation import State
-from src.inference_providers.scripted_inference import ScriptedEngine
+from src.classroom.conversation import State
 from tests.conftest import quickstart_overrides
+from tests.support.scripted_engine import ScriptedEngine
 
 
 def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp_path: Path, monkeypatch, capsys):
@@ -19,7 +19,7 @@ def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp
         lines = {"teacher": lambda _: "Hello! Where do you go?", "student": lambda _: "I go home."}
         return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
 
-    monkeypatch.setattr("src.seats._start_engines", start)
+    monkeypatch.setattr("src.classroom.seats._start_engines", start)
     config = load(TrainRLConfig, "train_rl", quickstart_overrides(tmp_path, world / "blank", world, 1), check_train_rl)
     show(asyncio.run(measure(config, rounds=2, judge_s=0.001)))
     printed = capsys.readouterr().out

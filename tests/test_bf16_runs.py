@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from config.train_rl_model import TrainConfig
-from src.grpo.checkpoints import last_checkpoint
-from src.policy_folder import policy_path
+from src.models.policy_folder import policy_path
+from src.training.checkpoints import last_checkpoint
 from tests.conftest import RunningServer, running_server
 from tests.test_gather import weights_in
 from tests.test_lora_runs import judged, move_adapter_run  # noqa: F401

@@ -13,9 +13,9 @@ import pytest
 
 from config.base import ApiModelConfig
 from src.errors import ConfigError, ProviderFailure, RequestRefused
-from src.inference_providers.base import Sampling
 from src.inference_providers.call_ledger import LOST, CallLedger
 from src.inference_providers.chat_api import GEMINI_URL, OPENROUTER_URL, ChatApi, ChatRequest
+from src.rollout.engines import Sampling
 from tests.chat_client import LONG, PRICES, SPEED, Client, in_turn, question
 from tests.judge_endpoint import (
     Behaviour,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from src.errors import ProviderFailure, SpendingCapReached
-from src.inference_providers.pace import Pace
+from src.inference_providers.rate_limit import Pace
 from tests.chat_client import LONG, PRICES, SPEED, Client, in_turn, question
 from tests.judge_endpoint import Call, drips, fails, hangs, judge_endpoint, says
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from src.chat_template import (
+from src.errors import ConfigError
+from src.rollout.chat_template import (
     ReplyFrame,
     encode_chat,
     encode_dialogue,
@@ -14,8 +15,7 @@ from src.chat_template import (
     encode_text,
     roles_as_rendered,
 )
-from src.errors import ConfigError
-from src.turns import TokenBuffer
+from src.rollout.tokens import TokenBuffer
 
 CHATML = """\
 {%- for message in messages -%}

@@ -13,9 +13,9 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from src.checkpoint_safety import refuse_unsafe_checkpoint
 from src.errors import UnsafeCheckpoint
-from src.grpo.checkpoints import last_checkpoint
+from src.models.checkpoint_safety import refuse_unsafe_checkpoint
+from src.training.checkpoints import last_checkpoint
 
 
 class Runs:

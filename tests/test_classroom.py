@@ -6,12 +6,12 @@ import json
 import pytest
 
 from config.base import GenerationConfig
-from src.api import ConversationRecord, SampleRequest
 from src.errors import DataError, EngineFailure, PolicyMismatch, UnknownConversation
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.journal import read_journal
-from src.turns import PolicyVersion
+from src.rollout.journal import read_journal
+from src.rollout.tokens import PolicyVersion
+from src.server.schemas import ConversationRecord, SampleRequest
 from tests.scripted_room import SCORES, Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 
 def maths(generation: GenerationConfig, **changes) -> GenerationConfig:

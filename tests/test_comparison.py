@@ -12,26 +12,26 @@ import pytest
 from config.base import ApiModelConfig, JudgeModelConfig
 from config.eval_model import EvalConfig, TutorConfig, check_eval
 from config.load import load
-from src import rollout_files
-from src.batches import BatchDesk
 from src.errors import ConfigError, DataError
-from src.evaluation.agreement import krippendorff_alpha
 from src.evaluation.compare import arms_of, summarise_comparison
-from src.evaluation.comparison_report import choose_lessons
-from src.evaluation.comparison_table import comparison_text, say_p
 from src.evaluation.extra_judges import ask_extra_judges, summarise_judges
-from src.evaluation.figures import judged_by_lesson
-from src.evaluation.paired import DRAWS, differences, holm, sign_flip_p
+from src.evaluation.metrics.compared import judged_by_lesson
+from src.evaluation.report.comparison_report import choose_lessons
+from src.evaluation.report.comparison_table import comparison_text, say_p
 from src.evaluation.run import evaluate
-from src.inference_providers.base import NO_LEDGER, EmbeddedJudge, Sampling
-from src.inference_providers.rubric_inference import RubricJudge
-from src.inference_providers.scripted_inference import ScriptedEngine
-from src.inference_providers.scripted_teacher import ScriptedTeacher, is_script
-from src.quickstart.lessons import make_lessons, render_problem
-from src.quickstart.scripted import SCRIPTED_TEACHERS
-from src.turns import Turn
+from src.results import rollout_files
+from src.results.agreement import krippendorff_alpha
+from src.results.paired_tests import DRAWS, differences, holm, sign_flip_p
+from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Sampling
+from src.rollout.tokens import Turn
+from src.server.sampling_service import BatchDesk
+from src.toy_language.lessons import make_lessons, render_problem
+from src.toy_language.rubric_judge import RubricJudge
+from src.toy_language.scripted_teacher import ScriptedTeacher, is_script
+from src.toy_language.scripts import SCRIPTED_TEACHERS
 from tests.judge_endpoint import judge_endpoint, says
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedEngine
 from tests.synthetic_run import FAILED, record_of, scored
 
 LESSONS = [render_problem(lesson) for lesson in make_lessons(3)[1]]
@@ -178,7 +178,7 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
             del desk.classroom.seats.engines["teacher"]
         return desk
 
-    monkeypatch.setattr("src.batches.open_desk", open_desk)
+    monkeypatch.setattr("src.server.sampling_service.open_desk", open_desk)
     return opened
 
 
@@ -260,7 +260,7 @@ def test_extra_judges_that_cannot_be_asked_are_refused(config):
 
 
 def test_open_lessons_have_no_scripted_ideal(config):
-    from src.data import Problem
+    from src.rollout.datasets import Problem
 
     assert [arm.name for arm in arms_of(config, [Problem.of("Language: Dutch")])] == ["base", "trained", "acknowledges"]
 
@@ -374,7 +374,7 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
         lines = {"teacher": lambda _: "Good! What do you say?", "student": lambda _: "abc"}
         return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
 
-    monkeypatch.setattr("src.seats._start_engines", start)
+    monkeypatch.setattr("src.classroom.seats._start_engines", start)
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")  # the model whose tokenizer it is has a short context
     model = str(world / "blank")
     with judge_endpoint(_answer) as endpoint:

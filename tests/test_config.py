@@ -513,7 +513,15 @@ def test_a_run_writes_down_its_config_commit_and_packages(tmp_path):
 
 def test_the_pure_core_imports_neither_torch_nor_vllm_nor_deepspeed():
     modules = sorted(f"config.{path.stem}" for path in (ROOT / "config").glob("[a-z]*.py"))
-    modules += ["src.conversation", "src.judging", "src.rewards", "src.schedule", "src.turns", "src.api", "src.data"]
+    modules += [
+        "src.classroom.conversation",
+        "src.classroom.verdicts",
+        "src.classroom.rewards",
+        "src.classroom.setup",
+        "src.rollout.tokens",
+        "src.server.schemas",
+        "src.rollout.datasets",
+    ]
     script = (
         f"import sys, {', '.join(modules)}\n"
         "heavy = {'torch', 'vllm', 'deepspeed', 'transformers', 'trl', 'datasets'} & set(sys.modules)\n"

@@ -20,8 +20,8 @@ from config.load import ROOT, config_keys, load, to_yaml
 from config.paths import PATHS
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
-from src.data import load_problems
 from src.errors import ClassroomError, ConfigError
+from src.rollout.datasets import load_problems
 from tests.test_config import run
 
 SCHEMAS = {

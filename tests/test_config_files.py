@@ -14,8 +14,8 @@ from config.load import ROOT, command_line, load, to_yaml
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
-from src.launcher import main as launcher
-from src.quickstart.run import main as quickstart
+from src.launch.cli import main as launcher
+from src.launch.quickstart import main as quickstart
 
 # Which file ---------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.conversation import (
+from src.classroom.conversation import (
     END_OF_CONVERSATION,
     ClassroomRules,
     Conversation,
@@ -15,10 +15,10 @@ from src.conversation import (
     State,
     visible_text,
 )
-from src.data import Problem
-from src.judging import Scores, Verdict
-from src.schedule import ConversationType, Setup
-from src.turns import Turn
+from src.classroom.setup import ConversationType, Setup
+from src.classroom.verdicts import Scores, Verdict
+from src.rollout.datasets import Problem
+from src.rollout.tokens import Turn
 
 GUIDED, ATTEMPTED = ConversationType.GUIDED, ConversationType.ATTEMPTED
 ORDER = list(State)

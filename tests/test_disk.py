@@ -21,17 +21,17 @@ from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 from trl import GRPOTrainer
 
-import src.app
+import src.server.app
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.disk import refuse_full_disk, storage_errors
 from src.errors import StorageError
 from src.grpo.run import _open_run_folder
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.journal import Journal, read_journal
-from src.policy_folder import check_policy, policy_path, write_policy, write_whole
-from src.rollout_files import write_rollouts
-from src.turns import PolicyVersion
+from src.models.policy_folder import check_policy, policy_path, write_policy, write_whole
+from src.results.rollout_files import write_rollouts
+from src.rollout.journal import Journal, read_journal
+from src.rollout.tokens import PolicyVersion
+from src.system.storage import refuse_full_disk, storage_errors
 from tests.scripted_room import Room
 from tests.test_durability import save_model
 from tests.test_grpo import record
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
     trainer._save_checkpoint(None, None)
     trainer.state.global_step = 2
     if fails_while == "flushing":
-        monkeypatch.setattr("src.policy_folder.os.fsync", no_room)
+        monkeypatch.setattr("src.models.policy_folder.os.fsync", no_room)
     room = 100_000 if fails_while == "writing" else 1_000_000
     with files_no_larger_than(room), pytest.raises(StorageError), storage_errors(tmp_path):
         trainer._save_checkpoint(None, None)
@@ -164,8 +164,8 @@ def test_a_journal_on_a_full_disk_is_507_and_the_batch_goes_on_when_there_is_roo
     async def open_desk(*_: object):
         return desk
 
-    monkeypatch.setattr(src.app, "open_desk", open_desk)
-    with TestClient(src.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder), HERE) as client:
+    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
+    with TestClient(src.server.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder), HERE) as client:
         journal = room.folder / "journal.jsonl"
         with files_no_larger_than(journal.stat().st_size + 500):
             answer = client.post("/sample_conversations", json=REQUEST)

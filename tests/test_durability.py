@@ -12,11 +12,11 @@ from safetensors.numpy import save_file
 
 from config.load import ROOT
 from src.errors import ConfigError, DataError, DeadlineExceeded
-from src.journal import Journal, read_journal
-from src.policy_folder import check_policy, policy_path, remove_old_policies, write_policy
-from src.run_lock import claim
-from src.turns import PolicyVersion
-from src.vllm.gate import WeightsGate
+from src.models.policy_folder import check_policy, policy_path, remove_old_policies, write_policy
+from src.rollout.journal import Journal, read_journal
+from src.rollout.tokens import PolicyVersion
+from src.system.run_lock import claim
+from src.vllm.weights_gate import WeightsGate
 
 
 def test_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -161,7 +161,9 @@ def test_cancelled_turn_leaves_the_gate() -> None:
     asyncio.run(scenario())
 
 
-HOLDER = "import sys; from pathlib import Path; from src.run_lock import claim; f = claim('x', Path(sys.argv[1])); {}"
+HOLDER = (
+    "import sys; from pathlib import Path; from src.system.run_lock import claim; f = claim('x', Path(sys.argv[1])); {}"
+)
 
 
 def test_a_run_folder_has_one_program_of_a_kind_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from config.base import GenerationConfig, ModelConfig, VllmConfig
 from src.errors import ContextOverflow, DeadlineExceeded, EngineFailure
-from src.inference_providers.base import Sampling
+from src.rollout.engines import Sampling
 from src.vllm.engine import VllmEngine
-from src.vllm.gate import WeightsGate
+from src.vllm.weights_gate import WeightsGate
 
 TURN_S = 60.0
 TIMEOUT_S = 100.0

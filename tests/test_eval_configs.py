@@ -9,7 +9,7 @@ import yaml
 
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load, to_yaml
-from src.prompt_check import check_prompts
+from src.classroom.prompt_check import check_prompts
 
 TUTORS = {
     "Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",

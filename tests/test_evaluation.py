@@ -15,10 +15,11 @@ import pytest
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import SampleRequest, SampleResponse
 from src.errors import ConfigError, DataError, DeadlineExceeded, PolicyMismatch
-from src.evaluation.exchanges import Exchange, read_exchanges
-from src.evaluation.metrics import (
+from src.evaluation.report.tables import measurement_table
+from src.evaluation.run import evaluate
+from src.results.evaluation_files import read_records, write_records
+from src.results.statistics import (
     mean_scores,
     mean_with_ci,
     paired_change,
@@ -27,13 +28,12 @@ from src.evaluation.metrics import (
     summarise,
     talk,
 )
-from src.evaluation.records import read_records, write_records
-from src.evaluation.run import evaluate
-from src.evaluation.tables import measurement_table
-from src.quickstart.language import answer, find_slips, inject
-from src.quickstart.lessons import make_lessons, parse_problem, render_problem
-from src.quickstart.scripted import hint, ideal, ignores_errors
-from src.turns import PolicyVersion, Turn
+from src.rollout.tokens import PolicyVersion, Turn
+from src.server.schemas import SampleRequest, SampleResponse
+from src.toy_language.grammar import answer, find_slips, inject
+from src.toy_language.lessons import make_lessons, parse_problem, render_problem
+from src.toy_language.scripts import hint, ideal, ignores_errors
+from src.toy_language.turn_pairs import Exchange, read_exchanges
 from tests.synthetic_run import FAILED, played, record_of, scored
 
 LESSONS = make_lessons(1)[1]

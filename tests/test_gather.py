@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedModel, Qwen3Config
 from transformers.core_model_loading import Chunk, WeightConverter
 
-from src.grpo.gather import gathered_weights, write_shards
+from src.training.sharded_save import gathered_weights, write_shards
 
 _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _CONFIGS = {

@@ -15,14 +15,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.train_rl_model import TrainConfig
-from src import gpu_check
 from src.errors import ClassroomError, DeadlineExceeded
-from src.gpu_check import FAILED, OK, SKIPPED, Check, Machine, engine_share, find_machine, main, shape_figures
-from src.gpu_memory_watch import MemoryWatch, gpu_memory_used, process_memory
-from src.memory_budget import GIB
-from src.memory_sources import read_shape
-from src.processes import Child, Signals
-from src.random_model import SHAPES, draw_weights, write_shape
+from src.launch import gpu_check
+from src.launch.gpu_check import FAILED, OK, SKIPPED, Check, Machine, engine_share, find_machine, main, shape_figures
+from src.memory.budget import GIB
+from src.memory.sources import read_shape
+from src.models.random_model import SHAPES, draw_weights, write_shape
+from src.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
+from src.system.processes import Child, Signals
 from tests.conftest import ROOT
 
 LINE = {
@@ -255,7 +255,9 @@ def test_a_models_tokens_all_have_a_text_and_texts_are_encoded_as_before(world: 
 def test_the_steps_are_made_and_measured_on_a_cpu_with_a_tiny_shape(tmp_path: Path) -> None:
     """Server, trainer, weights and figures are those that a GPU gets; the memory is the processes' own."""
     arguments = ["--device", "cpu", "--parts", "tiny", "quickstart", "--folder", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-m", "src.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "src.launch.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     tiny, quickstart = json.loads((tmp_path / "run/gpu_check.json").read_text())["parts"]
     assert (tiny["status"], quickstart["status"]) == (OK, OK)

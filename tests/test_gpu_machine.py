@@ -18,23 +18,23 @@ from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.engine_shares import refuse_crowded_gpu, what_is_crowded
+from src.classroom.seats import engine_seats, open_seats
 from src.errors import ConfigError, EngineFailure
 from src.grpo import run as grpo_run
 from src.grpo.config import grpo_config
-from src.launcher import main as launcher
-from src.launcher import with_precision
-from src.memory_budget import GIB, Launch
-from src.memory_report import report, show_evaluation_shares
-from src.memory_sources import NotReckoned, gpu_is_there, gpu_memory, memory_by_nvidia_smi
-from src.precision import PRECISIONS, check_precision
-from src.processes import Signals
-from src.quickstart.plan import make_plan
-from src.quickstart.run import main as quickstart
-from src.quickstart.run import make_models
-from src.seats import engine_seats, open_seats
-from src.sft import _refuse_hidden_data_parallelism
-from src.vllm.engine_process import EngineProcess
+from src.launch.cli import main as launcher
+from src.launch.cli import with_precision
+from src.launch.quickstart import main as quickstart
+from src.launch.quickstart import make_models
+from src.launch.quickstart_plan import make_plan
+from src.memory.budget import GIB, Launch
+from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
+from src.memory.report import report, show_evaluation_shares
+from src.memory.sources import NotReckoned, gpu_is_there, gpu_memory, memory_by_nvidia_smi
+from src.sft.run import _refuse_hidden_data_parallelism
+from src.system.processes import Signals
+from src.training.precision import PRECISIONS, check_precision
+from src.vllm.engine_base import EngineProcess
 
 TRAINED = sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml"))
 MEASURED = sorted(path.stem for path in (ROOT / "config/eval").glob("*.yaml"))
@@ -79,7 +79,7 @@ def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> None:
         raise NotReckoned(f"nobody is asked for {name}")
 
-    monkeypatch.setattr("src.memory_report.read_shape", nothing)
+    monkeypatch.setattr("src.memory.report.read_shape", nothing)
 
 
 def words_of(output: str, program: str) -> list[str]:
@@ -104,7 +104,7 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
     overrides = [f"logging.save_dir={tmp_path / 'run'}"]
     assert quickstart([*overrides, "dry_run=true"]) == 0
     trainer = words_of(capsys.readouterr().out, "train_rl.py")
-    flags = trainer[trainer.index("src.trainer_launch") + 1 : trainer.index("train_rl.py")]
+    flags = trainer[trainer.index("src.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
     assert flags == ["--config_file", "config/deepspeed/1GPU.yaml", "--mixed_precision", "no"]
 
     plan = make_plan(overrides)
@@ -128,7 +128,7 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
 
         __enter__, __exit__, wait = lambda self: self, lambda *_: None, lambda *_: 0
 
-    monkeypatch.setattr("src.quickstart.run.Child", Program)
+    monkeypatch.setattr("src.launch.quickstart.Child", Program)
     for given, first in ((None, "0"), ("3,5", "3"), ("GPU-7f", "GPU-7f")):
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
@@ -200,7 +200,7 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
     config = trained("--config-name", name)
     assert launcher(["--config-name", name, "--config_file", file, "dry_run=true"]) == 0
     trainer = words_of(capsys.readouterr().out, "train_rl.py")
-    by_launcher = trainer[trainer.index("src.trainer_launch") + 1 : trainer.index("train_rl.py")]
+    by_launcher = trainer[trainer.index("src.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
     wanted = PRECISIONS[config.train.dtype]
     assert by_launcher == ["--config_file", file, "--mixed_precision", wanted]
     for flags in (by_launcher, ["--config_file", file]):  # the second as typed by hand

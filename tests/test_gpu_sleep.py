@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from config.base import GenerationConfig, ModelConfig, VllmConfig
-from src.doctor import find_gpus
-from src.gpu_memory_watch import gpu_memory_used
-from src.inference_providers.base import Sampling
-from src.launcher import gpu_is_there
+from src.launch.cli import gpu_is_there
+from src.launch.doctor import find_gpus
+from src.rollout.engines import Sampling
+from src.system.gpu_memory import gpu_memory_used
 from src.vllm.engine import VllmEngine
 from tests.conftest import GPU_SHARE
 

@@ -14,16 +14,16 @@ from trl import GRPOTrainer
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import ConversationRecord
+from src.classroom.verdicts import Scores, Verdict
 from src.errors import ConfigError, DeadlineExceeded, EngineFailure, PolicyMismatch, TooManyFailedJudgements
-from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
-from src.grpo.judge_guard import JudgeGuard
-from src.grpo.rollout import ClassroomRollout, batch_metrics, construct_reward_func, to_rollout
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.judging import Scores, Verdict
-from src.turns import PolicyVersion, Turn
-from src.vllm.client import ClassroomClient
+from src.rollout.tokens import PolicyVersion, Turn
+from src.server.client import ClassroomClient
+from src.server.schemas import ConversationRecord
+from src.training.collective import on_every_process, on_main_process
+from src.training.judge_monitor import JudgeGuard
+from src.training.sample_batch import ClassroomRollout, batch_metrics, construct_reward_func, to_rollout
 
 
 def record(index: int, reward: float | None = 0.5, **changes) -> ConversationRecord:

@@ -11,7 +11,8 @@ from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.grpo.config import grpo_config
-from src.host_memory import (
+from src.memory.budget import CUDA_CONTEXT, GIB, Launch, total, trainer_memory
+from src.memory.host import (
     PROCESS,
     PUBLISHED_AT_ONCE,
     EngineOnHost,
@@ -20,10 +21,9 @@ from src.host_memory import (
     trainer_process,
     what_does_not_fit,
 )
-from src.memory_budget import CUDA_CONTEXT, GIB, Launch, total, trainer_memory
-from src.memory_report import report
-from src.memory_sources import launch_of_environment, launch_of_flags, read_shape
-from src.model_loading import device_for_weights, models_go_to, weights_dtype
+from src.memory.report import report
+from src.memory.sources import launch_of_environment, launch_of_flags, read_shape
+from src.training.model_loading import device_for_weights, models_go_to, weights_dtype
 from tests.test_memory_budget import config, job, qwen, sizes  # noqa: F401
 
 PARAMETERS = 4_022_468_096
@@ -32,7 +32,7 @@ HEAD = 4 * 151_936 * 2560  # the output head, which is the embedding, in 32 bits
 
 @pytest.fixture(autouse=True)
 def no_container(monkeypatch):
-    monkeypatch.setattr("src.container_memory.LIMIT_FILES", [])
+    monkeypatch.setattr("src.system.container_memory.LIMIT_FILES", [])
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_what_a_machine_cannot_hold_is_refused_where_it_would_run_and_told_elsew
         in (warning)
     )
     assert "generation.colocate=false" in warning and "offload_optimizer_device" in warning
-    monkeypatch.setattr("src.memory_sources.memory_by_nvidia_smi", lambda: [80 * GIB])
+    monkeypatch.setattr("src.memory.sources.memory_by_nvidia_smi", lambda: [80 * GIB])
     here = report(config(qwen), lambda: launch)
     assert here.refusals == [warning.removeprefix("warning: ")]
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=needed))
@@ -169,15 +169,15 @@ def test_policy_and_reference_go_to_their_device_as_they_are_read(world):
     ("device", "zero3", "wanted"), [("cuda:2", False, "cuda:2"), ("cuda:2", True, None), ("cpu", False, None)]
 )
 def test_the_device_is_this_processs_gpu(device, zero3, wanted, monkeypatch):
-    monkeypatch.setattr("src.model_loading.PartialState", lambda: SimpleNamespace(device=torch.device(device)))
-    monkeypatch.setattr("src.model_loading.is_deepspeed_zero3_enabled", lambda: zero3)
+    monkeypatch.setattr("src.training.model_loading.PartialState", lambda: SimpleNamespace(device=torch.device(device)))
+    monkeypatch.setattr("src.training.model_loading.is_deepspeed_zero3_enabled", lambda: zero3)
     assert device_for_weights() == (None if wanted is None else torch.device(wanted))
 
 
 @pytest.mark.parametrize(("limit", "counts"), [(f"{16 * GIB}\n", 16 * GIB), ("max\n", 64 * GIB), (None, 64 * GIB)])
 def test_a_container_has_what_it_may_use(tmp_path, monkeypatch, limit, counts):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
-    monkeypatch.setattr("src.container_memory.LIMIT_FILES", [tmp_path / "memory.max", tmp_path / "not_there"])
+    monkeypatch.setattr("src.system.container_memory.LIMIT_FILES", [tmp_path / "memory.max", tmp_path / "not_there"])
     if limit is not None:
         (tmp_path / "memory.max").write_text(limit)
     assert machine_memory() == counts

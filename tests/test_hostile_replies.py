@@ -19,16 +19,16 @@ from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
 from config.train_rl_model import TrainRLConfig
-from src.api import ConversationRecord
+from src.classroom.verdicts import parse_verdict
 from src.errors import JudgeOutputError, ProviderFailure, RequestRefused
 from src.inference_providers.call_ledger import IN_FLIGHT, LOST, USABLE, CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.http_client import LARGEST_REPLY
-from src.journal import read_journal
-from src.judging import parse_verdict
-from src.rejudge import rejudge
-from src.rollout_files import read_records, write_rollouts
-from src.viewer.serve import create_viewer
+from src.launch.rejudge import rejudge
+from src.results.rollout_files import read_records, write_rollouts
+from src.rollout.journal import read_journal
+from src.server.schemas import ConversationRecord
+from src.server.view_only import create_viewer
 from tests.chat_client import PRICES, Client, in_turn, question
 from tests.judge_endpoint import Behaviour, Exchange, JudgeEndpoint, completion, judge_endpoint, says
 from tests.test_judging import answer

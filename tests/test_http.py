@@ -21,21 +21,21 @@ from pydantic_core import PydanticSerializationError
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-import src.app
-import src.http_guards
+import src.server.app
+import src.server.middleware
 from config.base import GenerationConfig
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.access import TOKEN_VARIABLE, token_for
-from src.api import LARGEST_BATCH, LARGEST_BODY, SampleRequest
 from src.errors import AccessDenied, ClassroomError, ConfigError, EngineFailure, RequestTooLarge, UnknownConversation
 from src.grpo.run import connect
-from src.grpo.servers import OwnServer, own_server
-from src.http_guards import BodyCheck, HostCheck
-from src.journal import read_journal
-from src.policy_folder import policy_path, write_policy
-from src.turns import PolicyVersion
-from src.vllm.client import ClassroomClient
+from src.models.policy_folder import policy_path, write_policy
+from src.rollout.journal import read_journal
+from src.rollout.tokens import PolicyVersion
+from src.server.auth import TOKEN_VARIABLE, token_for
+from src.server.client import ClassroomClient
+from src.server.middleware import BodyCheck, HostCheck
+from src.server.schemas import LARGEST_BATCH, LARGEST_BODY, SampleRequest
+from src.training.server_assignment import OwnServer, own_server
 from tests.conftest import free_port
 from tests.scripted_room import Room, serving
 from tests.scripted_room import application as application_of
@@ -243,7 +243,7 @@ def test_a_problem_longer_than_the_context_is_422_and_named(http: TestClient, ro
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_an_oversized_body_is_413_and_not_read_into_memory(http: TestClient, monkeypatch, announced: bool) -> None:
-    monkeypatch.setattr(src.http_guards, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(src.server.middleware, "LARGEST_BODY", 1000)
     content = b" " * 1001 if announced else (b" " * 100 for _ in range(11))
     headers = {"Content-Type": "application/json"}
     answer = http.post("/sample_conversations", content=content, headers=headers)
@@ -253,7 +253,7 @@ def test_an_oversized_body_is_413_and_not_read_into_memory(http: TestClient, mon
 
 @pytest.mark.parametrize(("announced", "most_read"), [(b"2000", 0), (None, 1100)])
 def test_reading_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch, announced: bytes | None, most_read: int) -> None:
-    monkeypatch.setattr(src.http_guards, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(src.server.middleware, "LARGEST_BODY", 1000)
     read, sent = 0, []
 
     async def receive() -> dict:
@@ -280,7 +280,7 @@ def test_a_taken_port_is_refused_before_models_are_loaded_with_who_holds_it(tmp_
         port = holder.getsockname()[1]
         config = load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={tmp_path}"])
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*Process {os.getpid()} listens there"):
-            src.app.serve(config)
+            src.server.app.serve(config)
 
 
 def test_a_server_that_cannot_start_ends_with_the_message_alone(tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_the_token_is_written_nowhere(app, room: Room, monkeypatch, caplog, capf
         assert client.post("/sample_conversations", json=BODY).status_code == 200
         assert client.post("/load_weights", json={"run_id": "r", "version": 0, "path": "/"}).status_code == 422
         said = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
-    src.app.record_run(load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server")
+    src.server.app.record_run(load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server")
     files = [path for path in room.folder.rglob("*") if path.is_file()]
     assert len(files) >= 3
     said += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from config.load import ROOT
-from src import hub_connection
-from src.memory_sources import NotReckoned, read_shape
+from src.memory.sources import NotReckoned, read_shape
+from src.models import hub_connection
 
 SILENT, FAILING, HERE = "silent", "failing", "here"
 _REPLIES = {

@@ -14,10 +14,22 @@ import pytest
 import uvicorn
 from accelerate import PartialState
 
-import src.app
+import src.server.app
 from config.base import GenerationConfig, JudgeModelConfig
 from config.train_rl_model import GuardsConfig, TrainRLConfig
-from src.api import (
+from src.classroom.canaries import CANARIES
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.phases import PhaseClock
+from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_verdict
+from src.errors import JudgeOutputError
+from src.results.agreement import rank_correlation
+from src.results.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
+from src.rollout.datasets import Problem
+from src.rollout.engines import Ledger
+from src.rollout.journal import read_journal
+from src.server.client import ClassroomClient
+from src.server.judge_check import JudgeCheck
+from src.server.schemas import (
     CanaryVerdict,
     ConversationRecord,
     JudgeCheckRequest,
@@ -25,24 +37,12 @@ from src.api import (
     SampleRequest,
     SecondOpinion,
 )
-from src.canaries import CANARIES
-from src.conversation import END_OF_CONVERSATION
-from src.data import Problem
-from src.errors import JudgeOutputError
-from src.evaluation.agreement import rank_correlation
-from src.evaluation.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
-from src.grpo.judge_guard import JudgeGuard, weigh_check
-from src.inference_providers.base import Ledger
-from src.inference_providers.rubric_inference import RubricJudge
-from src.inference_providers.scripted_inference import ScriptedJudge
-from src.journal import read_journal
-from src.judge_check import JudgeCheck
-from src.judging import Judgement, Scores, parse_judge_output, parse_verdict
-from src.phases import PhaseClock
-from src.vllm.client import ClassroomClient
+from src.toy_language.rubric_judge import RubricJudge
+from src.training.judge_monitor import JudgeGuard, weigh_check
 from tests.conftest import free_port
 from tests.judge_endpoint import Behaviour, Script, hangs, judge_endpoint, says
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedJudge
 
 _RULE = "{% for turn in conversation %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
 _QUESTION, _PRAISE = "What is a half?", "Great!"
@@ -113,9 +113,9 @@ def listening(room: Room, config: TrainRLConfig, monkeypatch: pytest.MonkeyPatch
     async def open_desk(*_: object):
         return room.open(config.generation)
 
-    monkeypatch.setattr(src.app, "open_desk", open_desk)
+    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
     port = config.generation.server_port
-    app = src.app.create_app(config, room.folder)
+    app = src.server.app.create_app(config, room.folder)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -14,7 +14,7 @@ import requests
 
 from src.errors import ProviderFailure, SpendingCapReached
 from src.inference_providers.call_ledger import Usage
-from src.vllm.client import _ERRORS
+from src.server.client import _ERRORS
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says
 
@@ -134,7 +134,7 @@ def test_metrics_tell_what_judging_cost(judged, endpoint):
 
 
 def test_ranks_add_up():
-    from src.grpo.rollout import usage_metrics
+    from src.training.sample_batch import usage_metrics
 
     ranks = [Usage(3, 1, 1, {"500": 1}, 100, 10, 0.5, 0.25, 4.0), None, Usage(2, 0, 0, {}, 50, 5, 0.25, 0.0, 4.5)]
     assert usage_metrics("judge", ranks) == {

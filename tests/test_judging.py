@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src import judging
-from src.errors import JudgeOutputError
-from src.judging import (
+from src.classroom import verdicts as judging
+from src.classroom.verdicts import (
     SCORING_RULES,
     Scores,
     Verdict,
@@ -21,6 +20,7 @@ from src.judging import (
     parse_verdict,
     sum_up,
 )
+from src.errors import JudgeOutputError
 
 ANSWER = {
     "task_final_score": 0.75,

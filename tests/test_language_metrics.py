@@ -8,17 +8,17 @@ import pytest
 
 from config.base import lesson_plans
 from config.eval_model import EvalConfig
-from src.data import load_problems
+from src.classroom.phases import Concurrent
 from src.errors import JudgeOutputError
 from src.evaluation.error_labels import label_errors, read_labels
-from src.evaluation.fidelity import StudentTurn, flips_role, parrots, student_fidelity
-from src.evaluation.language import language_metrics, plan_progress, read_lesson
+from src.evaluation.metrics.language import language_metrics, plan_progress, read_lesson
+from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.message_rules.feedback import falsely_corrects, feedback_kind, hands_over, nearest_phrase, repairs, takes_up
 from src.message_rules.messages import holds, normal, read_message, sentences
 from src.message_rules.plans import Phrase, Plan, read_plan
-from src.phases import Concurrent
-from src.quickstart.lessons import parse_problem
-from src.turns import Turn
+from src.rollout.datasets import load_problems
+from src.rollout.tokens import Turn
+from src.toy_language.lessons import parse_problem
 from tests.labelled import agreement, compare, conversations, kappa
 from tests.synthetic_run import record_of
 

@@ -11,10 +11,10 @@ from config.load import load, program
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from config.upstream_keys import REPLACED
-from src.classroom import classroom_rules, setup_options
-from src.data import load_problems
+from src.classroom.classroom import classroom_rules, setup_options
+from src.classroom.setup import ConversationType, persona_weights
 from src.errors import ConfigError, DataError
-from src.schedule import ConversationType, persona_weights
+from src.rollout.datasets import load_problems
 from src.training.run_length import load_training_problems
 
 BLOCK = """\

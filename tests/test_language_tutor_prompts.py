@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from src.conversation import visible_text
-from src.judging import parse_judge_output
-from src.lesson_plans import read_shipped
-from src.prompt_docs import PLAYED, ROOT, TEMPLATES, read_lessons, render_page
-from src.prompts import render, variables_of
+from src.classroom.conversation import visible_text
+from src.classroom.lesson_plans import read_shipped
+from src.classroom.verdicts import parse_judge_output
+from src.launch.prompt_docs import PLAYED, ROOT, TEMPLATES, read_lessons, render_page
+from src.rollout.prompts import render, variables_of
 
 PAGE = ROOT / "docs/prompts.md"
 PLANS = [plan for split in read_shipped().values() for plan in split]
@@ -129,7 +129,7 @@ def test_the_page_shows_three_prompts_of_each_kind():
 
 
 def test_the_command_writes_the_page(tmp_path):
-    subprocess.run([sys.executable, "-m", "src.prompt_docs", str(tmp_path / "page.md")], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "src.launch.prompt_docs", str(tmp_path / "page.md")], cwd=ROOT, check=True)
     assert (tmp_path / "page.md").read_bytes() == PAGE.read_bytes()
 
 

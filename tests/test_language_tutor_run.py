@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from config.load import ROOT
-from src.conversation import visible_text
-from src.journal import JOURNAL_NAME, read_journal
-from src.rollout_files import read_records
+from src.classroom.conversation import visible_text
+from src.results.rollout_files import read_records
+from src.rollout.journal import JOURNAL_NAME, read_journal
 from tests.conftest import free_port
 from tests.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.test_language_tutor_config import BLOCK
@@ -64,7 +64,16 @@ def test_a_training_step_with_the_block_that_users_know(world: Path, tmp_path: P
             "train.dtype=float32",
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "src.launcher", "--config-dir", str(tmp_path), "--config-name", "mine", *overrides],
+            [
+                sys.executable,
+                "-m",
+                "src.launch.cli",
+                "--config-dir",
+                str(tmp_path),
+                "--config-name",
+                "mine",
+                *overrides,
+            ],
             cwd=ROOT,
             env={**os.environ, "OPENROUTER_API_KEY": "a-key"},
             capture_output=True,

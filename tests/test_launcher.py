@@ -19,9 +19,9 @@ import pytest
 from config.base import GenerationConfig
 from config.load import ROOT
 from src.errors import ConfigError
-from src.launcher import check_accelerate_flags, main, split_arguments, with_accelerate_config
-from src.ports import refuse_taken_port
-from src.server_process import server_url
+from src.launch.cli import check_accelerate_flags, main, split_arguments, with_accelerate_config
+from src.launch.server_process import server_url
+from src.system.ports import refuse_taken_port
 
 GENEROUS_S = 60.0
 
@@ -112,7 +112,7 @@ def test_dry_run_shows_both_commands_with_the_overrides(capsys):
     assert "learning_rate: 0.0001" in shown and "max_turns: 5" in shown
 
 
-@pytest.mark.parametrize("module", ["src.launcher", "src.quickstart.run"])
+@pytest.mark.parametrize("module", ["src.launch.cli", "src.launch.quickstart"])
 def test_the_launchers_know_the_keys_of_dotenv_as_the_programs_do(module, monkeypatch):
     """They ask the server for its health, with its token."""
     read = []
@@ -398,7 +398,7 @@ def test_a_taken_port_is_refused_and_its_holder_left_alone(launched, tmp_path):
 ECHOING = """
 import sys
 from pathlib import Path
-from src.processes import Child, Signals
+from src.system.processes import Child, Signals
 program, log = sys.argv[1:]
 with Signals() as signals, Child("it", [sys.executable, program], signals, Path(log), echo=True) as child:
     child.wait()

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 
-from src.evaluation.learning import (
+from src.results.learning import (
     LEARNED,
     LEAST_RISE,
     NO_EVIDENCE,
@@ -22,9 +22,9 @@ from src.evaluation.learning import (
     weigh_up,
     write_learning,
 )
-from src.grpo.checkpoints import step_of
-from src.grpo.movement import parameter_movement
-from src.rollout_files import Outcome, drop_rollouts_from, write_rollouts
+from src.results.rollout_files import Outcome, drop_rollouts_from, write_rollouts
+from src.training.checkpoints import step_of
+from src.training.weight_delta import parameter_movement
 from tests.synthetic_run import record_of, scored, step_line, write_training
 from tests.test_gather import model_from_folder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from src.evaluation.learning import LEARNED, NO_EVIDENCE
+from src.results.learning import LEARNED, NO_EVIDENCE
 from tests.conftest import ROOT, free_port, quickstart_overrides
 from tests.judge_endpoint import Behaviour, JudgeEndpoint, judge_endpoint, says
 
@@ -49,7 +49,7 @@ def train(endpoint: JudgeEndpoint, world: Path, run_folder: Path, override: str)
         f"guards.held_out_judge_model={judge}",
         override,
     ]
-    command = [sys.executable, "-m", "src.launcher", *overrides]
+    command = [sys.executable, "-m", "src.launch.cli", *overrides]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

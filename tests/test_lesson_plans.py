@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from config.base import DatasetSource
-from src.data import load_problems
+from src.classroom.lesson_plans import (
+    LEVELS,
+    LessonPlan,
+    find_faults,
+    measure,
+    normal,
+    read_goals,
+    read_plans,
+    read_shipped,
+)
 from src.errors import DataError
-from src.lesson_plans import LEVELS, LessonPlan, find_faults, measure, normal, read_goals, read_plans, read_shipped
-from src.prompts import render
+from src.rollout.datasets import load_problems
+from src.rollout.prompts import render
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = read_shipped()
@@ -63,7 +72,7 @@ def test_the_command_prints_the_figures():
 
 
 def check() -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "src.lesson_plans", "check"]
+    command = [sys.executable, "-m", "src.classroom.lesson_plans", "check"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -16,16 +16,16 @@ from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
-from src.access import TOKEN_VARIABLE
-from src.api import SampleRequest, SampleResponse
-from src.batches import BatchDesk
 from src.errors import EngineFailure, PolicyMismatch
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.journal import JOURNAL_NAME, read_journal
-from src.policy_folder import policy_path, write_policy
-from src.turns import PolicyVersion
+from src.models.policy_folder import policy_path, write_policy
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.tokens import PolicyVersion
+from src.server.auth import TOKEN_VARIABLE
+from src.server.sampling_service import BatchDesk
+from src.server.schemas import SampleRequest, SampleResponse
 from tests.conftest import free_port
 from tests.scripted_room import SCORES, Room, application, serving
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 POLICY = PolicyVersion("run", 2)
 BODY = {

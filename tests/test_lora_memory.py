@@ -9,10 +9,10 @@ from config.base import LoraConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.adapters import adapter_shape
-from src.memory_budget import GIB, AdapterJob, Launch, trainer_memory
-from src.memory_report import report
-from src.memory_sources import read_shape
+from src.memory.budget import GIB, AdapterJob, Launch, trainer_memory
+from src.memory.report import report
+from src.memory.sources import read_shape
+from src.models.lora import adapter_shape
 from tests.test_memory_budget import CHECKPOINTS, CONTEXT, LAYER, job, sizes, write_config
 
 # Rank 16, in every layer: queries 16 × (2560 + 4096), keys and values 2 × 16 × (2560 + 1024), result

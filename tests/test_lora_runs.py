@@ -15,10 +15,10 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from src.adapters import adapter_shape
-from src.policy_folder import MARKER, policy_path
-from src.rollout_files import read_records
-from src.turns import PolicyVersion
+from src.models.lora import adapter_shape
+from src.models.policy_folder import MARKER, policy_path
+from src.results.rollout_files import read_records
+from src.rollout.tokens import PolicyVersion
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.test_lora import loaded, scores

@@ -9,8 +9,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from src import sft
 from src.errors import ConfigError
+from src.sft import run as sft
 from tests.conftest import ROOT, free_port
 from tests.test_gather import weights_in
 from tests.test_sft import ROWS, blank, corpus, make_config, one_thread, trainer_of  # noqa: F401

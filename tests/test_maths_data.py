@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from config.base import DatasetSource
-from src.answer_forms import _as_number, _is_words, _spell_out, _split_unit, _tidy
-from src.answer_worker import _are_equal
-from src.answers import AnswerChecker
-from src.data import load_problems
+from src.grading.checker import AnswerChecker
+from src.grading.forms import _as_number, _is_words, _spell_out, _split_unit, _tidy
+from src.grading.worker import _are_equal
+from src.rollout.datasets import load_problems
 
 FOLDER = Path(__file__).resolve().parent.parent / "data/maths"
 SPLITS = {

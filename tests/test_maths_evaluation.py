@@ -16,19 +16,19 @@ import pytest
 from config.base import GenerationConfig
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
-from src.chat_template import Message
-from src.data import Problem
+from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
 from src.errors import ConfigError, DataError, EngineFailure, RequestRefused
-from src.evaluation.maths import summarise_maths
-from src.evaluation.metrics import mean_with_ci
-from src.evaluation.pedagogical_reward import scored_dialogues
-from src.evaluation.records import read_records
+from src.evaluation.metrics.maths import summarise_maths
+from src.evaluation.metrics.pedagogical_reward import scored_dialogues
 from src.evaluation.run import evaluate
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.judging import LEAK_RULE, PEDAGOGY_RULE
-from src.turns import Turn
+from src.results.evaluation_files import read_records
+from src.results.statistics import mean_with_ci
+from src.rollout.chat_template import Message
+from src.rollout.datasets import Problem
+from src.rollout.tokens import Turn
 from tests.reward_models import save_classifier
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.synthetic_run import record_of
 
 # Six conversations: two on each of three problems. Both attempts of both rules say OK, save for these; None: nothing.
@@ -134,7 +134,7 @@ def scene(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     async def start(*_: object) -> CountingReward:
         return scene.scorer
 
-    monkeypatch.setattr("src.batches.open_desk", open_desk)
+    monkeypatch.setattr("src.server.sampling_service.open_desk", open_desk)
     monkeypatch.setattr("src.vllm.reward_engine.RewardEngine.start", start)
     return scene
 
@@ -265,8 +265,8 @@ def test_initial_solutions_of_the_same_are_taken_from_the_run_folder(config: Eva
     ids=["seed", "student", "temperature", "problems", "length", "prompt"],
 )
 def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, scene: Scene, change, caplog):
-    from src.evaluation.initial import initial_solutions
-    from src.prompts import _load
+    from src.evaluation.solve_alone import initial_solutions
+    from src.rollout.prompts import _load
 
     folder = Path(config.logging.save_dir)
     problems = [Problem.of(name, "7") for name in BEFORE]

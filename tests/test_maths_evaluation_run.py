@@ -11,12 +11,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from config.load import ROOT
-from src.chat_template import encode_dialogue
-from src.conversation import Solution, visible_text
-from src.evaluation.pedagogical_reward import scored_dialogues
-from src.evaluation.records import read_records
-from src.judging import LEAK_RULE, PEDAGOGY_RULE
-from src.prompts import render
+from src.classroom.conversation import Solution, visible_text
+from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
+from src.evaluation.metrics.pedagogical_reward import scored_dialogues
+from src.results.evaluation_files import read_records
+from src.rollout.chat_template import encode_dialogue
+from src.rollout.prompts import render
 from tests.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.reward_models import logits_of, save_classifier
 from tests.test_language_tutor_run import with_long_context

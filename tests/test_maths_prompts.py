@@ -8,12 +8,12 @@ import pytest
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.classroom import classroom_rules, setup_options
-from src.data import load_problems
-from src.judging import parse_verdict
-from src.prompts import render, variables_of
-from src.rewards import MATHS_REWARDS
-from src.schedule import ConversationType
+from src.classroom.classroom import classroom_rules, setup_options
+from src.classroom.rewards import MATHS_REWARDS
+from src.classroom.setup import ConversationType
+from src.classroom.verdicts import parse_verdict
+from src.rollout.datasets import load_problems
+from src.rollout.prompts import render, variables_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "prompt_templates"

@@ -13,8 +13,8 @@ from statistics import fmean
 import pytest
 
 from config.load import ROOT
-from src.api import ConversationRecord
-from src.rollout_files import read_records
+from src.results.rollout_files import read_records
+from src.server.schemas import ConversationRecord
 from tests.conftest import free_port
 from tests.judge_endpoint import Behaviour, fails, judge_endpoint, says
 from tests.test_language_tutor_run import with_long_context
@@ -70,7 +70,7 @@ class Judge:
 def command(folder: Path, model: Path, student_url: str, judge_url: str, *overrides: str) -> list[str]:
     engine = "dtype: float32, enforce_eager: true, max_length: 8192, max_num_seqs: 16, cpu_kvcache_gib: 1"
     return [
-        *(sys.executable, "-m", "src.launcher", "--config-name", "maths_small"),
+        *(sys.executable, "-m", "src.launch.cli", "--config-name", "maths_small"),
         f"teacher_model={{model_name_or_path: {model}, vllm: {{temperature: 1.0, {engine}}}}}",
         f"student_model={{model_name_or_path: a-student, base_url: {student_url}}}",
         f"judge_model={{model_name_or_path: a-judge, base_url: {judge_url}, max_failed_share: 1.0}}",

@@ -7,8 +7,8 @@ import pytest
 
 from config.load import ROOT
 from config.train_rl_model import TrainRLConfig
-from src.gpu_check import PARTS
-from src.quickstart.plan import applies
+from src.launch.gpu_check import PARTS
+from src.launch.quickstart_plan import applies
 
 PAGE = (ROOT / "docs/measured.md").read_text(encoding="utf-8")
 BLOCKS = "\n".join(re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).splitlines()

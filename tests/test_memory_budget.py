@@ -17,10 +17,9 @@ from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.values import OPTIMIZERS
-from src.adapters import adapter_shape
 from src.errors import ConfigError
-from src.launcher import main as launcher
-from src.memory_budget import (
+from src.launch.cli import main as launcher
+from src.memory.budget import (
     GIB,
     HEAD_TILE,
     OPTIMIZER_STATES,
@@ -35,8 +34,9 @@ from src.memory_budget import (
     total,
     trainer_memory,
 )
-from src.memory_report import moments, report, show
-from src.memory_sources import NotReckoned, launch_of_environment, launch_of_flags, read_shape
+from src.memory.report import moments, report, show
+from src.memory.sources import NotReckoned, launch_of_environment, launch_of_flags, read_shape
+from src.models.lora import adapter_shape
 from tests.conftest import ROOT
 
 QWEN3_4B = {
@@ -410,7 +410,7 @@ def test_constants_are_those_of_the_libraries():
     from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    from src import memory_budget
+    from src.memory import budget as memory_budget
 
     assert HEAD_TILE == (TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE)
     assert DeepSpeedZeroConfig().reduce_bucket_size == memory_budget._ZERO_BUCKET

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.seats import _sampling, engine_seats
+from src.classroom.seats import _sampling, engine_seats
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 
 def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch):
@@ -44,7 +44,7 @@ def test_temperature_and_truncation_are_each_models_own():
 def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
     room: Room, generation: GenerationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    import src.seats
+    import src.classroom.seats
 
     (tmp_path / "rule.txt").write_text("{{ problem }}: {{ conversation[0].content }}")
     generation.judges_rules_prompts_paths = {"does_not_leak_answer": str(tmp_path / "rule.txt")}
@@ -57,12 +57,12 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
         assert wanted["judge"].model_name_or_path == "some/judge"
         return engines
 
-    monkeypatch.setattr(src.seats, "_start_engines", start)
-    monkeypatch.setattr(src.seats, "_check_models", lambda wanted: None)
+    monkeypatch.setattr(src.classroom.seats, "_start_engines", start)
+    monkeypatch.setattr(src.classroom.seats, "_check_models", lambda wanted: None)
 
     async def judge() -> str:
         models = ApiModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
-        seats = await src.seats.open_seats(*models, generation, 1, tmp_path)
+        seats = await src.classroom.seats.open_seats(*models, generation, 1, tmp_path)
         try:
             said = [{"role": "teacher", "content": "Hello."}]
             return await seats.judge.judge("does_not_leak_answer", said, "fractions", 0)

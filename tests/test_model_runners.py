@@ -17,8 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from config.base import LoraConfig
-from src.policy_folder import write_policy
-from src.turns import PolicyVersion
+from src.models.policy_folder import write_policy
+from src.rollout.tokens import PolicyVersion
 from tests.conftest import ROOT
 from tests.lora_engine import COOLER, PROMPT
 from tests.test_lora import LORA, adapted, publish, scores, step

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from config.base import GenerationConfig
-from src.api import ConversationRecord
-from src.conversation import ClassroomRules, visible_text
-from src.grpo.rollout import batch_metrics, to_rollout
-from src.inference_providers.base import Completion, Sampling
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
+from src.classroom.conversation import ClassroomRules, visible_text
+from src.rollout.engines import Completion, Sampling
+from src.server.schemas import ConversationRecord
+from src.training.sample_batch import batch_metrics, to_rollout
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 LIMIT = 48
 LAMBDA = 1.0

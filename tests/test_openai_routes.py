@@ -19,13 +19,13 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from src.chat_template import encode_chat
-from src.quickstart.corpus import DRILL_PROMPT
-from src.quickstart.language import find_slips
-from src.quickstart.scripted import hint
-from src.turns import PolicyVersion
-from src.vllm.gate import WeightsGate
-from src.vllm.openai_routes import OnePolicyPerAnswer, _Held
+from src.rollout.chat_template import encode_chat
+from src.rollout.tokens import PolicyVersion
+from src.server.openai_routes import OnePolicyPerAnswer, _Held
+from src.toy_language.corpus import DRILL_PROMPT
+from src.toy_language.grammar import find_slips
+from src.toy_language.scripts import hint
+from src.vllm.weights_gate import WeightsGate
 from tests.conftest import ROOT, RunningServer
 from tests.test_server import publish_random_weights, request_for
 

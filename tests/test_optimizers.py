@@ -11,7 +11,7 @@ import pytest
 
 from config.train_rl_model import TrainConfig
 from config.values import OPTIMIZERS
-from src.memory_budget import state_bytes
+from src.memory.budget import state_bytes
 from tests.conftest import ROOT, free_port
 from tests.test_memory_budget import write_config
 

@@ -11,15 +11,15 @@ import pytest
 from config.base import GenerationConfig
 from config.eval_model import ACKNOWLEDGES
 from config.values import SCRIPT
-from src.api import SampleRequest
 from src.errors import ContextOverflow, DataError, TooManyFailedJudgements
-from src.grpo.rollout import batch_metrics, to_rollout
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.inference_providers.scripted_teacher import ScriptedTeacher
-from src.journal import JOURNAL_NAME, read_journal
-from src.rollout_files import read_records, write_records
+from src.results.rollout_files import read_records, write_records
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.schemas import SampleRequest
+from src.toy_language.scripted_teacher import ScriptedTeacher
+from src.training.sample_batch import batch_metrics, to_rollout
 from src.viewer.journal_tail import JournalTail
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.test_grpo import _rollout, record
 from tests.test_resume import judge_that_accepts, sample, write_journal
 

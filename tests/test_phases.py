@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from config.base import GenerationConfig
-from src.api import SampleRequest
-from src.conversation import State
+from src.classroom.conversation import State
+from src.classroom.phases import PHASES, Concurrent, PhaseClock, phase_of
 from src.errors import EngineFailure, GpuFull, ProviderFailure
-from src.gpu_loan import GpuLoan, this_process
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.journal import JOURNAL_NAME, read_journal
-from src.phases import PHASES, Concurrent, PhaseClock, phase_of
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.engine_sleep import GpuLoan, this_process
+from src.server.schemas import SampleRequest
 from tests.scripted_room import SCORES, Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.test_resume import judge_that_accepts
 
 DIALOGUE, JUDGING, SOLUTIONS, REWARDS = (phase.seats for phase in PHASES)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from src.api import ConversationRecord, SampleRequest
-from src.journal import JOURNAL_NAME, read_journal
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.schemas import ConversationRecord, SampleRequest
 from tests.conftest import running_server
 
 pytestmark = pytest.mark.full  # six engines, one server after the other

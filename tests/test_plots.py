@@ -14,11 +14,11 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from src.evaluation import plots
-from src.evaluation.plots import write_plots
-from src.evaluation.run_folder import load_run
-from src.grpo.plot_log import PlotLog
-from src.rollout_files import write_rollouts
+from src.results import plots
+from src.results.plots import write_plots
+from src.results.rollout_files import write_rollouts
+from src.results.run_folder import load_run
+from src.training.plot_callback import PlotLog
 from tests.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 

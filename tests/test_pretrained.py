@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import src.seats
+import src.classroom.seats
 import src.vllm.engine
 from config.base import ApiModelConfig, ModelConfig, VllmConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.seats import open_seats
 from src.errors import ConfigError, EngineFailure
-from src.pretrained import check_model, load_tokenizer
-from src.seats import open_seats
+from src.models.pretrained import check_model, load_tokenizer
 from tests.test_chat_template import NO_SYSTEM
 
 KEY = "teacher_model.model_name_or_path"
@@ -163,7 +163,7 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
     async def no_engines(*_: object) -> None:
         raise EngineFailure("none here")
 
-    monkeypatch.setattr(src.seats, "_start_engines", no_engines)
+    monkeypatch.setattr(src.classroom.seats, "_start_engines", no_engines)
     config = load(TrainRLConfig, "train_rl", [])
     seats = [ApiModelConfig(str(model), VllmConfig(max_length=1024)) for _ in range(2)]
     own = (model / "chat_template.jinja").read_text(encoding="utf-8")

@@ -17,13 +17,13 @@ from config.base import GenerationConfig
 from config.eval_model import EvalConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.data import Problem
+from src.classroom.prompt_check import check_configured_prompts, check_lengths, check_prompts
 from src.errors import DataError
 from src.inference_providers.open_router_inference import render_rule
-from src.inference_providers.scripted_inference import ScriptedJudge
-from src.launcher import main as launcher
-from src.prompt_check import check_configured_prompts, check_lengths, check_prompts
-from src.prompts import render, variables_of
+from src.launch.cli import main as launcher
+from src.rollout.datasets import Problem
+from src.rollout.prompts import render, variables_of
+from tests.support.scripted_engine import ScriptedJudge
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -414,15 +414,15 @@ def test_rules_of_the_embedded_rubric_are_no_templates(all_prompts):
 
 
 def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts, tmp_path, monkeypatch):
-    import src.seats
+    import src.classroom.seats
 
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(src.seats, "_start_engines", start)
+    monkeypatch.setattr(src.classroom.seats, "_start_engines", start)
     config = load(TrainRLConfig, "train_rl", [])
     generation = all_prompts("teacher_prompt_path", "nowhere.txt")
     models = config.teacher_model, config.student_model, config.judge_model
-    opening = src.seats.open_seats(*models, generation, 1, tmp_path)
+    opening = src.classroom.seats.open_seats(*models, generation, 1, tmp_path)
     with pytest.raises(DataError, match="There is no prompt template nowhere.txt"):
         opening.send(None)

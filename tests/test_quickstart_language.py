@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.errors import DataError
-from src.quickstart import world
-from src.quickstart.corpus import PERSONAS, student_row, teacher_row
-from src.quickstart.language import (
+from src.toy_language import build as world
+from src.toy_language.corpus import PERSONAS, student_row, teacher_row
+from src.toy_language.grammar import (
     ERROR_KINDS,
     PAST_TIMES,
     PLACES,
@@ -34,7 +34,7 @@ from src.quickstart.language import (
     plural,
     third_person,
 )
-from src.quickstart.lessons import HELD_OUT, LESSONS, Lesson, make_lessons, parse_problem, render_problem
+from src.toy_language.lessons import HELD_OUT, LESSONS, Lesson, make_lessons, parse_problem, render_problem
 
 VERBS = [verb for topic in TOPICS.values() for verb in topic.verbs]
 NOUNS = [noun for topic in TOPICS.values() for noun in topic.nouns]

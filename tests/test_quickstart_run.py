@@ -7,9 +7,9 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig
 from src.errors import ConfigError
-from src.processes import Signals
-from src.quickstart.plan import applies, make_plan
-from src.quickstart.run import ensure_models, main, read_notes, reason_to_move, settle_folder, write_notes
+from src.launch.quickstart import ensure_models, main, read_notes, reason_to_move, settle_folder, write_notes
+from src.launch.quickstart_plan import applies, make_plan
+from src.system.processes import Signals
 
 
 def plan_in(folder, *overrides):
@@ -117,7 +117,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
 def test_dry_run_shows_every_program_and_makes_nothing(tmp_path, capsys):
     assert main([f"logging.save_dir={tmp_path / 'run'}", "dry_run=true"]) == 0
     shown = capsys.readouterr().out
-    for program in ("src.quickstart.world", "train_sft.py", "vllm_server.py", "train_rl.py", "eval.py"):
+    for program in ("src.toy_language.build", "train_sft.py", "vllm_server.py", "train_rl.py", "eval.py"):
         assert program in shown
     assert not (tmp_path / "run").exists()
 

@@ -20,14 +20,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.api import ConversationRecord
-from src.chat_template import ReplyFrame
-from src.policy_folder import policy_path
-from src.rollout_files import read_records
-from src.schedule import ConversationType
-from src.smollm2 import PackageUnreachable, fetch_smollm2
-from src.teacher_prompt import first_messages
-from src.turns import PolicyVersion
+from src.classroom.setup import ConversationType
+from src.classroom.teacher_prompt import first_messages
+from src.models.policy_folder import policy_path
+from src.models.smollm2 import PackageUnreachable, fetch_smollm2
+from src.results.rollout_files import read_records
+from src.rollout.chat_template import ReplyFrame
+from src.rollout.tokens import PolicyVersion
+from src.server.schemas import ConversationRecord
 from tests.conftest import RunningServer, free_port, server_with
 from tests.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.test_lora import scores
@@ -105,7 +105,7 @@ def maths(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             *("generation.number_student_attempts=2", "generation.max_tokens_per_student_attempt=48"),
             *("generation.number_judge_attempts=1", "generation.ignore_rejected_judge=true"),
         ]
-        command = [sys.executable, "-m", "src.launcher", *arguments]
+        command = [sys.executable, "-m", "src.launch.cli", *arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return run_folder

@@ -16,20 +16,20 @@ from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import SampleRequest, SampleResponse
-from src.batches import BatchDesk
 from src.errors import ConfigError, DataError, ProviderFailure, SpendingCapReached
-from src.inference_providers.base import Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import ApiChatEngine
-from src.inference_providers.scripted_inference import ScriptedJudge
-from src.journal import JOURNAL_NAME, read_journal
-from src.rollout_files import read_records, write_records
-from src.turns import approximate_tokens
+from src.results.rollout_files import read_records, write_records
+from src.rollout.engines import Sampling
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.tokens import approximate_tokens
+from src.server.sampling_service import BatchDesk
+from src.server.schemas import SampleRequest, SampleResponse
 from tests.chat_client import PRICES, SPEED
 from tests.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedJudge
 
 REQUEST = SampleRequest(
     problems=["fractions", "fractions", "sums"], answers=["1/2", "1/2", "7"], request_id="r", seed=1, step=0
@@ -316,7 +316,7 @@ def test_a_measurement_with_fixed_seeds_finds_its_replies_again_under_another_re
 def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
     tmp_path, prompts, generation, monkeypatch
 ) -> None:
-    from src.batches import open_desk
+    from src.server.sampling_service import open_desk
 
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     monkeypatch.setenv("GEMINI_API_KEY", "another")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from src.evaluation.records import read_records
-from src.rollout_files import read_records as read_rollouts
+from src.results.evaluation_files import read_records
+from src.results.rollout_files import read_records as read_rollouts
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says
 

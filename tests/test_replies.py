@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.inference_providers.call_ledger import Figures
-from src.inference_providers.replies import Answer, Failure, Remedy, of_exception, of_status, read_body, retry_after_s
+from src.inference_providers.responses import Answer, Failure, Remedy, of_exception, of_status, read_body, retry_after_s
 
 WAIT, TEXT, OTHER_MODEL, NONE, STOP = Remedy.WAIT, Remedy.TEXT, Remedy.OTHER_MODEL, Remedy.NONE, Remedy.STOP
 CONTENT, SHORTER = Remedy.CONTENT, Remedy.SHORTER

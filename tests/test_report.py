@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from src.api import ConversationRecord
 from src.errors import DataError
-from src.evaluation.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
-from src.evaluation.report import answer, as_text, facts, main, minutes, render_report, write_report
-from src.evaluation.run_folder import load_run
-from src.evaluation.showcase import choose_pairs, describe
-from src.evaluation.summary import write_summary
-from src.evaluation.tables import compare, comparison_table
-from src.quickstart.language import Slip
-from src.quickstart.lessons import make_lessons
-from src.quickstart.scripted import Teacher, ideal, ignores_errors, speaks_for_the_student
-from src.turns import Turn
+from src.evaluation.report.build import answer, as_text, facts, main, minutes, render_report, write_report
+from src.evaluation.report.examples import choose_pairs, describe
+from src.evaluation.report.summary import write_summary
+from src.evaluation.report.tables import compare, comparison_table
+from src.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
+from src.results.run_folder import load_run
+from src.rollout.tokens import Turn
+from src.server.schemas import ConversationRecord
+from src.toy_language.grammar import Slip
+from src.toy_language.lessons import make_lessons
+from src.toy_language.scripts import Teacher, ideal, ignores_errors, speaks_for_the_student
 from tests.synthetic_run import FAILED, played, record_of, scored, step_line, write_evaluation, write_training
 
 LESSONS = make_lessons(1)[1][:12]

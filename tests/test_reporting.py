@@ -8,7 +8,7 @@ import pytest
 
 from config.base import LoggingConfig
 from src.errors import ClassroomError, ConfigError
-from src.reporting import Progress, report_to
+from src.training.metrics_callback import Progress, report_to
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
 from config.base import GenerationConfig
-from src.api import SampleRequest, SampleResponse
 from src.errors import EngineFailure, RequestConflict
-from src.grpo.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint, last_checkpoint
-from src.inference_providers.scripted_inference import ScriptedJudge
-from src.journal import JOURNAL_NAME, read_journal
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.schemas import SampleRequest, SampleResponse
+from src.training.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint, last_checkpoint
 from tests.scripted_room import SCORES, Room
+from tests.support.scripted_engine import ScriptedJudge
 
 REQUEST = SampleRequest(
     problems=["fractions", "fractions", "sums"],

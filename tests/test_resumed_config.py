@@ -15,14 +15,14 @@ from config.base import GenerationConfig
 from config.checks import check_train_rl
 from config.load import load, to_yaml
 from config.train_rl_model import TrainRLConfig
-from src.access import TOKEN_VARIABLE
 from src.errors import ConfigError
-from src.grpo.checkpoints import UNFINISHED, ConfiguredRates
-from src.grpo.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
 from src.grpo.run import train
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.launcher import main as launch
-from src.sft import _Trainer as SFTTrainer
+from src.launch.cli import main as launch
+from src.server.auth import TOKEN_VARIABLE
+from src.sft.run import _Trainer as SFTTrainer
+from src.training.checkpoints import UNFINISHED, ConfiguredRates
+from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
 from tests.conftest import free_port
 from tests.scripted_room import Room, application, serving
 

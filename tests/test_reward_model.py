@@ -11,14 +11,14 @@ from config.base import ApiModelConfig, GenerationConfig, ModelConfig, VllmConfi
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import RewardModelConfig, TrainRLConfig
+from src.classroom.seats import engine_seats, needed_reward_model, open_seats
 from src.errors import ConfigError, DataError
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.memory_budget import CUDA_CONTEXT, GIB
-from src.memory_report import report
-from src.seats import engine_seats, needed_reward_model, open_seats
+from src.memory.budget import CUDA_CONTEXT, GIB
+from src.memory.report import report
 from src.vllm.reward_engine import RewardEngine
 from tests.reward_models import classifier_logit, math_rm_logit, save_classifier, save_math_rm
 from tests.scripted_room import Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.test_odd_tutors import RULES
 
 OPTIONS = VllmConfig(max_length=256, max_num_seqs=8, dtype="float32", enforce_eager=True)

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.base import GenerationConfig
-from src.classroom import classroom_rules
-from src.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
-from src.data import Problem
-from src.judging import SCORING_RULES, Scores, Verdict
-from src.rewards import MATHS_REWARDS, REWARDS, default_weights, pedagogical, weighted_sum
-from src.schedule import ConversationType, Setup
-from src.turns import Turn
+from src.classroom.classroom import classroom_rules
+from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
+from src.classroom.rewards import MATHS_REWARDS, REWARDS, default_weights, pedagogical, weighted_sum
+from src.classroom.setup import ConversationType, Setup
+from src.classroom.verdicts import SCORING_RULES, Scores, Verdict
+from src.rollout.datasets import Problem
+from src.rollout.tokens import Turn
 
 SCORING = ("pedagogical_eval",)
 DECIDING = ("does_not_leak_answer", "follows_pedagogical_values")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from src.classroom.verdicts import parse_judge_output, parse_verdict
 from src.errors import ConfigError, DataError
-from src.inference_providers.base import Ledger
-from src.inference_providers.rubric_inference import RubricJudge, analyse, coverage, verdict
-from src.judging import parse_judge_output, parse_verdict
-from src.quickstart.language import ERROR_KINDS, Slip, find_slips
-from src.quickstart.lessons import make_lessons, parse_problem, render_problem
-from src.quickstart.scripted import (
+from src.rollout.engines import Ledger
+from src.toy_language.grammar import ERROR_KINDS, Slip, find_slips
+from src.toy_language.lessons import make_lessons, parse_problem, render_problem
+from src.toy_language.rubric_judge import RubricJudge, analyse, coverage, verdict
+from src.toy_language.scripts import (
     FAREWELL,
     RETRY,
     SCRIPTED_TEACHERS,
@@ -387,8 +387,5 @@ def test_other_rules_and_other_problems_are_refused():
 
 
 def test_the_rubric_imports_neither_torch_nor_vllm():
-    code = (
-        "import sys, src.inference_providers.rubric_inference; "
-        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
-    )
+    code = "import sys, src.toy_language.rubric_judge; assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -15,8 +15,8 @@ from peft import get_peft_model
 from transformers import get_scheduler
 from trl.trainer.utils import RepeatSampler
 
-import src.app
 import src.grpo.run
+import src.server.app
 import train_rl
 import vllm_server
 from config.base import LoraConfig
@@ -25,7 +25,7 @@ from config.load import ROOT, load
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from config.values import OPTIMIZERS, SCHEDULERS
 from src.errors import ConfigError, DataError
-from src.launcher import main as launcher
+from src.launch.cli import main as launcher
 from src.training.run_length import (
     TYPICAL_WIDTH,
     RunLength,
@@ -191,7 +191,7 @@ def test_a_trainer_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) ->
 
 
 def test_a_server_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) -> None:
-    monkeypatch.setattr(src.app, "serve", lambda config: None)
+    monkeypatch.setattr(src.server.app, "serve", lambda config: None)
     with caplog.at_level(logging.INFO):
         vllm_server.main.__wrapped__(shipped("quickstart", *weak))
     assert_told(caplog)

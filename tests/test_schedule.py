@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.data import Problem
-from src.schedule import ConversationType, SetupOptions, draw_setup, persona_weights
+from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
+from src.rollout.datasets import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("Alex", "Jamie", "Taylor", None)
@@ -56,7 +56,7 @@ def test_seed_step_and_problem_each_change_the_draw(change):
 
 _SCRIPT = """
 import json
-from src.data import Problem
+from src.rollout.datasets import Problem
 from tests.test_schedule import OPTIONS, PROBLEMS, draw_setup
 setups = [draw_setup(problem, 42, step, OPTIONS) for problem in PROBLEMS for step in range(3)]
 print(json.dumps([[setup.type.value, setup.student_name, setup.personas] for setup in setups]))

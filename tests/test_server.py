@@ -18,17 +18,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from src.api import SampleRequest, SampleResponse
-from src.conversation import END_OF_CONVERSATION
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.rewards import REWARDS
 from src.errors import DataError, PolicyMismatch, UnknownConversation
-from src.gpu_loan import this_process
-from src.grpo.checkpoints import last_checkpoint
-from src.grpo.gather import gathered_weights, write_shards
-from src.journal import read_journal
-from src.policy_folder import policy_path, write_policy
-from src.rewards import REWARDS
-from src.rollout_files import read_records
-from src.turns import PolicyVersion
+from src.models.policy_folder import policy_path, write_policy
+from src.results.rollout_files import read_records
+from src.rollout.journal import read_journal
+from src.rollout.tokens import PolicyVersion
+from src.server.engine_sleep import this_process
+from src.server.schemas import SampleRequest, SampleResponse
+from src.training.checkpoints import last_checkpoint
+from src.training.sharded_save import gathered_weights, write_shards
 from tests.conftest import ROOT, RunningServer, on_this_machine
 
 _STEPS = 2
@@ -224,8 +224,8 @@ import asyncio, json, sys, time
 from pathlib import Path
 from config.base import GenerationConfig, ModelConfig, VllmConfig
 from src.errors import EngineFailure
-from src.inference_providers.base import Sampling
-from src.turns import PolicyVersion
+from src.rollout.engines import Sampling
+from src.rollout.tokens import PolicyVersion
 from src.vllm.engine import VllmEngine
 
 async def main():

@@ -16,15 +16,15 @@ import pytest
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import ProcessId
-from src.app import serve
 from src.errors import ClassroomError, ConfigError, DeadlineExceeded, EngineFailure
-from src.gpu_lease import GpuLease
-from src.gpu_loan import this_process
-from src.policy_folder import policy_path, write_policy
-from src.run_lock import claim
-from src.turns import PolicyVersion
-from src.vllm.client import ClassroomClient
+from src.models.policy_folder import policy_path, write_policy
+from src.rollout.tokens import PolicyVersion
+from src.server.app import serve
+from src.server.client import ClassroomClient
+from src.server.engine_sleep import this_process
+from src.server.schemas import ProcessId
+from src.system.run_lock import claim
+from src.training.gpu_lease import GpuLease
 from tests.conftest import free_port, quickstart_overrides
 from tests.test_shared_gpus import RecordingEngine, in_order, no_openai_routes, until
 
@@ -97,8 +97,8 @@ class KeptServer:
         self.restarts = True
         self._tokenizer = tokenizer
         monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: self._load())
-        monkeypatch.setattr("src.app.add_openai_routes", no_openai_routes)
-        monkeypatch.setattr("src.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
+        monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
+        monkeypatch.setattr("src.training.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
         self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}")
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -178,7 +178,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
 
     monkeypatch.setattr(run, "GRPOProgress", Steps)
     monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
-    monkeypatch.setattr("src.grpo.shared_gpus.clear_device_cache", lambda garbage_collection: events.append(ROOM))
+    monkeypatch.setattr("src.training.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM))
     run.train(kept.config)
     load_policy = "teacher: load_policy, awake: kv_cache, weights"
     again = [*LOADED, load_policy]
@@ -242,7 +242,7 @@ def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_fro
 
     monkeypatch.setattr(teacher, "collective_rpc", fail_half_way)
     monkeypatch.setattr(
-        "src.vllm.client.time", SimpleNamespace(**{**vars(__import__("time")), "sleep": lambda seconds: None})
+        "src.server.client.time", SimpleNamespace(**{**vars(__import__("time")), "sleep": lambda seconds: None})
     )
     loaded = kept.client.load_weights(PolicyVersion("run", 2), half)
     assert loaded.policy == PolicyVersion("run", 2), "the trainer asked again until a new server had loaded them whole"
@@ -260,7 +260,7 @@ def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_fro
 def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() -> None:
     import asyncio
 
-    from src.vllm.gate import WeightsGate
+    from src.vllm.weights_gate import WeightsGate
 
     async def play() -> None:
         gate = WeightsGate()

@@ -64,7 +64,9 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-CHOSEN_BY_USERS = {"trackio"}  # imported only where logging.report_to names it; src/reporting.py asks for it then
+CHOSEN_BY_USERS = {
+    "trackio"
+}  # imported only where logging.report_to names it; src/training/metrics_callback.py asks for it then
 
 
 def test_every_import_is_pinned_and_every_pin_is_imported_or_says_why():
@@ -101,17 +103,17 @@ def test_ci_runs_the_tests_and_nothing_else():
 @pytest.mark.parametrize(
     ("target", "command"),
     [
-        ("quickstart", ".venv/bin/python -m src.quickstart.run seed=2"),
-        ("quickstart-models", ".venv/bin/python -m src.quickstart.run --models-only seed=2"),
+        ("quickstart", ".venv/bin/python -m src.launch.quickstart seed=2"),
+        ("quickstart-models", ".venv/bin/python -m src.launch.quickstart --models-only seed=2"),
         ("test", '.venv/bin/python -m pytest -m "not full" seed=2'),
         ("test-full", ".venv/bin/python -m pytest seed=2"),
         ("lint", ".venv/bin/python -m ruff check ."),
-        ("docs", ".venv/bin/python -m src.prompt_docs docs/prompts.md"),
+        ("docs", ".venv/bin/python -m src.launch.prompt_docs docs/prompts.md"),
     ],
 )
 def test_targets_set_up_first_and_hand_their_arguments_on(target, command):
     planned = make(ROOT, "-n", target, "ARGS=seed=2").stdout.splitlines()
-    assert planned[0] == "bash src/install.sh"
+    assert planned[0] == "bash src/launch/install.sh"
     assert command in planned
 
 
@@ -122,14 +124,14 @@ def test_the_readme_has_a_line_for_every_file():
     assert not absent
 
 
-@pytest.mark.parametrize("script", ["src/install.sh", "start_rl_training.sh", ".ci/run"])
+@pytest.mark.parametrize("script", ["src/launch/install.sh", "start_rl_training.sh", ".ci/run"])
 def test_shell_scripts_parse(script):
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
 
 
 def test_no_other_index_is_named():
     hosts = set()
-    for name in (*FILES, "src/install.sh", "Makefile"):
+    for name in (*FILES, "src/launch/install.sh", "Makefile"):
         hosts |= set(re.findall(r"https?://[^\s\"']+", (ROOT / name).read_text(encoding="utf-8")))
     assert hosts == {"https://download.pytorch.org/whl/cpu"}
 
@@ -154,7 +156,7 @@ def test_accelerate_takes_the_shipped_configs(path):
 def tree(tmp_path):
     """A folder to install in: the real Makefile and installer, and requirements that ask for nothing."""
     (tmp_path / "src").mkdir()
-    for name in ("Makefile", "src/install.sh"):
+    for name in ("Makefile", "src/launch/install.sh"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "requirements-dev.txt").write_text("# nothing\n", encoding="utf-8")
     (tmp_path / "own.txt").write_text("# nothing\n", encoding="utf-8")

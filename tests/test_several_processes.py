@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from src.api import Health
 from src.errors import DataError
-from src.policy_folder import policy_path
-from src.turns import PolicyVersion
+from src.models.policy_folder import policy_path
+from src.rollout.tokens import PolicyVersion
+from src.server.schemas import Health
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides
 from tests.replay_server import Batches, Replay, recorded_batches, served
 from tests.test_gather import weights_in
@@ -39,7 +39,13 @@ def launch(
     accelerate_config: str, overrides: list[str], timeout_s: float = 600, **environment: str
 ) -> subprocess.CompletedProcess:
     command = [
-        *(sys.executable, "-m", "src.trainer_launch", "--config_file", f"config/deepspeed/{accelerate_config}.yaml"),
+        *(
+            sys.executable,
+            "-m",
+            "src.launch.accelerate_launch",
+            "--config_file",
+            f"config/deepspeed/{accelerate_config}.yaml",
+        ),
         *("--main_process_port", str(free_port()), "train_rl.py", *overrides),
     ]
     return subprocess.run(
@@ -260,7 +266,7 @@ def test_process_that_is_killed_is_named(tmp_path: Path) -> None:
     program.write_text(program.read_text() + "time.sleep(100)\n")
     config = str(ROOT / "config" / "deepspeed" / "zero2_2CPU.yaml")
     ports = ["--main_process_port", str(free_port())]
-    command = [sys.executable, "-m", "src.trainer_launch", "--config_file", config, *ports, str(program)]
+    command = [sys.executable, "-m", "src.launch.accelerate_launch", "--config_file", config, *ports, str(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 128 + 9
     assert "error: process 1 of the training" in done.stderr and "was ended by SIGKILL" in done.stderr

@@ -13,17 +13,17 @@ from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.access import TOKEN_VARIABLE
-from src.api import ProcessId
-from src.app import own_part
+from src.classroom.seats import open_seats
 from src.errors import ConfigError
-from src.gpu_loan import GpuLoan, this_process
 from src.grpo.run import connect
-from src.grpo.servers import OwnServer, own_server
-from src.journal import JOURNAL_NAME, read_journal
-from src.launcher import main as launcher
-from src.run_lock import claim
-from src.seats import open_seats
+from src.launch.cli import main as launcher
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.app import own_part
+from src.server.auth import TOKEN_VARIABLE
+from src.server.engine_sleep import GpuLoan, this_process
+from src.server.schemas import ProcessId
+from src.system.run_lock import claim
+from src.training.server_assignment import OwnServer, own_server
 from tests.conftest import free_port, running_server
 from tests.replay_server import Replay, served
 from tests.test_several_processes import launch, metrics_of
@@ -145,7 +145,7 @@ def test_servers_share_the_cap(tmp_path, generation) -> None:
 
 def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
     """A process elsewhere cannot be looked at and counts as running: it must not keep engines asleep for ever."""
-    monkeypatch.setattr("src.gpu_loan._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("src.server.engine_sleep._SECONDS_BETWEEN_LOOKS", 0.01)
     gone = this_process().model_copy(update={"started": 0.0})
     elsewhere = ProcessId(host=f"not-{socket.gethostname()}", pid=1, started=0.0)
 

@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from config.base import DataSource
 from config.load import load
 from config.train_sft_model import ConversationSource, TrainSFTConfig, check_train_sft
-from src import muon, sft
 from src.errors import ClassroomError, ConfigError, DataError
-from src.muon import MuonWithAdamW, orthogonalised, split_parameters
+from src.sft import muon
+from src.sft import run as sft
+from src.sft.muon import MuonWithAdamW, orthogonalised, split_parameters
 from tests.test_chat_template import CHATML, make_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,13 +24,13 @@ from config.base import GenerationConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import EngineHealth, Health, ProcessId, SampleRequest, SampleResponse
 from src.errors import ConfigError, GpuFull
-from src.gpu_loan import is_alive, this_process
-from src.grpo.servers import own_server
-from src.grpo.shared_gpus import SharedGpus, takes_turns
-from src.turns import PolicyVersion
-from src.vllm.client import ClassroomClient
+from src.rollout.tokens import PolicyVersion
+from src.server.client import ClassroomClient
+from src.server.engine_sleep import is_alive, this_process
+from src.server.schemas import EngineHealth, Health, ProcessId, SampleRequest, SampleResponse
+from src.training.gpu_sharing import SharedGpus, takes_turns
+from src.training.server_assignment import own_server
 from tests.conftest import free_port, quickstart_overrides
 from tests.scripted_room import SCORES
 
@@ -98,7 +98,7 @@ class Classroom:
     """A server with recording engines, listening."""
 
     def __init__(self, config: TrainRLConfig, engines: list[RecordingEngine], events: list[str]):
-        from src.app import create_app
+        from src.server.app import create_app
 
         self.config, self.engines, self.events = config, engines, events
         self.folder = Path(config.logging.save_dir)
@@ -140,7 +140,7 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
         engines = [RecordingEngine(name, tokenizer, events, pause_s) for name in seats]
         waiting = list(engines)
         monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
-        monkeypatch.setattr("src.app.add_openai_routes", no_openai_routes)
+        monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
         config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)
         opened.append(Classroom(config, engines, events))
@@ -197,7 +197,8 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
     monkeypatch.setattr(run, "GRPOProgress", Steps)
     monkeypatch.setattr(trainer, "__init__", load_model)
     monkeypatch.setattr(
-        "src.grpo.shared_gpus.clear_device_cache", lambda garbage_collection: events.append("the trainer makes room")
+        "src.training.gpu_sharing.clear_device_cache",
+        lambda garbage_collection: events.append("the trainer makes room"),
     )
     run.train(classroom.config)
     rollout = [*AWAKE_FOR_WEIGHTS, "turns", *ASLEEP, "the trainer makes room", "step"]
@@ -225,9 +226,9 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
 
     from accelerate import PartialState
 
-    from src.data import Problem
-    from src.grpo.judge_guard import JudgeGuard
-    from src.grpo.rollout import ClassroomRollout
+    from src.rollout.datasets import Problem
+    from src.training.judge_monitor import JudgeGuard
+    from src.training.sample_batch import ClassroomRollout
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}

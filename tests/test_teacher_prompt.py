@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from config.base import GenerationConfig
-from src.chat_template import ReplyFrame
+from src.classroom.prompt_check import check_prompts
 from src.errors import DataError
-from src.grpo.rollout import to_rollout
-from src.inference_providers.scripted_inference import ScriptedEngine, ScriptedJudge
-from src.prompt_check import check_prompts
+from src.rollout.chat_template import ReplyFrame
+from src.training.sample_batch import to_rollout
 from tests.scripted_room import SCORES, Room
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.test_chat_template import LOSES_A_LONE_SYSTEM, NO_SYSTEM, WANTS_A_USER
 
 SHAPE = (

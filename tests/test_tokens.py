@@ -17,14 +17,14 @@ from config.base import ModelConfig, VllmConfig
 from config.checks import reward_weights, solutions_are_graded
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.api import ConversationRecord, SampleRequest
-from src.batches import BatchDesk
-from src.classroom import Classroom, classroom_rules
-from src.conversation import visible_text
-from src.inference_providers.base import Completion, Sampling
-from src.inference_providers.rubric_inference import RubricJudge
-from src.journal import Journal
-from src.seats import Seats
+from src.classroom.classroom import Classroom, classroom_rules
+from src.classroom.conversation import visible_text
+from src.classroom.seats import Seats
+from src.rollout.engines import Completion, Sampling
+from src.rollout.journal import Journal
+from src.server.sampling_service import BatchDesk
+from src.server.schemas import ConversationRecord, SampleRequest
+from src.toy_language.rubric_judge import RubricJudge
 from src.vllm.engine import VllmEngine
 from tests.conftest import GPU_SHARE
 from tests.test_server import logprob_differences, request_for
@@ -132,7 +132,7 @@ def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_pat
 
 def test_thoughts_are_hidden_from_the_student(world: Path, lessons: list[str], tmp_path: Path) -> None:
     """Reads the journal's turns against what the student's prompt may hold; the engine is scripted here."""
-    from src.inference_providers.scripted_inference import ScriptedEngine
+    from tests.support.scripted_engine import ScriptedEngine
 
     tokenizer = AutoTokenizer.from_pretrained(world / "blank")
     lines = iter(["<think>secret plan</think>Say hello.", "Now go.<think>it is the secret", "Fine."])

@@ -9,11 +9,11 @@ import pytest
 from accelerate import PartialState
 
 from config.train_rl_model import TrainRLConfig
-from src.api import ConversationRecord
-from src.grpo.judge_guard import JudgeGuard
-from src.judging import Scores, Verdict
+from src.classroom.verdicts import Scores, Verdict
+from src.server.client import ClassroomClient
+from src.server.schemas import ConversationRecord
+from src.training.judge_monitor import JudgeGuard
 from src.training.verdict_watch import VerdictWatch, dependence
-from src.vllm.client import ClassroomClient
 from tests.test_grpo import record
 
 Judge = Callable[[int, int], list[Verdict]]

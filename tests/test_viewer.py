@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-import src.viewer.index
-from src.conversation import Solution, visible_text
-from src.data import Problem
-from src.evaluation.records import write_compared, write_records
-from src.rollout_files import write_rollouts
-from src.viewer.page import STATIC, page_files
-from src.viewer.parts import pieces_of, split_thoughts
-from src.viewer.serve import create_viewer
+import src.viewer.list_index
+from src.classroom.conversation import Solution, visible_text
+from src.results.evaluation_files import write_compared, write_records
+from src.results.rollout_files import write_rollouts
+from src.rollout.datasets import Problem
+from src.server.view_only import create_viewer
+from src.viewer.static_files import STATIC, page_files
+from src.viewer.text_spans import pieces_of, split_thoughts
 from tests.viewer_run import (
     CONVERSATIONS,
     GROUP,
@@ -249,7 +249,7 @@ def test_a_query_that_breaks_a_rule_is_422(http: TestClient, query: dict) -> Non
 def test_a_file_is_read_again_only_when_it_has_changed(http: TestClient, run: Path, monkeypatch) -> None:
     assert listed(http)["total"] == 8
     with monkeypatch.context() as context:
-        context.setattr(src.viewer.index.pq, "ParquetFile", None)
+        context.setattr(src.viewer.list_index.pq, "ParquetFile", None)
         assert listed(http, low=0.3)["matching"] == 4
     write_rollouts(run, 1, 0, [conversation(1, 0, LESSONS[0])])
     assert listed(http)["total"] == 1

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from src.api import SampleRequest
-from src.error_answers import add_error_answers
-from src.rollout_files import write_rollouts
-from src.viewer.parts import split_thoughts
+from src.results.rollout_files import write_rollouts
+from src.server.error_responses import add_error_answers
+from src.server.schemas import SampleRequest
+from src.server.view_only import create_viewer
 from src.viewer.routes import add_viewer
-from src.viewer.serve import create_viewer
-from src.viewer.wire import ChatOpening, ChatReply, ChatRequest
+from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest
+from src.viewer.text_spans import split_thoughts
 from tests.browser import Browser, open_browser
 from tests.conftest import RunningServer, free_port
 from tests.scripted_room import serving
@@ -273,7 +273,7 @@ def test_hostile_text_is_shown_as_text(browser: Browser, url: str) -> None:
 
 
 def problem_id(text: str) -> str:
-    from src.data import Problem
+    from src.rollout.datasets import Problem
 
     return Problem.of(text).id
 

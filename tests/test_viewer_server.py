@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
 from config.load import ROOT
-from src.access import TOKEN_VARIABLE
-from src.data import Problem
+from src.rollout.datasets import Problem
+from src.server.auth import TOKEN_VARIABLE
 from src.viewer.reader import RunReader
 from tests.conftest import free_port
 from tests.scripted_room import Room, application
@@ -199,5 +199,7 @@ def test_what_cannot_be_shown_ends_with_a_message(tmp_path: Path, arguments: lis
 
 
 def test_the_viewer_imports_neither_torch_nor_vllm() -> None:
-    code = "import sys, src.viewer.serve\nassert not {'torch', 'vllm', 'transformers', 'datasets'} & set(sys.modules)"
+    code = (
+        "import sys, src.server.view_only\nassert not {'torch', 'vllm', 'transformers', 'datasets'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from src.api import ConversationRecord
-from src.evaluation.learning import Movement, write_learning
-from src.evaluation.run_folder import JUDGE_CHECKS_NAME
-from src.judging import Verdict
-from src.rollout_files import write_rollouts
-from src.turns import PolicyVersion, Turn
+from src.classroom.verdicts import Verdict
+from src.results.learning import Movement, write_learning
+from src.results.rollout_files import write_rollouts
+from src.results.run_folder import JUDGE_CHECKS_NAME
+from src.rollout.tokens import PolicyVersion, Turn
+from src.server.schemas import ConversationRecord
 from tests.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 HOSTILE = {

@@ -8,16 +8,16 @@ import logging
 from collections.abc import Sequence
 
 from config.eval_model import EvalConfig
-from src.api import ConversationRecord
-from src.conversation import State, visible_text
+from src.classroom.conversation import State, visible_text
+from src.classroom.phases import Schedule
+from src.classroom.seats import Seats
+from src.classroom.verdicts import find_object
 from src.errors import EngineFailure, JudgeOutputError, ProviderFailure, RequestRefused
-from src.inference_providers.base import Sampling
 from src.inference_providers.chat_api import ChatRequest
 from src.inference_providers.open_router_inference import KeptReplies, render_rule
-from src.judging import find_object
 from src.message_rules.plans import read_plan
-from src.phases import Schedule
-from src.seats import Seats
+from src.rollout.engines import Sampling
+from src.server.schemas import ConversationRecord
 
 logger = logging.getLogger(__name__)
 

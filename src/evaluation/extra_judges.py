@@ -10,18 +10,18 @@ from typing import Any, Optional
 from config.base import JudgeModelConfig
 from config.eval_model import EvalConfig
 from config.values import EMBEDDED_JUDGES
-from src.api import ConversationRecord
-from src.conversation import visible_text
+from src.classroom.conversation import visible_text
+from src.classroom.seats import embedded_judge
+from src.classroom.verdicts import Verdict, failed_verdict, parse_verdict, sum_up
 from src.errors import EngineFailure, ProviderFailure, StorageError
-from src.evaluation.agreement import krippendorff_alpha, rank_correlation
-from src.evaluation.metrics import judgement_of, mean_with_ci
-from src.evaluation.records import group_by_problem
-from src.inference_providers.base import Judge, Ledger, ask_judge
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.judging import Verdict, failed_verdict, parse_verdict, sum_up
-from src.seats import embedded_judge
+from src.results.agreement import krippendorff_alpha, rank_correlation
+from src.results.evaluation_files import group_by_problem
+from src.results.statistics import judgement_of, mean_with_ci
+from src.rollout.engines import Judge, Ledger, ask_judge
+from src.server.schemas import ConversationRecord
 
 logger = logging.getLogger(__name__)
 

@@ -16,18 +16,18 @@ from uuid import uuid4
 
 from config.checks import solutions_are_graded
 from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weights
-from src.api import ConversationRecord, EngineHealth, Health, SampleRequest, SampleResponse
-from src.data import Problem
+from src.classroom.phases import Schedule
+from src.classroom.seats import Seats
 from src.errors import DeadlineExceeded, PolicyMismatch
 from src.evaluation.error_labels import Labels, label_errors
-from src.evaluation.initial import InitialSolutions, initial_solutions
 from src.evaluation.progress import Progress
-from src.phases import Schedule
-from src.seats import Seats
-from src.turns import PolicyVersion
+from src.evaluation.solve_alone import InitialSolutions, initial_solutions
+from src.rollout.datasets import Problem
+from src.rollout.tokens import PolicyVersion
+from src.server.schemas import ConversationRecord, EngineHealth, Health, SampleRequest, SampleResponse
 
 if TYPE_CHECKING:
-    from src.vllm.client import ClassroomClient
+    from src.server.client import ClassroomClient
 
 CONVERSATIONS_PER_REQUEST = 16
 REQUESTS_IN_FLIGHT = 16
@@ -156,7 +156,7 @@ async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
 
 @asynccontextmanager
 async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[Tutor]:
-    from src.vllm.client import ClassroomClient
+    from src.server.client import ClassroomClient
 
     client = ClassroomClient(config.server_url, sample_timeout_s=config.generation.sample_timeout_s)
     loop = asyncio.get_running_loop()
@@ -181,7 +181,7 @@ def _health(client: "ClassroomClient") -> Health:
 
 @asynccontextmanager
 async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
-    from src.batches import open_desk
+    from src.server.sampling_service import open_desk
 
     desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), folder)
     seats = desk.classroom.seats

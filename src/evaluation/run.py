@@ -12,18 +12,18 @@ from typing import Any, Optional
 
 from config.eval_model import EvalConfig, is_measured_by_solutions
 from config.load import record_run
-from src.data import load_problems
-from src.disk import write_whole
 from src.evaluation.compare import compare_tutors
-from src.evaluation.exchanges import read_exchanges
-from src.evaluation.language import language_metrics
-from src.evaluation.maths import summarise_maths
-from src.evaluation.metrics import summarise
-from src.evaluation.pedagogical_reward import check_scorer, score_messages
+from src.evaluation.metrics.language import language_metrics
+from src.evaluation.metrics.maths import summarise_maths
+from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
 from src.evaluation.playing import Found, play_all
-from src.evaluation.records import write_records
-from src.evaluation.tables import measurement_table
-from src.evaluation.tracking import log_to_wandb
+from src.evaluation.report.tables import measurement_table
+from src.results.evaluation_files import write_records
+from src.results.statistics import summarise
+from src.results.trackers import log_to_wandb
+from src.rollout.datasets import load_problems
+from src.system.storage import write_whole
+from src.toy_language.turn_pairs import read_exchanges
 
 
 def evaluate(config: EvalConfig) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from trl import GRPOConfig
 
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
-from src.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.errors import ConfigError
-from src.model_loading import weights_dtype
-from src.reporting import report_to
+from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from src.training.metrics_callback import report_to
+from src.training.model_loading import weights_dtype
 
 _COMPUTING_S = 1800
 

@@ -13,28 +13,28 @@ from trl import GRPOConfig
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.adapters import check_adapter, check_checkpoint
-from src.api import Health
+from src.classroom.prompt_check import check_lengths
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
-from src.evaluation.learning import describe, write_learning
-from src.grpo.checkpoints import last_checkpoint, remove_leftovers, step_of
-from src.grpo.collective import on_every_process, on_main_process
 from src.grpo.config import grpo_config
-from src.grpo.movement import parameter_movement
-from src.grpo.plot_log import PlotLog
-from src.grpo.progress import GRPOProgress
-from src.grpo.resume import check_resume
-from src.grpo.servers import OwnServer, own_server
-from src.grpo.shared_gpus import SharedGpus
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.hub import release
-from src.precision import check_precision
-from src.prompt_check import check_lengths
-from src.reporting import last_metrics
-from src.rollout_files import drop_rollouts_from
-from src.run_lock import claim
+from src.models.hub import release
+from src.models.lora import check_adapter, check_checkpoint
+from src.results.learning import describe, write_learning
+from src.results.rollout_files import drop_rollouts_from
+from src.server.client import ClassroomClient
+from src.server.schemas import Health
+from src.system.run_lock import claim
+from src.training.checkpoints import last_checkpoint, remove_leftovers, step_of
+from src.training.collective import on_every_process, on_main_process
+from src.training.gpu_sharing import SharedGpus
+from src.training.metrics_callback import last_metrics
+from src.training.plot_callback import PlotLog
+from src.training.precision import check_precision
+from src.training.resume import check_resume
 from src.training.run_length import load_training_problems, report_length
-from src.vllm.client import ClassroomClient
+from src.training.server_assignment import OwnServer, own_server
+from src.training.step_progress import GRPOProgress
+from src.training.weight_delta import parameter_movement
 
 logger = logging.getLogger(__name__)
 _LEAST_FOR_AN_ADAPTER = 5e-6

@@ -13,22 +13,22 @@ from trl import GRPOConfig, GRPOTrainer
 
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
-from src.adapters import peft_config
-from src.api import ConversationRecord
-from src.data import Problem
-from src.grpo.checkpoints import UNFINISHED, ConfiguredRates, OrderOfEpoch, complete_checkpoint, remove_unfinished
-from src.grpo.collective import on_every_process, on_main_process
-from src.grpo.gather import save_adapter_together, save_together, weight_bytes
-from src.grpo.judge_guard import JudgeGuard
-from src.grpo.resume import write_config
-from src.grpo.rollout import ClassroomRollout, RewardFunc, construct_reward_func
-from src.grpo.servers import OwnServer
-from src.grpo.shared_gpus import SharedGpus
-from src.grpo.weight_sync import WeightPublisher
-from src.model_loading import device_for_weights, models_go_to
-from src.policy_folder import write_whole
-from src.pretrained import check_model, load_tokenizer
-from src.vllm.client import ClassroomClient
+from src.models.lora import peft_config
+from src.models.policy_folder import write_whole
+from src.models.pretrained import check_model, load_tokenizer
+from src.rollout.datasets import Problem
+from src.server.client import ClassroomClient
+from src.server.schemas import ConversationRecord
+from src.training.checkpoints import UNFINISHED, ConfiguredRates, OrderOfEpoch, complete_checkpoint, remove_unfinished
+from src.training.collective import on_every_process, on_main_process
+from src.training.gpu_sharing import SharedGpus
+from src.training.judge_monitor import JudgeGuard
+from src.training.model_loading import device_for_weights, models_go_to
+from src.training.resume import write_config
+from src.training.sample_batch import ClassroomRollout, RewardFunc, construct_reward_func
+from src.training.server_assignment import OwnServer
+from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
+from src.training.weight_publisher import WeightPublisher
 
 
 class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 from config.base import ApiModelConfig
 from src.errors import ConfigError, ContentRefused, ProviderFailure, RequestRefused, RequestTooLong, SpendingCapReached
-from src.inference_providers.base import Sampling
 from src.inference_providers.call_ledger import LOST, UNUSABLE, USABLE, CallLedger, Figures
-from src.inference_providers.pace import Pace, Turn
-from src.inference_providers.replies import Answer, Failure, Remedy, of_exception, read_body
+from src.inference_providers.rate_limit import Pace, Turn
+from src.inference_providers.responses import Answer, Failure, Remedy, of_exception, read_body
+from src.rollout.engines import Sampling
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -6,15 +6,15 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from config.base import ApiModelConfig, JudgeModelConfig
-from src.chat_template import Message
+from src.classroom.verdicts import answer_schema, parse_verdict
 from src.errors import ContentRefused, ContextOverflow, JudgeOutputError, RequestRefused, RequestTooLong
-from src.inference_providers.base import ChatEngine, Completion, Sampling
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
-from src.inference_providers.replies import Answer
-from src.judging import answer_schema, parse_verdict
-from src.prompts import render
-from src.turns import PolicyVersion, approximate_tokens
+from src.inference_providers.responses import Answer
+from src.rollout.chat_template import Message
+from src.rollout.engines import ChatEngine, Completion, Sampling
+from src.rollout.prompts import render
+from src.rollout.tokens import PolicyVersion, approximate_tokens
 
 _PLAIN_WORDS = "Hello! Please go on. "
 

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 
 from src.message_rules.messages import RETRY, holds, normal, own_words, quotes, read_message, sentences, spoken
 from src.message_rules.plans import Plan
-from src.quickstart.language import Slip, corrected, find_slips, holds_statement, parse_sentence
+from src.toy_language.grammar import Slip, corrected, find_slips, holds_statement, parse_sentence
 
 KINDS = ("explicit", "recast", "metalinguistic", "repetition", "clarification", "elicitation", "none")
 GIVING_KINDS = ("explicit", "recast")

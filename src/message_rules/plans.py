@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from src.errors import DataError
-from src.quickstart.language import SUBJECTS, find_slips, parse_question, parse_sentence
-from src.quickstart.lessons import Lesson, parse_problem
+from src.toy_language.grammar import SUBJECTS, find_slips, parse_question, parse_sentence
+from src.toy_language.lessons import Lesson, parse_problem
 
 _CHUNK = re.compile(r"^\d+\. (?P<phrase>.+?) \| meaning: (?P<meaning>.+?) \| use: ", re.MULTILINE)
 

@@ -11,22 +11,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from src.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.setup import ERROR_PERSONA
+from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError, DataError
-from src.inference_providers.base import NO_LEDGER, EmbeddedJudge, Ledger
-from src.inference_providers.rubric_inference import (
+from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
+from src.message_rules.messages import RETRY, Message, holds, normal, own_words, read_message
+from src.message_rules.plans import Phrase, Plan, read_plan
+from src.message_rules.version import RULES_VERSION
+from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Ledger
+from src.toy_language.rubric_judge import (
     LONGEST_ACKNOWLEDGEMENT,
     Coverage,
     RubricJudge,
     TurnFinding,
     verdict,
 )
-from src.judging import SCORING_RULES
-from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
-from src.message_rules.messages import RETRY, Message, holds, normal, own_words, read_message
-from src.message_rules.plans import Phrase, Plan, read_plan
-from src.message_rules.version import RULES_VERSION
-from src.schedule import ERROR_PERSONA
 
 MOST_SHOWN = 3
 """More phrases of the plan than this in one message are no introduction but a list."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from config.base import DatasetSource, LoraConfig
 from config.train_rl_model import TrainConfig, TrainRLConfig
-from src.data import LOCAL_SUFFIXES, Problem, load_problems
 from src.errors import ClassroomError, ConfigError
+from src.rollout.datasets import LOCAL_SUFFIXES, Problem, load_problems
 
 logger = logging.getLogger(__name__)
 

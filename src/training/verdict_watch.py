@@ -13,8 +13,8 @@ from itertools import combinations
 from math import sqrt
 from statistics import fmean, mode
 
-from src.api import ConversationRecord
-from src.judging import Verdict
+from src.classroom.verdicts import Verdict
+from src.server.schemas import ConversationRecord
 
 LEAST_FOR_SAME = 128
 LEAST_FOR_DEPENDENCE = 256

@@ -9,10 +9,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from src.data import Problem
-from src.journal import JOURNAL_NAME, head_of, request_of
-from src.replay import replay_tokens
-from src.viewer.index import Row, row_of, title_of
+from src.classroom.replay import replay_tokens
+from src.rollout.datasets import Problem
+from src.rollout.journal import JOURNAL_NAME, head_of, request_of
+from src.viewer.list_index import Row, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 from pydantic_core import from_json
 
 from src.errors import UnknownConversation
-from src.viewer.choice import LARGEST_PAGE, Choice, ordered
-from src.viewer.index import Index, Row
+from src.viewer.conversation_sets import NOW, Shelf, read_shelf
+from src.viewer.filters import LARGEST_PAGE, Choice, ordered
 from src.viewer.journal_tail import JournalTails
-from src.viewer.parts import pieces_of, split_thoughts
-from src.viewer.shelf import NOW, Shelf, read_shelf
+from src.viewer.list_index import Index, Row
+from src.viewer.schemas import Comparison, ConversationView, Group, Lessons, Page, Tokens, TurnView
+from src.viewer.text_spans import pieces_of, split_thoughts
 from src.viewer.tokenizer import ForeignIds, RunTokenizer
-from src.viewer.wire import Comparison, ConversationView, Group, Lessons, Page, Tokens, TurnView
 
 LARGEST_GROUP = 16
 _LISTED = (

@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, FastAPI, Query, Request
 
 from src.errors import DataError
-from src.viewer.choice import LARGEST_PAGE, Choice
-from src.viewer.page import add_page
-from src.viewer.progress import Progress
+from src.viewer.chat import Tutor
+from src.viewer.filters import LARGEST_PAGE, Choice
+from src.viewer.metrics import Progress
 from src.viewer.reader import LARGEST_GROUP, RunReader
-from src.viewer.tutor import Tutor
-from src.viewer.wire import (
+from src.viewer.schemas import (
     ChatOpening,
     ChatReply,
     ChatRequest,
@@ -27,6 +26,7 @@ from src.viewer.wire import (
     RunInfo,
     Tokens,
 )
+from src.viewer.static_files import add_page
 
 OFF_WITHOUT_A_MODEL = (
     "This page shows what a run left; no model is loaded. Start the server on the same folder to talk to its tutor: "

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from config.base import ModelConfig
 from config.values import SERVED_RANKS
-from src.adapters import adapter_shape
 from src.errors import ConfigError, DataError
-from src.turns import PolicyVersion
+from src.models.lora import adapter_shape
+from src.rollout.tokens import PolicyVersion
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from config.base import GenerationConfig, ModelConfig
-from src.adapters import check_published
-from src.chat_template import Message, ReplyFrame, encode_chat
 from src.errors import ContextOverflow, EngineFailure
-from src.inference_providers.base import Completion, Sampling
-from src.policy_folder import check_policy
-from src.turns import PolicyVersion
+from src.models.lora import check_published
+from src.models.policy_folder import check_policy
+from src.rollout.chat_template import Message, ReplyFrame, encode_chat
+from src.rollout.engines import Completion, Sampling
+from src.rollout.tokens import PolicyVersion
 from src.vllm.adapter_slot import AdapterSlot, adapter_arguments
-from src.vllm.engine_process import EngineProcess
-from src.vllm.gate import WeightsGate
+from src.vllm.engine_base import EngineProcess
+from src.vllm.weights_gate import WeightsGate
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

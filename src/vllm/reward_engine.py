@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from config.base import GenerationConfig, ModelConfig
-from src.chat_template import Message, encode_dialogue
 from src.errors import ConfigError, ContextOverflow
+from src.rollout.chat_template import Message, encode_dialogue
 from src.vllm.engine import load_engine
-from src.vllm.engine_process import EngineProcess
+from src.vllm.engine_base import EngineProcess
 
 if TYPE_CHECKING:
     import torch

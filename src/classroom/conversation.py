@@ -1,0 +1,307 @@
+"""The state machine of one conversation. Pure: no model, no clock, no I/O.
+
+A conversation knows what may come next and refuses everything else; `src/classroom/classroom.py` asks it for its state, lets
+the model of that state speak, and hands the result back through one of the `add_…` methods.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import dropwhile
+
+from src.classroom.setup import ConversationType, Setup
+from src.classroom.verdicts import Judgement, Verdict, sum_up
+from src.rollout.datasets import Problem
+from src.rollout.engines import Ledger
+from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
+
+END_OF_CONVERSATION = "<end_of_conversation>"
+_CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+class State(StrEnum):
+    """Where a conversation is; a state that a configuration has no use for is skipped."""
+
+    START = "START"
+    TEACHER_TURN = "TEACHER_TURN"
+    STUDENT_TURN = "STUDENT_TURN"
+    JUDGE_TURN = "JUDGE_TURN"
+    GENERATE_SOLUTION = "GENERATE_SOLUTION"
+    REWARD_TURN = "REWARD_TURN"
+    END = "END"
+
+
+def visible_text(text: str) -> str:
+    """What others hear of a message: thoughts left out. An unclosed `<think>` hides the rest of the message; a
+    `</think>` whose opening stands in the prompt hides what comes before it."""
+    text = _CLOSED_THOUGHT.sub("", text)
+    text = text.split("<think>", 1)[0]
+    return text.rsplit("</think>", 1)[-1].strip()
+
+
+def thoughts_in(text: str) -> list[str]:
+    """What stands in the closed thoughts of a message, tags left out."""
+    return [re.sub("</?think>", "", found) for found in _CLOSED_THOUGHT.findall(text)]
+
+
+@dataclass(frozen=True)
+class ClassroomRules:
+    """What holds for every conversation of a run; meanings as in `config.base.GenerationConfig`.
+
+    `max_tokens_in_conversation` bounds the teacher's context in tokens. `judge_rules` are the rule names ((): no
+    judging). `solutions` is how many solutions are generated afterwards (0: none is needed).
+    """
+
+    max_turns: int = 15
+    max_tokens_in_conversation: int = 8192
+    max_tokens_per_turn: int = 1024
+    judge_rules: tuple[str, ...] = ()
+    solutions: int = 0
+    ignore_rejected_judge: bool = False
+    extra_penalty_for_rejected_judges: float = 0.25
+    low_score_threshold: float = 0.3
+    use_thinking: bool = False
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solution that the student wrote after the dialogue, and its grade: 1 or 0 for a boxed answer, unbounded if a
+    reward model gave it (None: not graded yet)."""
+
+    text: str
+    grade: float | None = None
+
+
+class InvalidTransition(ValueError):
+    """Something was added to a conversation in a state that has no place for it."""
+
+
+@dataclass
+class Conversation:
+    """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged.
+
+    A teacher that gives no token ids has no `buffer`, but a `prompt_estimate`: about how many tokens its first prompt
+    has. `failure` is why the conversation could not go on and gets no reward; `overflow` is whose context was full, if
+    one was, and ended the dialogue or the conversation.
+    """
+
+    id: str
+    problem: Problem
+    setup: Setup
+    rules: ClassroomRules
+    turns: list[Turn] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    solutions: list[Solution] = field(default_factory=list)
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    buffer: TokenBuffer | None = None
+    prompt_estimate: int | None = None
+    failure: str | None = None
+    overflow: str | None = None
+    state: State = State.START
+
+    def start(self, opening: Sequence[Turn] = ()) -> None:
+        """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`
+        that the teacher's prompt template brings along."""
+        self._expect(State.START)
+        self.turns = list(opening)
+        self._advance()
+
+    def open_buffer(self, prompt_ids: Sequence[int]) -> None:
+        """Give the teacher its first prompt; happens once, before its first turn."""
+        self._expect(State.TEACHER_TURN)
+        if self.buffer is not None:
+            raise InvalidTransition(f"{self.id}: the teacher's context is open already")
+        self.buffer = TokenBuffer(prompt_ids)
+
+    def open_estimated(self, prompt_tokens: int) -> None:
+        """Give a teacher without token ids its first prompt, of about so many tokens."""
+        self._expect(State.TEACHER_TURN)
+        self.prompt_estimate = prompt_tokens
+
+    def cut_short(self, reason: str) -> None:
+        """Record that the student's context is full: the dialogue ends with what the teacher said, and is judged and
+        rewarded as it is."""
+        self._expect(State.STUDENT_TURN)
+        self.overflow = reason
+        self._advance()
+
+    def give_up(
+        self, reason: str, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = (), overflow: bool = False
+    ) -> None:
+        """Record that no more can be said: it is neither judged nor rewarded.
+
+        Args:
+            overflow: whether that is because a context is full.
+            prompt_ids, end_ids: the teacher's context, for a conversation that ended before it was open. Trainers take
+                none without tokens; nothing in these was sampled.
+        """
+        self.failure = reason
+        self.overflow = reason if overflow else None
+        if prompt_ids:
+            self.buffer = TokenBuffer(prompt_ids)
+            self.buffer.append_given(end_ids)
+        self.state = State.REWARD_TURN
+
+    def add_teacher_turn(self, turn: Turn) -> None:
+        """Record what the teacher said; its tokens are in the buffer already."""
+        self._expect(State.TEACHER_TURN)
+        if turn.role != "teacher":
+            raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
+        self.turns.append(turn)
+        self._advance()
+
+    def add_student_turn(self, turn: Turn, framed_ids: Sequence[int] = ()) -> None:
+        """Record what the student said; `framed_ids` are its tokens and frame in the teacher's context (empty for
+        an opening attempt, which is part of the teacher's first prompt)."""
+        self._expect(State.STUDENT_TURN)
+        if turn.role != "student":
+            raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
+        self.turns.append(turn)
+        if self.buffer is not None:
+            self.buffer.append_given(framed_ids)
+        self._advance()
+
+    def add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Record the whole panel's verdicts, the failed attempts included."""
+        self._expect(State.JUDGE_TURN)
+        self.verdicts = list(verdicts)
+        self._advance()
+
+    def add_solutions(self, solutions: Sequence[Solution]) -> None:
+        """Record the graded solutions."""
+        self._expect(State.GENERATE_SOLUTION)
+        if len(solutions) != self.rules.solutions:
+            raise InvalidTransition(f"{self.id}: {len(solutions)} solutions came, {self.rules.solutions} were due")
+        self.solutions = list(solutions)
+        self._advance()
+
+    def add_rewards(self, rewards: dict[str, float | None]) -> None:
+        """Record the rewards and end."""
+        self._expect(State.REWARD_TURN)
+        self.rewards = dict(rewards)
+        self._advance()
+
+    # What others see of it -------------------------------------------------------------------------------------
+
+    @property
+    def teacher_turns(self) -> list[Turn]:
+        """What the teacher said itself."""
+        return [turn for turn in self.turns if turn.role == "teacher" and not turn.given]
+
+    @property
+    def next_is_opening_attempt(self) -> bool:
+        """True if the student's turn that is due is its attempt at the problem, before any teaching."""
+        return self.state is State.STUDENT_TURN and not self.turns
+
+    @property
+    def next_persona(self) -> str:
+        """The persona drawn for the student turn that is due.
+
+        Raises:
+            InvalidTransition: for the opening attempt, which has none.
+        """
+        if self.next_is_opening_attempt:
+            raise InvalidTransition(f"{self.id}: the opening attempt has no persona")
+        return self.setup.personas[sum(turn.persona is not None for turn in self.turns)]
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the teacher's context still has room for; of a teacher without token ids approximately."""
+        used = len(self.buffer) if self.buffer is not None else self._estimated_tokens()
+        return self.rules.max_tokens_in_conversation - used
+
+    def _estimated_tokens(self) -> int:
+        if self.prompt_estimate is None:
+            return 0
+        own = dropwhile(lambda turn: turn.role == "student" or turn.given, self.turns)  # the others are in the prompt
+        return self.prompt_estimate + sum(approximate_tokens(turn.text) for turn in own)
+
+    @property
+    def teacher_turn_limit(self) -> int:
+        """How many tokens the teacher's next turn may have; one place is kept for an end token it may leave out."""
+        return min(self.rules.max_tokens_per_turn, self.tokens_left - 1)
+
+    def transcript(self) -> list[dict[str, str]]:
+        """The messages as the judge sees them: {"role": "teacher" | "student", "content": visible text}."""
+        return [{"role": turn.role, "content": visible_text(turn.text)} for turn in self.turns]
+
+    @property
+    def ledger(self) -> Ledger:
+        """What an embedded judge may know of it besides its transcript."""
+        return Ledger(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """The panel's judgement; None before judging, without judge rules, and if a rule has no valid verdict."""
+        return sum_up(self.verdicts, self.rules.judge_rules) if self.rules.judge_rules else None
+
+    @property
+    def lacks_verdict(self) -> bool:
+        """True if it should have been judged and was not, or could not go on: no reward may be given for it."""
+        return self.failure is not None or bool(self.rules.judge_rules) and self.judgement is None
+
+    @property
+    def rejected(self) -> bool:
+        """True if a decision rule rejected it, its content was refused, or its scores are under the low-score
+        threshold."""
+        judgement = self.judgement
+        if judgement is None:
+            return False
+        low = judgement.scores is not None and judgement.scores.final_reward < self.rules.low_score_threshold
+        return low or bool(judgement.rejecting_rules or judgement.refusing_rules)
+
+    # Transitions -----------------------------------------------------------------------------------------------
+
+    def _expect(self, state: State) -> None:
+        if self.state is not state:
+            raise InvalidTransition(f"{self.id}: this belongs to {state}, but the conversation is in {self.state}")
+
+    def _advance(self) -> None:
+        self.state = next(target for condition, target in TRANSITIONS[self.state] if condition(self))
+
+
+def _always(_: Conversation) -> bool:
+    return True
+
+
+def _student_opens(conversation: Conversation) -> bool:
+    return conversation.setup.type is ConversationType.ATTEMPTED or bool(conversation.turns)
+
+
+def _dialogue_goes_on(conversation: Conversation) -> bool:
+    """After a teacher turn: nobody said goodbye, the turn limit is not reached, the context has room."""
+    said_goodbye = END_OF_CONVERSATION in visible_text(conversation.turns[-1].text)
+    return not said_goodbye and len(conversation.turns) < conversation.rules.max_turns and _has_room(conversation)
+
+
+def _has_room(conversation: Conversation) -> bool:
+    return conversation.overflow is None and conversation.teacher_turn_limit >= 1
+
+
+def _is_judged(conversation: Conversation) -> bool:
+    return bool(conversation.rules.judge_rules)
+
+
+def _needs_solutions(conversation: Conversation) -> bool:
+    """Solutions are due unless nothing can come of them: no verdict, or a rejection in hard mode."""
+    if conversation.rules.solutions == 0 or conversation.lacks_verdict:
+        return False
+    return conversation.rules.ignore_rejected_judge or not conversation.rejected
+
+
+_Condition = Callable[[Conversation], bool]
+_AFTER_DIALOGUE: tuple[tuple[_Condition, State], ...] = (
+    (_is_judged, State.JUDGE_TURN),
+    (_needs_solutions, State.GENERATE_SOLUTION),
+    (_always, State.REWARD_TURN),
+)
+TRANSITIONS: dict[State, tuple[tuple[_Condition, State], ...]] = {
+    State.START: ((_student_opens, State.STUDENT_TURN), (_always, State.TEACHER_TURN)),
+    State.TEACHER_TURN: ((_dialogue_goes_on, State.STUDENT_TURN), *_AFTER_DIALOGUE),
+    State.STUDENT_TURN: ((_has_room, State.TEACHER_TURN), *_AFTER_DIALOGUE),
+    State.JUDGE_TURN: _AFTER_DIALOGUE[1:],
+    State.GENERATE_SOLUTION: _AFTER_DIALOGUE[2:],
+    State.REWARD_TURN: ((_always, State.END),),
+}
+"""From each state, the first condition that holds names the next one."""

@@ -1,0 +1,157 @@
+"""Prompts are tried before they are needed: a mistake in one must not wait for the conversation that meets it, in the
+middle of the night."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from config.base import GenerationConfig, JudgeModelConfig
+from config.values import EMBEDDED_JUDGES
+from src.classroom.setup import ConversationType
+from src.classroom.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
+from src.errors import ContextOverflow, DataError
+from src.rollout.chat_template import Message, encode_chat
+from src.rollout.datasets import Problem
+from src.rollout.prompts import render, variables_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+_LEAST_TURN = 2  # a token, and the one that ends it
+
+
+def _transcript(said: str) -> list[Message]:
+    return [{"role": role, "content": f"{said} {number}"} for number in range(3) for role in ("teacher", "student")]
+
+
+_TRANSCRIPT, _OTHER_TRANSCRIPT = _transcript("How are you?"), _transcript("Where do you live?")
+
+
+def check_configured_prompts(generation: GenerationConfig, judge: JudgeModelConfig) -> None:
+    """As `check_prompts`, before anything is known of the judge but its configuration."""
+    check_prompts(generation, judge.model_name_or_path not in EMBEDDED_JUDGES)
+
+
+def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> None:
+    """Fill in every template with the variables that it may use. A teacher's template that never uses the problem is
+    warned about.
+
+    Args:
+        judge_reads_templates: whether the judge is a model that is asked with the rules' templates.
+
+    Raises:
+        DataError: naming the config key, the template, and what is wrong with it; one of a judge that does not show
+            the conversation is wrong, too.
+    """
+    _check_teacher_prompt(generation)
+    for key, path, variables in _uses(generation, judge_reads_templates):
+        try:
+            unknown = sorted(variables_of(path) - set(variables))
+            if unknown:  # found in every branch, also in those that these values do not take
+                raise DataError(f"{path} uses {', '.join(unknown)}. It may use: {', '.join(sorted(variables))}.")
+            shown = render(path, **variables)
+            if "conversation" in variables and shown == render(path, **variables | {"conversation": _OTHER_TRANSCRIPT}):
+                _refuse_blind_judge(path)
+        except DataError as error:
+            raise DataError(f"generation.{key}: {error}") from error
+
+
+def _refuse_blind_judge(path: str) -> None:
+    used = "conversation" in variables_of(path)
+    what = "uses conversation, but what was said does not get into the prompt" if used else "never uses conversation"
+    raise DataError(
+        f"{path} {what}: the judge would give its verdict without having read the lesson. Write the messages out, for "
+        "example {% for message in conversation %}{{ message.role }}: {{ message.content }}{% endfor %}."
+    )
+
+
+def _check_teacher_prompt(generation: GenerationConfig) -> None:
+    key, path = "generation.teacher_prompt_path", generation.teacher_prompt_path
+    try:
+        opened = opens_dialogue(path)
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
+    if opened and (generation.forced_conversation_type or "").lower() != "guided":
+        raise DataError(
+            f"{key}: {path} opens the dialogue itself (it uses {' and '.join(OPENING_VARIABLES)}), which leaves no "
+            "place for a student's attempt: set generation.forced_conversation_type=guided."
+        )
+    if "problem" not in variables_of(path):
+        logger.warning(
+            "%s: %s never uses problem, so the teacher is not told what the lesson is about. Write {{ problem }} where "
+            "it is to stand, unless the student's first message says it.",
+            key,
+            path,
+        )
+
+
+def check_lengths(
+    problems: Sequence[Problem], generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", limit: int
+) -> None:
+    """Raises:
+    DataError: naming the first problem whose teacher prompt leaves no room in `limit` tokens.
+    """
+    longest_name = max(generation.student_names or [None], key=lambda name: len(name or ""))
+    for problem in problems:
+        opening = opening_turns(generation, problem.text, longest_name)
+        messages = first_messages(generation, problem.text, longest_name, ConversationType.GUIDED, opening)
+        refuse_long_prompt(problem, len(encode_chat(tokenizer, messages)), limit)
+
+
+def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
+    """Raises:
+    DataError: if a teacher prompt of `length` tokens leaves no room for a turn.
+    """
+    if length + _LEAST_TURN > limit:
+        raise DataError(
+            f"Problem {problem.id} ({problem.text[:60]!r}) makes a teacher prompt of {length} tokens, but a "
+            f"conversation may have {limit}: shorten the problem, or raise generation.max_tokens_in_conversation and "
+            "teacher_model.vllm.max_length."
+        )
+
+
+def refuse_long_opening(problem: Problem, length: int, said: int, limit: int) -> None:
+    """As `refuse_long_prompt`, but for a prompt that holds what the student has said, too, `said` tokens of it.
+
+    Raises:
+        DataError: if there would be no room without it either.
+        ContextOverflow: if that is what leaves no room.
+    """
+    refuse_long_prompt(problem, length - said, limit)
+    if length + _LEAST_TURN > limit:
+        raise ContextOverflow(
+            f"What the student said before the teacher takes {said} of {length} tokens of the teacher's prompt, and a "
+            f"conversation may have {limit}: lower generation.max_tokens_per_student_attempt or "
+            "generation.max_tokens_per_turn, or raise generation.max_tokens_in_conversation and "
+            "teacher_model.vllm.max_length."
+        )
+
+
+def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(config key, template, variables) of everything that is rendered in a conversation."""
+    personas = generation.student_personas_prompts_paths
+    roles = {
+        **{f"student_personas_prompts_paths.{name}": path for name, path in personas.items()},
+        "student_final_prompt_path": generation.student_final_prompt_path,
+    }
+    parts: list[dict[str, Any]] = [{}]
+    if opens_dialogue(generation.teacher_prompt_path):
+        parts = [{name: name == filled for name in OPENING_VARIABLES} for filled in ("", *OPENING_VARIABLES)]
+    for name in dict.fromkeys(generation.student_names or [None]):
+        role = {"student_name": name, "problem": "…", "include_thinking": generation.use_thinking}
+        yield from ((key, path, role) for key, path in roles.items() if path is not None)
+        yield from (("teacher_prompt_path", generation.teacher_prompt_path, role | part) for part in parts)
+    if generation.student_initial_attempt_prompt_path is not None:
+        yield (
+            "student_initial_attempt_prompt_path",
+            generation.student_initial_attempt_prompt_path,
+            {"problem": "…"},
+        )
+    if generation.student_attempt_prompt_path is not None:
+        yield "student_attempt_prompt_path", generation.student_attempt_prompt_path, {"problem": "…"}
+    if generation.initial_attempt_wrapper_prompt_path is not None:
+        yield "initial_attempt_wrapper_prompt_path", generation.initial_attempt_wrapper_prompt_path, {"attempt": "…"}
+    if judge_reads_templates:
+        for name, path in generation.judges_rules_prompts_paths.items():
+            yield f"judges_rules_prompts_paths.{name}", path, {"conversation": _TRANSCRIPT, "problem": "…"}

@@ -1,0 +1,117 @@
+"""Bringing a conversation back to where the journal leaves it, so that nothing in it is played or judged twice."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from src.classroom.conversation import Conversation, Solution
+from src.classroom.verdicts import Verdict
+from src.rollout.tokens import TokenBuffer, Turn
+
+_TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapter(list[Solution])
+
+
+@dataclass
+class History:
+    """What the journal holds of a conversation beyond its turns.
+
+    Attributes:
+        verdicts: by (rule, attempt).
+        solutions: None if they were not written yet.
+        rewarded: whether its rewards are in the journal already.
+        finished: whether its record is.
+        failure: why it could not go on, if it could not.
+    """
+
+    verdicts: dict[tuple[str, int], Verdict] = field(default_factory=dict)
+    solutions: list[Solution] | None = None
+    rewarded: bool = False
+    finished: bool = False
+    failure: dict[str, Any] | None = None
+
+
+def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
+    """Add the turns among `events` to a conversation that has just started, and return what else they tell.
+
+    Args:
+        judge_again: leave out judge attempts that brought no verdict, and what a model refused to answer, so that they
+            are made again.
+    """
+    history = History()
+    for event in events:
+        if history.failure is not None and event["event"] in ("turn", "solutions"):  # it could go on later
+            history.failure, history.rewarded, history.finished = None, False, False
+        match event["event"]:
+            case "turn":
+                _add_turn(conversation, event)
+            case "verdict":
+                verdict = _VERDICT.validate_python(event["verdict"])
+                history.verdicts[verdict.rule, verdict.attempt] = verdict
+            case "solutions":
+                history.solutions = _SOLUTIONS.validate_python(event["solutions"])
+            case "grades":
+                history.solutions = graded(history.solutions, event["grades"])
+            case "cut_short":
+                conversation.cut_short(event["reason"])
+            case "failure":
+                history.failure = event
+            case "rewards":
+                history.rewarded = True
+            case "conversation":
+                history.finished = True
+    failed = [key for key, verdict in history.verdicts.items() if not verdict.valid]
+    if judge_again and failed:
+        for key in failed:
+            del history.verdicts[key]
+        history.rewarded = history.finished = False
+    if history.failure is not None and judge_again:
+        history.failure, history.rewarded, history.finished = None, False, False
+    if history.failure is not None:
+        order = conversation.rules.judge_rules.index
+        conversation.verdicts = sorted(history.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
+        known = (history.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
+        conversation.give_up(*known, overflow=history.failure.get("overflow", False))
+    return history
+
+
+def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solution]:
+    """The solutions with their grades."""
+    return [replace(solution, grade=grade) for solution, grade in zip(solutions, grades, strict=True)]
+
+
+def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
+    """The teacher's context after these events; None if it was never opened."""
+    buffer = None
+    for event in events:
+        if event["event"] == "failure" and event["prompt_ids"]:
+            buffer = TokenBuffer(event["prompt_ids"])
+            buffer.append_given(event["end_ids"])
+        if event["event"] == "turn":
+            if "prompt_ids" in event:
+                buffer = TokenBuffer(event["prompt_ids"])
+            if buffer is not None:
+                _add_tokens(buffer, event["ids"], event["logprobs"])
+    return buffer
+
+
+def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
+    turn = _TURN.validate_python(event["turn"])
+    if turn.role == "student":
+        conversation.add_student_turn(turn, event["ids"])
+        return
+    if "prompt_ids" in event:
+        conversation.open_buffer(event["prompt_ids"])
+    if "prompt_estimate" in event:
+        conversation.open_estimated(event["prompt_estimate"])
+    if conversation.buffer is not None:
+        _add_tokens(conversation.buffer, event["ids"], event["logprobs"])
+    conversation.add_teacher_turn(turn)
+
+
+def _add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    """Those with a log-prob were sampled; those after them were given."""
+    if logprobs:
+        buffer.append_sampled(ids[: len(logprobs)], logprobs)
+    buffer.append_given(ids[len(logprobs) :])

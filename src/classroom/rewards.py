@@ -1,0 +1,136 @@
+"""The rewards: pure functions over a finished conversation.
+
+Each returns a number, or None for a conversation that should have been judged and was not: None from every one of
+them leaves it out of its group's mean. To change a reward, change its function; to add one, add it to `REWARDS`,
+and the server answers for it at `POST /get_{name}_reward`.
+
+Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/rewards.md.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from statistics import fmean
+
+from src.classroom.conversation import END_OF_CONVERSATION, Conversation, thoughts_in, visible_text
+from src.message_rules.messages import UNSPACED, normal
+
+Reward = Callable[[Conversation], float | None]
+LEAST_OF_A_THOUGHT = 5
+"""Words. A thought of fewer pays nothing: it plans no message."""
+
+
+def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
+    @wraps(reward)
+    def checked(conversation: Conversation) -> float | None:
+        return None if conversation.lacks_verdict else reward(conversation)
+
+    return checked
+
+
+@_none_without_verdict
+def pedagogical(conversation: Conversation) -> float:
+    """The judge's three scores, weighed, less the penalty of a rejected conversation; in [0, 1].
+
+    Rejected (under the low-score threshold): soft mode takes λ off, hard mode makes it 0; never under 0. A tutor whose
+    words the judge refused gets 0 in both.
+
+    Raises:
+        ValueError: if the conversation was judged by no rule that scores.
+    """
+    judgement = conversation.judgement
+    if judgement is not None and judgement.refusing_rules:
+        return 0.0
+    if judgement is None or judgement.scores is None:
+        raise ValueError(f"{conversation.id}: the pedagogical reward needs a judge rule that scores")
+    reward = judgement.scores.final_reward
+    if not conversation.rejected:
+        return reward
+    if not conversation.rules.ignore_rejected_judge:
+        return 0.0
+    return max(0.0, round(reward - conversation.rules.extra_penalty_for_rejected_judges, 4))
+
+
+@_none_without_verdict
+def end_rm(conversation: Conversation) -> float:
+    """Mean grade of the student's solutions after the dialogue; a rejection costs λ (soft) or makes it −λ (hard)."""
+    penalty = conversation.rules.extra_penalty_for_rejected_judges if conversation.rejected else 0.0
+    if _rejected_in_hard_mode(conversation):
+        return -penalty
+    grades = [solution.grade for solution in conversation.solutions]
+    if not grades or None in grades:
+        raise ValueError(f"{conversation.id}: the end_rm reward needs graded solutions; it has {grades}")
+    return fmean(grades) - penalty
+
+
+@_none_without_verdict
+def thinking(conversation: Conversation) -> float:
+    """0.5 × share of teacher messages with a closed thought of `LEAST_OF_A_THOUGHT` words or more that was in no
+    message before − 0.5 for each message with unbalanced tags. Thoughts pay only where the teacher is told to think
+    (`generation.use_thinking`); the fine holds always."""
+    turns = conversation.teacher_turns
+    if _rejected_in_hard_mode(conversation) or not turns:
+        return 0.0
+    balanced = [turn.text.count("<think>") == turn.text.count("</think>") for turn in turns]
+    thoughts = _new_thoughts(turn.text for fits, turn in zip(balanced, turns, strict=True) if fits)
+    paid = 0.5 * thoughts / len(turns) if conversation.rules.use_thinking else 0.0
+    return paid - 0.5 * balanced.count(False)
+
+
+def _new_thoughts(texts: Iterable[str]) -> int:
+    """How many of the texts hold a closed thought that is long enough and in none of the texts before."""
+    seen: set[str] = set()
+    count = 0
+    for text in texts:
+        found = {normal(thought) for thought in thoughts_in(text) if _words(thought) >= LEAST_OF_A_THOUGHT}
+        count += not found <= seen
+        seen |= found
+    return count
+
+
+def _words(thought: str) -> int:
+    """Words of a text, whatever its script: of one that writes none apart, each letter counts."""
+    return sum(len(each) if UNSPACED.search(each) else 1 for each in normal(thought).split())
+
+
+@_none_without_verdict
+def end_of_conversation(conversation: Conversation) -> float:
+    """0.1 if a teacher message carries `<end_of_conversation>`."""
+    if _rejected_in_hard_mode(conversation):
+        return 0.0
+    said = any(END_OF_CONVERSATION in visible_text(turn.text) for turn in conversation.teacher_turns)
+    return 0.1 if said else 0.0
+
+
+@_none_without_verdict
+def length(conversation: Conversation) -> float:
+    """−0.5 if any teacher message reaches `max_tokens_per_turn` − 1 tokens."""
+    longest = max((turn.tokens for turn in conversation.teacher_turns), default=0)
+    return -0.5 if longest >= conversation.rules.max_tokens_per_turn - 1 else 0.0
+
+
+def _rejected_in_hard_mode(conversation: Conversation) -> bool:
+    return conversation.rejected and not conversation.rules.ignore_rejected_judge
+
+
+REWARDS: dict[str, Reward] = {
+    "end_rm": end_rm,
+    "thinking": thinking,
+    "end_of_conversation": end_of_conversation,
+    "length": length,
+    "pedagogical": pedagogical,
+}
+MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
+
+
+def default_weights(judge_rules: Sequence[str], scoring_rules: frozenset[str]) -> dict[str, float]:
+    """Which rewards a configuration's judge rules imply, each with weight 1."""
+    names = ("pedagogical",) if scoring_rules & set(judge_rules) else MATHS_REWARDS
+    return dict.fromkeys(names, 1.0)
+
+
+def weighted_sum(rewards: dict[str, float | None], weights: dict[str, float]) -> float | None:
+    """The reward that is trained on, or None if any part of it is None."""
+    parts = [rewards[name] for name in weights]
+    if any(part is None for part in parts):
+        return None
+    return sum(weight * rewards[name] for name, weight in weights.items())

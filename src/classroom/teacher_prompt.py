@@ -1,0 +1,94 @@
+"""What the teacher is given before it speaks: its system message, the messages that its prompt template opens the
+dialogue with, and the thought that it has to begin with."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from config.base import GenerationConfig
+from src.classroom.conversation import Conversation, visible_text
+from src.classroom.setup import ConversationType
+from src.rollout.chat_template import Message, ReplyFrame, encode_further_markup
+from src.rollout.prompts import render, variables_of
+from src.rollout.tokens import Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OPENING_VARIABLES = ("user_message", "teacher_message")
+THOUGHT = "<think>\n"
+
+
+@cache
+def opens_dialogue(path: str) -> bool:
+    """Whether a template holds the first student's and the first teacher's message, too, as SocraticLM's does: it is
+    filled in three times, with `user_message` true for the one, `teacher_message` for the other, neither for the
+    system message."""
+    return set(OPENING_VARIABLES) <= variables_of(path)
+
+
+def system_message(generation: GenerationConfig, problem: str, student_name: str | None) -> str:
+    """The teacher's system message; raises as `render` does."""
+    return _render(generation, problem, student_name)
+
+
+def opening_turns(generation: GenerationConfig, problem: str, student_name: str | None) -> list[Turn]:
+    """The messages that the template opens the dialogue with, which nobody samples; none for most templates."""
+    if not opens_dialogue(generation.teacher_prompt_path):
+        return []
+    roles = zip(("student", "teacher"), OPENING_VARIABLES, strict=True)
+    return [Turn(role, _render(generation, problem, student_name, opened_by=name), given=True) for role, name in roles]
+
+
+def first_messages(
+    generation: GenerationConfig, problem: str, student_name: str | None, kind: ConversationType, said: Sequence[Turn]
+) -> list[Message]:
+    """The chat from which the teacher's context is opened.
+
+    Args:
+        said: all turns before the teacher's first: an opening attempt, which gets its wrapper, or the template's
+            opening and the student's answer to it.
+    """
+    messages = [{"role": "system", "content": system_message(generation, problem, student_name)}]
+    for turn in said:
+        text = visible_text(turn.text)
+        if kind is ConversationType.ATTEMPTED and generation.initial_attempt_wrapper_prompt_path:
+            text = render(generation.initial_attempt_wrapper_prompt_path, attempt=text)
+        messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": text})
+    return messages
+
+
+def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> list[Message]:
+    """The dialogue from the teacher's chair, for a teacher that is given text instead of token ids.
+
+    Its own messages keep their thoughts. Where the teacher speaks first, its prompt comes as the user's message instead
+    of the system's: not every API answers when no user has spoken.
+    """
+    setup, turns = conversation.setup, conversation.turns
+    first = next((i for i, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
+    problem, name = conversation.problem.text, setup.student_name
+    messages = first_messages(generation, problem, name, setup.type, turns[:first])
+    if first == 0:
+        messages[0]["role"] = "user"
+    for turn in turns[first:]:
+        messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": turn.text})
+    return messages
+
+
+def opened_thought(generation: GenerationConfig, frame: ReplyFrame) -> str:
+    """What every message of the teacher begins with that it does not sample: the opening of a thought, where
+    `force_thinking` wants it or the model's chat template puts it there itself."""
+    return THOUGHT if generation.force_thinking or frame.opens_thought else ""
+
+
+def forced_ids(generation: GenerationConfig, frame: ReplyFrame, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens of `opened_thought` that stand in the teacher's context besides those of its chat template."""
+    if not generation.force_thinking or frame.opens_thought:
+        return []
+    return encode_further_markup(tokenizer, THOUGHT)
+
+
+def _render(generation: GenerationConfig, problem: str, student_name: str | None, opened_by: str = "") -> str:
+    path = generation.teacher_prompt_path
+    parts = {name: name == opened_by for name in OPENING_VARIABLES} if opens_dialogue(path) else {}
+    return render(path, student_name=student_name, problem=problem, include_thinking=generation.use_thinking, **parts)

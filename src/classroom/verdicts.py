@@ -1,0 +1,300 @@
+"""What a judge says, as data: reading its JSON, and summing up the panel of attempts.
+
+A judge that fails is no opinion. An attempt without a readable verdict is kept with its error; a rule without any
+readable verdict leaves the conversation without a verdict, and so without a reward. Only where the judge refused what
+the tutor wrote, in every attempt, is the conversation rejected.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from src.errors import ContentRefused, JudgeOutputError
+from src.rollout.text import nests_deeper, without_surrogates
+
+SCORING_RULES = frozenset({"pedagogical_eval"})
+"""Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
+
+LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
+"""Decision rules that evaluations report by name."""
+
+_COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{\[]\s*,|,(?=\s*[}\]])', re.DOTALL)
+_MOST_LEVELS = 50
+_MOST_CHARACTERS, _MOST_REPAIRS, _MOST_OBJECTS, _MOST_BROKEN = 100_000, 20, 20, 1_000
+_TRAILING_COMMA = re.compile(r",\s*[}\]]")
+_NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
+_SCORE_RANGES = {
+    "task_final_score": (0.0, 1.0),
+    "forward_progression_score": (0.0, 1.0),
+    "overall_momentum_score": (0.0, 10.0),
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The three criteria of the language tutor: task-final discipline and forward progression in [0, 1], overall
+    momentum in [0, 10]."""
+
+    task_final_score: float
+    forward_progression_score: float
+    overall_momentum_score: float
+
+    @property
+    def final_reward(self) -> float:
+        """0.4 × task-final + 0.4 × forward progression + 0.2 × momentum / 10, to four places."""
+        weighted = 0.4 * self.task_final_score + 0.4 * self.forward_progression_score
+        return round(weighted + 0.2 * self.overall_momentum_score / 10, 4)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One judge attempt at one rule: `scores` (scoring rules) or `accepted` (decision rules), or the `error` that
+    left it without either. `reasons` maps a criterion to what the judge said of it; `raw` is its whole answer.
+    `refused` tells that the judge would not have what the tutor wrote, while it judges other things. `rules_version` is
+    that of the rules on messages, if they gave it."""
+
+    rule: str
+    attempt: int
+    scores: Scores | None = None
+    accepted: bool | None = None
+    reasons: dict[str, str] | None = None
+    error: str | None = None
+    raw: str = ""
+    refused: bool = False
+    rules_version: str | None = None
+
+    @property
+    def valid(self) -> bool:
+        return self.scores is not None or self.accepted is not None
+
+
+def answer_schema(rule: str) -> dict[str, Any]:
+    """The JSON schema of what a judge answers under a rule: reasons first, so that they come before what they are for.
+
+    Ranges stand in descriptions: not every provider takes bounds in a schema, and they are checked here anyway.
+    """
+    if rule in SCORING_RULES:
+        properties = {}
+        for name, (low, high) in _SCORE_RANGES.items():
+            properties[name.replace("_score", "_reasoning")] = {"type": "string"}
+            properties[name] = {"type": "number", "description": f"from {low:g} to {high:g}"}
+    else:
+        properties = {"reasoning": {"type": "string"}, "decision": {"type": "string", "enum": ["OK", "REJECT"]}}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
+    """The verdict in a judge's answer.
+
+    Raises:
+        JudgeOutputError: if the text holds no single JSON object with what the rule asks for.
+    """
+    answer = find_object(text)
+    if rule in SCORING_RULES:
+        reasons = {name: _reason(answer, name.replace("_score", "_reasoning")) for name in _SCORE_RANGES}
+        scores, version = _read_scores(answer, text), _reason(answer, "rules_version") or None
+        return Verdict(rule, attempt, scores=scores, reasons=reasons, raw=text, rules_version=version)
+    reasons = {rule: _reason(answer, "reasoning")}
+    return Verdict(rule, attempt, accepted=_read_decision(answer, text), reasons=reasons, raw=text)
+
+
+def parse_judge_output(text: str) -> Scores:
+    """The three scores in a judge's answer; `final_reward` of the result is the reward they make.
+
+    Raises:
+        JudgeOutputError: if a score is missing, not a finite number or out of range.
+    """
+    return _read_scores(find_object(text), text)
+
+
+def _read_scores(answer: dict[str, Any], text: str) -> Scores:
+    values = {}
+    for name, (low, high) in _SCORE_RANGES.items():
+        if name not in answer:
+            raise JudgeOutputError(f"The judge's answer has no {name}: {_quote(text)}")
+        value = answer[name]
+        number = _number(value)
+        if not math.isfinite(number) or not low <= number <= high:
+            rule = f"it must be a number from {low:g} to {high:g}"
+            raise JudgeOutputError(f"{name} is {_quote(value)}; {rule}: {_quote(text)}")
+        values[name] = number
+    return Scores(**values)
+
+
+def _number(value: Any) -> float:
+    """A JSON number, or one written as a string; NaN for anything else."""
+    if isinstance(value, bool) or not (
+        isinstance(value, (int, float)) or isinstance(value, str) and _NUMBER.fullmatch(value)
+    ):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _read_decision(answer: dict[str, Any], text: str) -> bool:
+    given = answer.get("decision", "")
+    decision = given.strip().upper() if isinstance(given, str) else None
+    if decision not in ("OK", "REJECT"):
+        said = "missing" if given == "" else _quote(given)
+        raise JudgeOutputError(f"The judge's decision is {said}, not OK or REJECT: {_quote(text)}")
+    return decision == "OK"
+
+
+def _reason(answer: dict[str, Any], name: str) -> str:
+    """What a judge gives as its reason, whatever it wrote there, as text that can be kept."""
+    return without_surrogates(str(answer.get(name) or ""))
+
+
+def find_object(text: str) -> dict[str, Any]:
+    """The one JSON object in the text; a repeated equal object counts once. What a reasoning model thought aloud before
+    it answered does not count.
+
+    Raises:
+        JudgeOutputError: if there is none, several that differ, or if the answer is too long or too broken to be read.
+    """
+    answer = text.rsplit("</think>", 1)[-1]
+    if len(answer) > _MOST_CHARACTERS:
+        length = f"{len(answer)} characters long; {_MOST_CHARACTERS} are read at most"
+        raise JudgeOutputError(f"The judge's answer is {length}: {_quote(text)}")
+    found: list[dict[str, Any]] = []
+    position, broken, repairs = 0, 0, iter(range(_MOST_REPAIRS))
+    while (brace := answer.find("{", position)) >= 0 and len(found) < _MOST_OBJECTS:
+        try:
+            value, position = _decode(answer, brace, repairs)
+        except ValueError:  # not JSON, or an integer of thousands of digits
+            position, broken = brace + 1, broken + 1
+            if broken > _MOST_BROKEN:
+                what = f"more than {_MOST_BROKEN} braces that open no JSON object"
+                raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}") from None
+            continue
+        except (RecursionError, _TooDeep) as error:
+            raise JudgeOutputError(f"The judge's answer nests too deep to be read: {_quote(text)}") from error
+        except _TooManyRepairs as error:
+            what = f"more than {_MOST_REPAIRS} objects with a comma before a closing bracket"
+            raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}") from error
+        except _AmbiguousKey as error:
+            key = without_surrogates(error.args[0][:100])
+            raise JudgeOutputError(f"The judge's answer says two things of {key}: {_quote(text)}") from error
+        if value not in found:
+            found.append(value)
+    if len(found) != 1:
+        what = "no JSON object" if not found else f"{len(found)} different JSON objects"
+        cut = " (one begins and does not end: was it cut off?)" if not found and "{" in answer else ""
+        raise JudgeOutputError(f"The judge's answer holds {what}{cut}: {_quote(text)}")
+    return found[0]
+
+
+class _AmbiguousKey(Exception):
+    """A key that stands twice in an object, with different values."""
+
+
+class _TooManyRepairs(Exception):
+    """More attempts to mend an object than an answer is worth: each of them reads the rest of the text."""
+
+
+class _TooDeep(Exception):
+    """An object that holds more levels than a judge has use for; to show or compare it could fail."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found and found[key] != value:
+            raise _AmbiguousKey(key)
+        found[key] = value
+    return found
+
+
+def _decode(text: str, start: int, repairs: Iterator[int]) -> tuple[dict[str, Any], int]:
+    """The object that starts there, and the position after it. Line breaks in strings are let pass, and one comma
+    before a closing bracket: judges write both.
+
+    Args:
+        repairs: one is taken for each object that has such a comma.
+
+    Raises:
+        ValueError: if there is none.
+        _TooManyRepairs: if no repair is left.
+    """
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
+    try:
+        value, end = decoder.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        comma = text.rfind(",", start, error.pos + 1)
+        if comma < 0 or text[comma + 1 : error.pos].strip() or not _TRAILING_COMMA.match(text, comma):
+            raise
+        if next(repairs, None) is None:
+            raise _TooManyRepairs from error
+        value, end = decoder.raw_decode(_without_trailing_commas(text, start), start)
+    if nests_deeper(value, _MOST_LEVELS):
+        raise _TooDeep
+    return value, end
+
+
+def _without_trailing_commas(text: str, start: int) -> str:
+    """The text with a space in place of every comma from `start` on that stands between a value and a closing
+    bracket. What stands in strings stays as it is, and so does a comma without a value before it."""
+    kept = _COMMA_OR_STRING.sub(lambda found: " " if found[0] == "," else found[0], text[start:])
+    return text[:start] + kept
+
+
+def _quote(said: Any, limit: int = 400) -> str:
+    text = said if isinstance(said, str) else repr(said)
+    shown = text if len(text) <= limit else f"{text[:limit]} …"
+    return repr(shown) if isinstance(said, str) else shown
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The panel's view of one conversation.
+
+    `scores` is the mean over the valid attempts of the scoring rule (None without one). `rejecting_rules` are the
+    decision rules that a valid attempt rejected it under; `refusing_rules` those under which the judge would not have
+    its content, in every attempt.
+    """
+
+    scores: Scores | None
+    rejecting_rules: tuple[str, ...]
+    refusing_rules: tuple[str, ...] = ()
+
+    @property
+    def score(self) -> float:
+        """What the judge thinks of it, in [0, 1], whatever the rewards make of that: 0 if a decision rule rejected it
+        or its content was refused, else the weighed scores, or 1 without any."""
+        if self.rejecting_rules or self.refusing_rules:
+            return 0.0
+        return 1.0 if self.scores is None else self.scores.final_reward
+
+
+def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | None:
+    """The judgement of a conversation, or None if any rule was left without a valid verdict for another reason than
+    that all its attempts refused the content."""
+    rules = tuple(rules)
+    by_rule = {rule: [v for v in verdicts if v.rule == rule and v.valid] for rule in rules}
+    refusing = tuple(rule for rule, found in by_rule.items() if not found and _is_refused(verdicts, rule))
+    if not all(found or rule in refusing for rule, found in by_rule.items()):
+        return None
+    scored = [v.scores for found in by_rule.values() for v in found if v.scores is not None]
+    rejecting = tuple(rule for rule, found in by_rule.items() if any(v.accepted is False for v in found))
+    return Judgement(_mean_scores(scored) if scored else None, rejecting, refusing)
+
+
+def _is_refused(verdicts: Sequence[Verdict], rule: str) -> bool:
+    attempts = [verdict for verdict in verdicts if verdict.rule == rule]
+    return bool(attempts) and all(verdict.refused for verdict in attempts)
+
+
+def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdict:
+    """An attempt that brought no verdict, with what was in its way."""
+    refused = isinstance(error, ContentRefused)
+    return Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=raw, refused=refused)
+
+
+def _mean_scores(scores: Sequence[Scores]) -> Scores:
+    return Scores(**{name: fmean(getattr(s, name) for s in scores) for name in _SCORE_RANGES})

@@ -1,0 +1,87 @@
+"""The figures in which tutors are compared: what each is called, and its values lesson by lesson."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from src.evaluation.metrics.language import ErrorLabels, read_lessons
+from src.evaluation.report.tables import Measure
+from src.message_rules.feedback import KINDS
+from src.results.evaluation_files import group_by_problem
+from src.results.statistics import judgement_of, rewards_by_lesson
+from src.server.schemas import ConversationRecord
+from src.toy_language.turn_pairs import read_exchanges
+
+ByLesson = dict[str, dict[str, list[float]]]
+"""Figure → lesson → values."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of a comparison. `wish`: +1 if more is better, −1 if less is, 0 if neither."""
+
+    key: str
+    label: str
+    is_share: bool = False
+    wish: int = 0
+
+    @property
+    def measure(self) -> Measure:
+        """How its estimate, {"mean", "ci95", "n"}, is printed."""
+        return Measure(self.label, ("mean",), ("ci95",), (), self.is_share, self.wish)
+
+
+JUDGED = (
+    Figure("reward", "Reward", wish=1),
+    Figure("scores/task_final_score", "Task-final discipline (0–1)", wish=1),
+    Figure("scores/forward_progression_score", "Forward progression (0–1)", wish=1),
+    Figure("scores/overall_momentum_score", "Overall momentum (0–10)", wish=1),
+    Figure("scaffolded", "Error turns scaffolded (rubric)", True, 1),
+    Figure("falsely_corrected", "Clean turns falsely corrected (rubric)", True, -1),
+)
+COUNTED = (
+    Figure("talk_ratio", "Teacher's share of all words", True),
+    Figure("teacher_words", "Teacher's words in a message"),
+    Figure("ends_with_task", "Task-setting messages that end with the task", True, 1),
+    Figure("tasks_per_message", "Tasks in a message"),
+    Figure("plan_introduced", "Of the plan, introduced", True, 1),
+    Figure("plan_produced", "Of the plan, produced by the student", True, 1),
+    Figure("hands_over", "Messages that hand over what is to be said", True, -1),
+    Figure("repeats", "Messages that set a task again", True, -1),
+    Figure("in_english", "Messages in English", True),
+    *(Figure(f"feedback/{kind}", f"Reply to an error: {kind}", True) for kind in KINDS),
+    Figure("uptake", "Errors taken up in the next turn", True, 1),
+    Figure("repair", "Errors repaired in the next turn", True, 1),
+    Figure("false_corrections", "Clean turns falsely corrected (rules)", True, -1),
+)
+FIGURES = JUDGED + COUNTED
+
+
+def figures_by_lesson(
+    records: Sequence[ConversationRecord], labels: ErrorLabels | None = None
+) -> tuple[ByLesson, dict]:
+    """A tutor's values in all figures that it has, and the fidelity of the student it met."""
+    read = read_lessons(records, labels)
+    found: ByLesson = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records) | read.by_lesson
+    return found, read.fidelity
+
+
+def judged_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:
+    """The judge's criteria, and what the rubric makes of the replies to errors where it can."""
+    found: ByLesson = {}
+    for lesson, group in group_by_problem(records).items():
+        for record in group:
+            for key, value in _judged(record):
+                found.setdefault(key, {}).setdefault(lesson, []).append(float(value))
+    return found
+
+
+def _judged(record: ConversationRecord) -> list[tuple[str, float]]:
+    judgement = judgement_of(record)
+    scores = asdict(judgement.scores) if judgement is not None and judgement.scores is not None else {}
+    values = [(f"scores/{name}", value) for name, value in scores.items()]
+    for exchange in read_exchanges(record) or []:
+        key, value = (
+            ("scaffolded", exchange.scaffolded) if exchange.errors else ("falsely_corrected", exchange.corrected)
+        )
+        values.append((key, value))
+    return values

@@ -1,0 +1,192 @@
+"""What can be said of a language lesson without a judge: figures from the text of its messages and the personas.
+
+Each figure is a mean over what it counts (messages, turns or conversations); intervals are bootstrapped over lessons.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from src.classroom.conversation import visible_text
+from src.classroom.setup import ERROR_PERSONA
+from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
+from src.message_rules.feedback import (
+    GIVING_KINDS,
+    KINDS,
+    falsely_corrects,
+    feedback_kind,
+    hands_over,
+    repairs,
+    takes_up,
+)
+from src.message_rules.messages import RETRY, holds, normal, own_words, read_message
+from src.message_rules.plans import Plan, answers, questions_asked, read_plan
+from src.message_rules.version import RULES_VERSION
+from src.results.evaluation_files import group_by_problem
+from src.results.statistics import Estimate, mean_with_ci
+from src.server.schemas import ConversationRecord
+
+Values = dict[str, list[float]]
+"""By figure: the values that its mean is taken over."""
+ErrorLabels = Mapping[tuple[str, int], bool]
+"""(conversation id, position of a student's turn) → whether a judge finds an error in it."""
+
+_ENGLISH = frozenset(
+    "the a an you your i it is are was do does did what which who how when where to of in on at for and or not now say "
+    "tell ask that this with means mean good yes no one two can could would like want here there".split()
+)
+_ENGLISH_SHARE = 0.25
+"""Share of these words from which a text counts as English."""
+
+
+@dataclass
+class Reading:
+    """A conversation read by the rules: the `values` of its figures, and its `students`, turn by turn."""
+
+    values: Values = field(default_factory=dict)
+    students: list[StudentTurn] = field(default_factory=list)
+
+    def add(self, name: str, value: float) -> None:
+        """One more value of a figure."""
+        self.values.setdefault(name, []).append(float(value))
+
+
+def read_lesson(record: ConversationRecord, labels: ErrorLabels | None = None) -> Reading:
+    """The figures of one conversation.
+
+    Which of the student's turns hold an error is told by rules where the language allows it (the quickstart's), else
+    by a judge's `labels`; a turn that these leave out is in no figure about errors. Without labels, None, it is what
+    the persona was asked for.
+    """
+    plan, reading = read_plan(record.problem), Reading()
+    texts = [visible_text(turn.text) for turn in record.turns]
+    errors: dict[int, bool | None] = {}
+    for place, turn in enumerate(record.turns):
+        heard = texts[place - 1] if place else ""
+        if turn.role == "student":
+            found = plan.find_error(texts[place])
+            found = found if found is not None or labels is None else labels.get((record.id, place))
+            errors[place] = turn.persona == ERROR_PERSONA if found is None and labels is None else found
+            flips = flips_role(texts[place], heard, plan)
+            reading.students.append(StudentTurn(turn.persona, found, flips, parrots(texts[place], heard)))
+        elif not turn.given:
+            said = [texts[each] for each in errors if each < place]
+            unknown = place - 1 in errors and errors[place - 1] is None
+            _read_message(reading, texts[place], said, plan, errors.get(place - 1), unknown)
+    _read_reactions(reading, texts, errors, plan)
+    _read_whole(reading, record, texts, plan)
+    return reading
+
+
+def _read_message(
+    reading: Reading, text: str, said: Sequence[str], plan: Plan, error: bool | None, unknown: bool
+) -> None:
+    """`error`: whether it answers one; None for a first message, and where nobody knows."""
+    message = read_message(text)
+    reading.add("teacher_words", message.words)
+    reading.add("tasks_per_message", len(message.tasks))
+    if message.tasks:
+        reading.add("ends_with_task", message.ends_with_task)
+    reading.add("in_english", _is_english(message.text))
+    if unknown:
+        return
+    if error:
+        kind = feedback_kind(said[-1], text, plan)
+        for each in KINDS:
+            reading.add(f"feedback/{each}", kind == each)
+        reading.add("hands_over", kind in GIVING_KINDS)
+        return
+    reading.add("hands_over", hands_over(text, lambda form: any(holds(each, form) for each in said), plan))
+    if error is False:
+        reading.add("false_corrections", falsely_corrects(text))
+
+
+def _read_reactions(reading: Reading, texts: Sequence[str], errors: Mapping[int, bool | None], plan: Plan) -> None:
+    """Uptake and repair in the student's turn after the reply to an error."""
+    for place, error in errors.items():
+        if error and place + 2 in errors:
+            wrong, reply, answer = texts[place : place + 3]
+            kind = feedback_kind(wrong, reply, plan)
+            reading.add("uptake", takes_up(wrong, kind, answer, plan))
+            reading.add("repair", repairs(wrong, kind, answer, plan))
+
+
+def _read_whole(reading: Reading, record: ConversationRecord, texts: Sequence[str], plan: Plan) -> None:
+    sides = {role: [t for t, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES}
+    words = {role: sum(len(text.split()) for text in side) for role, side in sides.items()}
+    if sum(words.values()):
+        reading.add("talk_ratio", words["teacher"] / sum(words.values()))
+    introduced, produced = plan_progress(plan, sides["teacher"], sides["student"])
+    if plan.items:
+        reading.add("plan_introduced", introduced / plan.items)
+        reading.add("plan_produced", produced / plan.items)
+    seen: set[str] = set()
+    for text in sides["teacher"]:
+        task = read_message(text).task_text
+        repeated = bool(task) and normal(task) in seen and not RETRY.search(task)
+        reading.add("repeats", repeated)
+        seen.add(normal(task))
+
+
+_ROLES = ("teacher", "student")
+
+
+def plan_progress(plan: Plan, teacher: Sequence[str], student: Sequence[str]) -> tuple[int, int]:
+    """How many of the plan's items the teacher brought in (a phrase said or shown, a question asked), and how many the
+    student produced (the phrase said as it stands there, the question answered without an error)."""
+    if plan.lesson:
+        planned = {question.text for question in plan.lesson.questions}
+        asked = set().union(*map(questions_asked, teacher)) & planned
+        answered = set().union(*(answers(text, plan.lesson) for text in student)) & planned
+        return len(asked), len(answered)
+    introduced = sum(any(holds(text, phrase.text) for text in teacher) for phrase in plan.phrases)
+    return introduced, sum(any(holds(text, phrase.text) for text in student) for phrase in plan.phrases)
+
+
+def _is_english(text: str) -> bool:
+    words = re.findall(r"[^\W\d_]+", own_words(text).casefold())
+    return bool(words) and sum(word in _ENGLISH for word in words) / len(words) >= _ENGLISH_SHARE
+
+
+@dataclass(frozen=True)
+class LessonFigures:
+    """What was read from a tutor's conversations: each figure's values by lesson, and the student's fidelity."""
+
+    by_lesson: dict[str, dict[str, list[float]]]
+    fidelity: dict[str, Any]
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Each figure's mean with its interval."""
+        return {name: mean_with_ci(values) for name, values in self.by_lesson.items()}
+
+
+def read_lessons(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> LessonFigures:
+    """The figures of a tutor's conversations; `labels` as in `read_lesson`."""
+    by_lesson: dict[str, dict[str, list[float]]] = {}
+    students: list[StudentTurn] = []
+    for lesson, group in group_by_problem(records).items():
+        for record in group:
+            reading = read_lesson(record, labels)
+            students += reading.students
+            for name, values in reading.values.items():
+                by_lesson.setdefault(name, {}).setdefault(lesson, []).extend(values)
+    by_rules = any(read_plan(record.problem).lesson for record in records)
+    labelled_by = "rules" if by_rules else "judge" if labels else "nobody"
+    if labels is not None and labelled_by == "nobody":
+        by_lesson.pop("hands_over", None)  # of openings alone it is another figure
+    labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
+    unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
+    return LessonFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
+
+
+def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:
+    """What metrics.json holds of this: `language`, an estimate by figure, `fidelity`, and the version of the rules."""
+    figures = read_lessons(records, labels)
+    return {"language": figures.estimates(), "fidelity": figures.fidelity, "rules_version": RULES_VERSION}
+
+
+def mean_of(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Each lesson's mean."""
+    return {lesson: fmean(group) for lesson, group in values.items() if group}

@@ -1,0 +1,106 @@
+"""What is measured on maths conversations: solving before and after the dialogue, rejections by rule, the pedagogical
+reward. Pure functions; estimates and their intervals as in `src/results/statistics.py`, bootstrapped over problems."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Optional
+
+from src.classroom.conversation import Solution
+from src.classroom.verdicts import SCORING_RULES
+from src.results.statistics import Estimate, judgement_of, lacks_verdict, mean_with_ci, share
+from src.server.schemas import ConversationRecord
+
+SOLVED, SCORED = "solve_rate", "solution_score"
+"""Where the grades of solutions stand in metrics.json: shares of right answers, or means of a reward model's scores."""
+
+
+def summarise_maths(
+    records: Sequence[ConversationRecord],
+    initial: Optional[Mapping[str, Sequence[Solution]]],
+    message_scores: Optional[Sequence[Sequence[float]]],
+    by_answer: bool,
+) -> dict[str, Any]:
+    """The part of metrics.json that maths conversations have besides.
+
+    Conversations without a verdict are left out of all but the pedagogical reward (`without_verdict` counts them).
+    Those that have one but no solutions, because they were rejected in hard mode, are left out of the solve rate after
+    it and of the gain; `without_solutions` counts them.
+
+    Args:
+        initial: the student's graded solutions before the dialogue, by problem id; None if there are none.
+        message_scores: for each record the pedagogical reward of each teacher message; None if none was asked for.
+        by_answer: whether grades are right or wrong (1 or 0), and not a reward model's scores.
+    """
+    judged = [record for record in records if not lacks_verdict(record)]
+    without, _ = share(not record.solutions for record in judged)
+    found: dict[str, Any] = {
+        SOLVED if by_answer else SCORED: solving(records, initial),
+        "without_solutions": {"share": without, "n": len(judged)},
+        **rejections(judged),
+    }
+    if message_scores is not None:
+        found["pedagogical_reward"] = pedagogical_reward(records, message_scores)
+    return found
+
+
+def solving(
+    records: Sequence[ConversationRecord], initial: Optional[Mapping[str, Sequence[Solution]]]
+) -> dict[str, Estimate]:
+    """Mean grades, n counting conversations: `final` after the dialogue, `initial` before it, which is that of all
+    problems whatever became of the dialogues, and `gain`, the difference conversation by conversation; the latter two
+    for the problems that have initial solutions."""
+    solved = [record for record in records if record.solutions and not lacks_verdict(record)]
+    found = {"final": _estimate(solved, _final_grade)}
+    if initial is not None:
+        before = {problem: fmean(solution.grade for solution in found) for problem, found in initial.items()}
+        known, gained = ([each for each in some if each.problem_id in before] for some in (records, solved))
+        found["initial"] = _estimate(known, lambda record: before[record.problem_id])
+        found["gain"] = _estimate(gained, lambda record: _final_grade(record) - before[record.problem_id])
+    return found
+
+
+def rejections(records: Sequence[ConversationRecord]) -> dict[str, dict[str, Estimate]]:
+    """For each rule that decides: `rejected_by` is the share of conversations that at least one of its attempts
+    rejected, `rejecting_attempts` the mean share of its valid attempts that did."""
+    judged = [record for record in records if record.verdicts]
+    names = dict.fromkeys(verdict.rule for record in judged for verdict in record.verdicts)
+    rules = [name for name in names if name not in SCORING_RULES]
+    return {
+        "rejected_by": {rule: _estimate(judged, lambda record, rule=rule: _rejects(record, rule)) for rule in rules},
+        "rejecting_attempts": {
+            rule: _estimate(judged, lambda record, rule=rule: _rejecting_share(record, rule)) for rule in rules
+        },
+    }
+
+
+def pedagogical_reward(
+    records: Sequence[ConversationRecord], message_scores: Sequence[Sequence[float]]
+) -> dict[str, Estimate]:
+    """`micro`: mean over all teacher messages, n counting these; `macro`: mean over the conversations of their means,
+    n counting conversations. One in which the teacher said nothing has neither."""
+    micro: dict[str, list[float]] = {}
+    macro: dict[str, list[float]] = {}
+    for record, scores in zip(records, message_scores, strict=True):
+        if scores:
+            micro.setdefault(record.problem_id, []).extend(scores)
+            macro.setdefault(record.problem_id, []).append(fmean(scores))
+    return {"micro": mean_with_ci(micro), "macro": mean_with_ci(macro)}
+
+
+def _estimate(records: Sequence[ConversationRecord], measure: Callable[[ConversationRecord], float]) -> Estimate:
+    values: dict[str, list[float]] = {}
+    for record in records:
+        values.setdefault(record.problem_id, []).append(float(measure(record)))
+    return mean_with_ci(values)
+
+
+def _final_grade(record: ConversationRecord) -> float:
+    return fmean(solution.grade for solution in record.solutions)
+
+
+def _rejects(record: ConversationRecord, rule: str) -> bool:
+    return rule in judgement_of(record).rejecting_rules
+
+
+def _rejecting_share(record: ConversationRecord, rule: str) -> float:
+    return fmean(verdict.accepted is False for verdict in record.verdicts if verdict.rule == rule and verdict.valid)

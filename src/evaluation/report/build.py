@@ -1,0 +1,361 @@
+"""`report.html`: a run on one self-contained page. `python -m src.evaluation.report.build RUN_FOLDER` writes it anew.
+
+The page loads nothing: styles and plots stand in it. All text of the conversations is escaped; special tokens and
+control characters that a model wrote are shown as text.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import jinja2
+from markupsafe import Markup, escape
+
+from config.values import RULES
+from src.errors import ClassroomError
+from src.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
+from src.evaluation.report.summary import MISMATCH, write_summary
+from src.evaluation.report.tables import MEASURES, Cell, cell, compare_run, comparison_table
+from src.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
+from src.results.learning import describe, learning_of, write_learning
+from src.results.plots import write_plots
+from src.results.run_folder import STAGES, RunData, is_number, load_run, look_up
+
+SAMPLING_NAMES = {"sampled": "Sampled", "greedy": "Greedy"}
+_SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
+_CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+"""All control characters but tab and line feed; the last two ranges turn the direction of the text around them."""
+
+_MARKED = re.compile(f"{_SPECIAL_TOKENS}|{_CONTROLS}")
+_SCORES = (
+    ("task_final_score", "Task-final discipline", 1),
+    ("forward_progression_score", "Forward progression", 1),
+    ("overall_momentum_score", "Overall momentum", 10),
+)
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html`, the plots (and, for a trained run, `learning.json`) into the run folder and return the path
+    of the page.
+
+    Raises:
+        DataError: if the folder holds neither an evaluation nor a step of training.
+    """
+    data = load_run(Path(run_folder))
+    if data.steps:
+        write_learning(data.folder)
+    path = data.folder / "report.html"
+    path.write_text(render_report(data), encoding="utf-8", errors="replace")
+    write_plots(data)
+    return path
+
+
+def render_report(data: RunData) -> str:
+    """The page as HTML."""
+    return page_template("report.html.j2").render(
+        name=data.folder.resolve().name,
+        answer=answer(data),
+        facts=facts(data),
+        tiles=tiles(data),
+        table=table(data),
+        charts=charts(data),
+        time_split=time_split(data),
+        showcases=showcases(data),
+        measured=bool(data.before and data.after),
+        scored=_any_metric(data, "scores"),
+        marked=_any_metric(data, "error_turns"),
+    )
+
+
+def page_template(name: str) -> jinja2.Template:
+    """A page of this folder; what it is filled with is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["as_text"] = as_text
+    environment.globals["scores_of"] = scores_of
+    return environment.get_template(name)
+
+
+def as_text(text: str) -> Markup:
+    """Text of a model for the page: escaped; special tokens and control characters marked and spelled out."""
+    text = text.replace("\r\n", "\n")
+    parts, position = [], 0
+    for found in _MARKED.finditer(text):
+        name = f"U+{ord(found[0]):04X}" if len(found[0]) == 1 else found[0]
+        parts += [escape(text[position : found.start()]), Markup('<span class="token">{}</span>').format(name)]
+        position = found.end()
+    return Markup("").join([*parts, escape(text[position:])])
+
+
+def _any_metric(data: RunData, name: str) -> bool:
+    return any(side.metrics[sampling].get(name) for side in data.measurements.values() for sampling in side.samplings)
+
+
+# What was run ----------------------------------------------------------------------------------------------------
+
+
+def facts(data: RunData) -> list[tuple[str, str]]:
+    """(name, value) of what was run, as far as the folder tells."""
+    config, environment = data.config, data.environment
+    train = config.get("train", {})
+    batch = [train.get("number_of_problems_per_batch"), train.get("num_samples_per_problem")]
+    found = {
+        "Teacher": look_up(config, "teacher_model", "model_name_or_path"),
+        "Student": look_up(config, "student_model", "model_name_or_path"),
+        "Judge": _judge(config, environment),
+        "Engine": _engine(data),
+        "Steps": len(data.steps) or None,
+        "Batch": f"{batch[0]} lessons × {batch[1]} conversations" if None not in batch else None,
+        "Learning rate": _learning_rate(train),
+        "Loss": train.get("loss_type"),
+        "Seed": config.get("seed"),
+        "Student errs in": _share(look_up(config, "generation", "student_error_rate"), "of its turns"),
+        "Total time": minutes(look_up(data.summary, "training", "seconds_total")),
+        "Commit": (environment.get("git_commit") or "")[:10] or None,
+    }
+    return [(name, str(value)) for name, value in found.items() if value is not None]
+
+
+def _engine(data: RunData) -> Optional[str]:
+    for measured in data.measurements.values():
+        engine = measured.metrics["engine"]
+        return f"{engine['name']} {engine['version']}"
+    return None
+
+
+def _judge(config: Mapping[str, Any], environment: Mapping[str, Any]) -> Optional[str]:
+    """The judge's name; what the rules on messages say depends on their version."""
+    name, version = look_up(config, "judge_model", "model_name_or_path"), environment.get("rules_version")
+    return f"{name}, version {version}" if name == RULES and version else name
+
+
+def _learning_rate(train: Mapping[str, Any]) -> Optional[str]:
+    rate = train.get("learning_rate")
+    return None if rate is None else f"{rate:g}, {train.get('lr_scheduler_type', 'constant')}"
+
+
+def _share(value: Any, of_what: str) -> Optional[str]:
+    return f"{100 * value:g} % {of_what}" if is_number(value) else None
+
+
+def minutes(seconds: Any) -> Optional[str]:
+    """Seconds as people say them: "42 s", "7 min 5 s"."""
+    if not is_number(seconds):
+        return None
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+# Before and after ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether the tutor learned, in a word and in sentences."""
+
+    word: str
+    reasons: tuple[str, ...]
+
+
+def answer(data: RunData) -> Optional[Answer]:
+    """What the guard of `src.results.learning` says; None of a run neither trained nor measured twice."""
+    if not data.steps and not data.reward_changes():
+        return None
+    learning, _ = learning_of(data)
+    return Answer("Yes." if learning.learned else "No evidence of it.", learning.reasons)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline figure with what it was before."""
+
+    label: str
+    before: Optional[Cell]
+    after: Cell
+
+
+def tiles(data: RunData) -> list[Tile]:
+    """The headline figures of the last evaluation: the reward of each sampling, then how errors were handled."""
+    last = data.after or data.before
+    if last is None:
+        return []
+    found = []
+    for label, sampling, key in (
+        ("Held-out reward, sampled", "sampled", "reward"),
+        ("Held-out reward, greedy", "greedy", "reward"),
+        ("Error turns scaffolded", "sampled", "error_turns"),
+        ("Clean turns falsely corrected", "sampled", "clean_turns"),
+    ):
+        measure = next(each for each in MEASURES if each.path[0] == key)
+        after = cell(measure, last.metrics.get(sampling, {}))
+        before = cell(measure, data.before.metrics.get(sampling, {})) if data.before and data.after else None
+        if look_up(last.metrics, sampling, *measure.path) is not None:
+            found.append(Tile(label, before, after))
+    return found
+
+
+def table(data: RunData) -> Optional[dict[str, Any]]:
+    """The table before/after: the samplings, and for each measure a line per sampling; None without an evaluation."""
+    by_sampling = compare_run(data)
+    rows = [lines for lines in zip(*by_sampling.values(), strict=True) if not all(line.is_empty for line in lines)]
+    return {"samplings": [SAMPLING_NAMES.get(name, name) for name in by_sampling], "rows": rows} if rows else None
+
+
+# Training --------------------------------------------------------------------------------------------------------
+
+
+def charts(data: RunData) -> list[Drawing]:
+    """The training's curves, as far as metrics.jsonl holds them."""
+    drawn = [_reward_chart(data), _parts_chart(data), _mismatch_chart(data), _time_chart(data)]
+    return [chart for chart in drawn if chart is not None]
+
+
+def _reward_chart(data: RunData) -> Optional[Drawing]:
+    points = data.series("reward")
+    if not points:
+        return None
+    spread = dict(data.series("reward_std"))
+    series = [
+        Series("this batch", "a", points, faint=True, spread=[spread.get(x, 0.0) for x, _ in points]),
+        Series("training, running mean", "a", smooth(points)),
+    ]
+    top = max(1.0, max(y for _, y in points))
+    return line_chart(
+        "Reward",
+        series,
+        note="Each batch's mean, the band its standard deviation; dots: held-out lessons, with 95 % intervals.",
+        y_range=(min(0.0, *(y for _, y in points)), top),
+        marks=_held_out_marks(data, points),
+    )
+
+
+def _held_out_marks(data: RunData, points: Sequence[tuple[float, float]]) -> list[Mark]:
+    places = {"before": points[0][0], "after": points[-1][0]}
+    colours = {"sampled": "b", "greedy": "c"}
+    marks = []
+    for when, measured in data.measurements.items():
+        for sampling in measured.samplings:
+            reward = measured.metrics[sampling]["reward"]
+            if is_number(reward["mean"]):
+                legend = f"held out, {sampling}"
+                label, colour = f"{legend}, {when} training", colours.get(sampling, "b")
+                marks.append(Mark(label, legend, colour, places[when], reward["mean"], reward["ci95"]))
+    return marks
+
+
+def _parts_chart(data: RunData) -> Optional[Drawing]:
+    series = []
+    for colour, (name, label, top) in zip("abc", _SCORES, strict=True):
+        points = [(step, value / top) for step, value in data.series(f"judge/{name}")]
+        if points:
+            series += [Series(label, colour, points, faint=True), Series(label, colour, smooth(points))]
+    if not series:
+        return None
+    note = "The judge's three scores, each as a share of its maximum; running means over the batches' own values."
+    return line_chart("What the reward is made of", series, note=note, y_range=(0.0, 1.0))
+
+
+def _mismatch_chart(data: RunData) -> Optional[Drawing]:
+    points = data.series(MISMATCH)
+    if not points:
+        return None
+    note = (
+        "Mean |Δ log-prob| of the sampled tokens, engine against trainer: near 0 means that both hold the same weights."
+    )
+    return line_chart("Engine against trainer", [Series("mean |Δ log-prob|", "a", points)], note=note)
+
+
+def _time_chart(data: RunData) -> Optional[Drawing]:
+    stages = {stage: dict(data.series(f"seconds/{stage}")) for stage in ("rollout", "publish", "train")}
+    steps = [step for step, _ in data.series("seconds/rollout") if all(step in found for found in stages.values())]
+    if not steps:
+        return None
+    series = [
+        Series(stage, colour, [(step, found[step]) for step in steps])
+        for colour, (stage, found) in zip("abc", stages.items(), strict=True)
+    ]
+    return area_chart("Where a step's time goes", series, note="Wall-clock seconds of each step.", unit=" s")
+
+
+@dataclass(frozen=True)
+class TimeShare:
+    """A part of the whole run's time; `share` is in percent."""
+
+    stage: str
+    text: str
+    share: float
+
+
+def time_split(data: RunData) -> list[TimeShare]:
+    """What the whole run's time went into, from summary.json."""
+    seconds = look_up(data.summary, "training", "seconds") or {}
+    names = {"sft": "fine-tuning the base", "server_start": "starting the server", "eval": "evaluations"}
+    known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
+    total = sum(known.values())
+    return [TimeShare(names.get(stage, stage), minutes(each), 100 * each / total) for stage, each in known.items()]
+
+
+# Lessons ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Showcase:
+    """The lessons shown for one sampling, each with its two conversations."""
+
+    sampling: str
+    lessons: list[tuple[Pair, Optional[ShownConversation], Optional[ShownConversation]]]
+
+
+def showcases(data: RunData) -> list[Showcase]:
+    """The lessons to show, sampled first."""
+    found = []
+    for name, title in SAMPLING_NAMES.items():
+        sides = [measured.records.get(name, []) if measured else [] for measured in (data.before, data.after)]
+        pairs = choose_pairs(*sides)
+        if pairs:
+            found.append(Showcase(title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
+    return found
+
+
+def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
+    """(criterion, value, share of its maximum in percent, reason) of a verdict that scores."""
+    if verdict.scores is None:
+        return []
+    reasons = verdict.reasons or {}
+    values = [(name, label, getattr(verdict.scores, name), top) for name, label, top in _SCORES]
+    return [(label, value, 100 * value / top, reasons.get(name, "")) for name, label, value, top in values]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m src.evaluation.report.build RUN_FOLDER`: the summary (of a whole run), the page, the table."""
+    if len(arguments) != 1:
+        print("usage: python -m src.evaluation.report.build RUN_FOLDER", file=sys.stderr)
+        return 2
+    try:
+        data = load_run(Path(arguments[0]))
+        if data.before and data.after and data.steps:
+            training = data.summary.get("training", {})
+            seconds = {stage: value for stage, value in training.get("seconds", {}).items() if value is not None}
+            total = {"total": training["seconds_total"]} if "seconds_total" in training else {}
+            write_summary(data.folder, {**seconds, **total})
+        path = write_report(data.folder)
+    except ClassroomError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(comparison_table(data))
+    if data.steps:
+        print(f"\n{describe(learning_of(data)[0])}")
+    print(f"\n{path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""A comparison of tutors as text: each tutor's figures, then every tutor against the base."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from src.evaluation.metrics.compared import FIGURES, Figure
+from src.evaluation.report.tables import NOTHING, Cell, align, cell, change_cell, paid_line
+
+SAMPLINGS = ("sampled", "greedy")
+CLEAR = 0.05
+"""p below which a difference is marked."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure's cells, one for each tutor, and what they amount to against the base: "better", "worse" or ""."""
+
+    label: str
+    cells: list[Cell]
+    verdicts: list[str]
+
+
+def samplings_of(metrics: Mapping[str, Any]) -> list[str]:
+    """The samplings that were measured."""
+    return [name for name in SAMPLINGS if name in metrics]
+
+
+def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[Row]:
+    """Each figure's estimate for each tutor; figures that none has are left out."""
+    found = metrics[sampling]["figures"]
+    rows = []
+    for figure in FIGURES:
+        if any(figure.key in figures for figures in found.values()):
+            cells = [cell(figure.measure, figures.get(figure.key, {})) for figures in found.values()]
+            rows.append(Row(figure.label, cells, [""] * len(cells)))
+    return rows
+
+
+def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[Row]:
+    """Each figure's difference from the base for every other tutor, with its interval and p."""
+    rows = []
+    for figure in FIGURES:
+        pairs = [each for each in metrics[sampling]["paired"].get(figure.key, []) if each["against"] == metrics["base"]]
+        if any(each["mean"] is not None for each in pairs):
+            rows.append(Row(figure.label, [_difference(figure, each) for each in pairs], [*_verdicts(figure, pairs)]))
+    return rows
+
+
+def _difference(figure: Figure, pair: Mapping[str, Any]) -> Cell:
+    if pair["mean"] is None:
+        return Cell(NOTHING)
+    return change_cell(figure.measure, pair["mean"], pair["ci95"], f"p{say_p(pair['p_holm'])}")
+
+
+def say_p(p: float) -> str:
+    """A p-value behind the letter: " = 0.031", " < 0.001"."""
+    return " < 0.001" if p < 0.001 else f" = {p:.3f}"
+
+
+def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for pair in pairs:
+        clear = pair["mean"] is not None and pair["p_holm"] < CLEAR and figure.wish != 0
+        yield "" if not clear else "better" if pair["mean"] * figure.wish > 0 else "worse"
+
+
+def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[Row]:
+    """Each judge's score for each tutor; none if only one judge was asked."""
+    judges = metrics[sampling].get("judges", {}).get("scores", {})
+    measure = Figure("score", "").measure
+    return [
+        Row(f"Score by {name}", [cell(replace(measure, wish=1), each) for each in scores.values()], [""] * len(scores))
+        for name, scores in judges.items()
+    ]
+
+
+def judge_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
+    """How far several judges agree; none if only one was asked."""
+    judges = metrics[sampling].get("judges")
+    if judges is None:
+        return []
+    lines = [
+        f"Spearman's ρ with {name}: {_say(value)}, over {judges['pairs'][name]} conversations."
+        for name, value in judges["spearman"].items()
+    ]
+    alpha = _say(judges["krippendorff_alpha"])
+    return [*lines, f"Krippendorff's α of all judges (interval): {alpha}, over {judges['n']} conversations."]
+
+
+def _say(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
+    """What is to be known of the simulated student, tutor by tutor."""
+    lines = []
+    for name, found in metrics[sampling]["fidelity"].items():
+        if found["trusted"] is False:
+            lines.append(f"With {name} the simulated student is NOT to be trusted: {'; '.join(found['warnings'])}.")
+        elif found["trusted"] is None:
+            lines.append(
+                f"With {name} nobody told which of the student's turns hold an error: its fidelity is unknown."
+            )
+        else:
+            shares = [found[persona] for persona in ("error_persona", "correct_persona")]
+            said = [NOTHING if each["share"] is None else f"{each['share']:.1%} of {each['n']}" for each in shares]
+            lines.append(
+                f"With {name} the student erred when asked to in {said[0]} turns and did not when not in {said[1]} "
+                f"(told by {found['labelled_by']})."
+            )
+        if found["unlabelled"]:
+            lines.append(
+                f"With {name}, {found['unlabelled']} conversations have no labels of the student's errors: they are in "
+                "no figure about errors."
+            )
+    if version := metrics[sampling].get("rules_version"):
+        lines.append(f"Figures that are read by rules: version {version} of the rules.")
+    return lines
+
+
+def comparison_text(metrics: Mapping[str, Any]) -> str:
+    """Everything for the terminal."""
+    lessons = f"{metrics['problems']} lessons × {metrics['num_samples_per_problem']}"
+    parts = [f"\nTutors on {lessons} conversations, with 95 % intervals over lessons"]
+    for name, about in metrics["tutors"].items():
+        parts.append(f"  {name}: {about['tutor']} {paid_line(about.get('paid', {}))}".rstrip())
+    for sampling in samplings_of(metrics):
+        names = list(metrics["tutors"])
+        table = [[sampling, *names], *([row.label, *map(str, row.cells)] for row in figure_rows(metrics, sampling))]
+        table += [[row.label, *map(str, row.cells)] for row in judge_rows(metrics, sampling)]
+        others = [name for name in names if name != metrics["base"]]
+        changes = [[f"against {metrics['base']}, lesson by lesson", *others]]
+        changes += [[row.label, *map(str, row.cells)] for row in difference_rows(metrics, sampling)]
+        parts += ["", align(table), "", align(changes), "", *fidelity_lines(metrics, sampling)]
+        parts += judge_lines(metrics, sampling)
+    if paid := paid_line(metrics.get("extra_judges_paid", {})):
+        parts.append(f"Further judges. {paid}")
+    parts.append("p: sign-flip test over lessons, two-sided, corrected by Holm for all pairs of tutors.")
+    return "\n".join(parts)

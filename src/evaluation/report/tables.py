@@ -1,0 +1,209 @@
+"""Evaluations as tables: the rows that terminal and report share, and the terminal's text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
+from src.evaluation.metrics.maths import SCORED, SOLVED
+from src.results.run_folder import RunData, is_number, look_up
+from src.results.statistics import Estimate
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row of every table: where its value stands in metrics.json and how it reads.
+
+    Attributes:
+        interval, count: where its 95 % interval and its n stand, if it has any.
+        is_share: printed in percent.
+        wish: +1 if more is better, −1 if less is, 0 if neither.
+    """
+
+    label: str
+    path: tuple[str, ...]
+    interval: tuple[str, ...] = ()
+    count: tuple[str, ...] = ()
+    is_share: bool = False
+    wish: int = 0
+
+
+def _estimated(label: str, *path: str, is_share: bool = False, wish: int = 1) -> Measure:
+    """A row whose mean, interval and n stand beside each other."""
+    return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, wish)
+
+
+MEASURES = (
+    _estimated("Reward", "reward"),
+    Measure("Task-final discipline (0–1)", ("scores", "task_final_score"), wish=1),
+    Measure("Forward progression (0–1)", ("scores", "forward_progression_score"), wish=1),
+    Measure("Overall momentum (0–10)", ("scores", "overall_momentum_score"), wish=1),
+    Measure("Error turns scaffolded", ("error_turns", "scaffolded"), (), ("error_turns", "n"), True, 1),
+    Measure("Clean turns falsely corrected", ("clean_turns", "falsely_corrected"), (), ("clean_turns", "n"), True, -1),
+    _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, wish=0),
+    _estimated("Solved after it", SOLVED, "final", is_share=True),
+    _estimated("Gain", SOLVED, "gain", is_share=True),
+    _estimated("Reward model's score before the dialogue", SCORED, "initial"),
+    _estimated("Reward model's score after it", SCORED, "final"),
+    _estimated("Gain in the reward model's score", SCORED, "gain"),
+    _estimated("Leaks the answer", "rejected_by", LEAK_RULE, is_share=True, wish=-1),
+    _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, wish=-1),
+    _estimated("Pedagogical reward, mean of messages", "pedagogical_reward", "micro"),
+    _estimated("Pedagogical reward, mean of conversations", "pedagogical_reward", "macro"),
+    Measure("Rejected by the judge", ("rejected", "share"), (), ("rejected", "n"), True, -1),
+    Measure("Without a verdict", ("without_verdict", "share"), (), ("without_verdict", "n"), True, -1),
+    Measure("Without solutions", ("without_solutions", "share"), (), ("without_solutions", "n"), True),
+    Measure("Messages in a conversation", ("talk", "messages")),
+    Measure("Teacher's words in a message", ("talk", "teacher_words")),
+    Measure("Teacher's share of all words", ("talk", "teacher_share"), is_share=True),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value as text, with its interval and its n as text where it has any."""
+
+    text: str
+    interval: str = ""
+    count: str = ""
+
+    def __str__(self) -> str:
+        notes = " ".join(note for note in (self.interval, self.count and f"n={self.count}") if note)
+        return f"{self.text} {notes}".strip()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with both sides and the change between them. `verdict` is "better", "worse" or ""."""
+
+    label: str
+    before: Cell
+    after: Cell
+    change: Cell
+    verdict: str
+
+    @property
+    def is_empty(self) -> bool:
+        """True if neither side has the measure."""
+        return self.before.text == self.after.text == NOTHING
+
+
+def cell(measure: Measure, metrics: Mapping[str, Any]) -> Cell:
+    """One measure of one sampling's metrics."""
+    value = look_up(metrics, *measure.path)
+    if not is_number(value):
+        return Cell(NOTHING)
+    interval = look_up(metrics, *measure.interval) if measure.interval else None
+    count = look_up(metrics, *measure.count) if measure.count else None
+    return Cell(_number(value, measure), _interval(interval, measure), "" if count is None else f"{count}")
+
+
+def change_cell(measure: Measure, mean: float, interval: Optional[Sequence[float]], note: str) -> Cell:
+    """A difference in one measure, with its sign; `note` stands behind the interval."""
+    text = f"{_change(mean, measure)}"
+    return Cell(text, f"{_interval(interval, measure, '+')} {note}".strip())
+
+
+def _number(value: float, measure: Measure, sign: str = "") -> str:
+    if measure.is_share:
+        return _minus(f"{100 * value:{sign}.1f} %")
+    return _minus(f"{value:{sign}.3f}" if measure.wish else f"{value:{sign}.1f}")
+
+
+def _minus(text: str) -> str:
+    """The same number with a real minus sign."""
+    return text.replace("-", "−")
+
+
+def _interval(interval: Optional[Sequence[float]], measure: Measure, sign: str = "") -> str:
+    if not interval:
+        return ""
+    return "[" + ", ".join(_number(bound, measure, sign) for bound in interval) + "]"
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: Optional[Estimate]) -> list[Line]:
+    """The rows of one sampling, before and after: one for each of MEASURES.
+
+    Args:
+        reward_change: the paired change of the reward, lesson by lesson, which is shown with its interval.
+    """
+    lines = []
+    for measure in MEASURES:
+        values = [look_up(side, *measure.path) for side in (before, after)]
+        change, verdict = Cell(NOTHING), ""
+        if all(is_number(value) for value in values):
+            paired = reward_change if measure.path == ("reward", "mean") else None
+            difference = paired["mean"] if paired else values[1] - values[0]
+            change = Cell(_change(difference, measure), _interval(paired and paired["ci95"], measure, "+"))
+            verdict = _verdict(difference, measure)
+        lines.append(Line(measure.label, cell(measure, before), cell(measure, after), change, verdict))
+    return lines
+
+
+def _change(difference: float, measure: Measure) -> str:
+    return _number(difference, measure, "+").replace("%", "pp")
+
+
+def _verdict(difference: float, measure: Measure) -> str:
+    if abs(difference) < 0.0005 or not measure.wish:
+        return ""
+    return "better" if difference * measure.wish > 0 else "worse"
+
+
+def measurement_table(metrics: Mapping[str, Any]) -> str:
+    """One evaluation as text: a column for each sampling."""
+    samplings = [name for name in ("sampled", "greedy") if name in metrics]
+    rows = [["", *samplings]]
+    for measure in MEASURES:
+        cells = [cell(measure, metrics[name]) for name in samplings]
+        if any(each.text != NOTHING for each in cells):
+            rows.append([measure.label, *map(str, cells)])
+    policy = metrics["policy"]
+    version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
+    paid = paid_line(metrics.get("paid", {}))
+    text = f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{align(rows)}"
+    return f"{text}\n\n{paid}" if paid else text
+
+
+def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
+    """What the models behind an API took; empty if none was asked."""
+    said = [
+        f"{name} {each['prompt_tokens']:,} + {each['completion_tokens']:,} tokens, ${each['cost_usd']:.4f}"
+        + (
+            f" (and up to ${each['reserved_usd']:.4f} for requests whose fate is unknown)"
+            if each["reserved_usd"]
+            else ""
+        )
+        for name, each in paid.items()
+    ]
+    return f"Paid for: {'; '.join(said)}." if said else ""
+
+
+def compare_run(data: RunData) -> dict[str, list[Line]]:
+    """The rows of a run by sampling; {} if it was not measured. What was measured only once has a dash on the other
+    side."""
+    changes = data.reward_changes()
+    names = dict.fromkeys(name for measured in data.measurements.values() for name in measured.samplings)
+    sides = [side.metrics if side is not None else {} for side in (data.before, data.after)]
+    return {name: compare(*(side.get(name, {}) for side in sides), changes.get(name)) for name in names}
+
+
+def comparison_table(data: RunData) -> str:
+    """Both evaluations of a run as text, one block for each sampling; "" if the run has none."""
+    blocks = []
+    for sampling, lines in compare_run(data).items():
+        rows = [[f"Held-out lessons, {sampling}", "before", "after", "change"]]
+        rows += [
+            [line.label, str(line.before), str(line.after), str(line.change)] for line in lines if not line.is_empty
+        ]
+        blocks.append(align(rows))
+    return "\n\n".join(blocks)
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded to equal width, a rule under the first row."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])

@@ -1,0 +1,119 @@
+"""What the student can do before any dialogue: its solutions to the problems, alone."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Optional
+
+from pydantic import TypeAdapter
+
+from config.eval_model import EvalConfig
+from src.classroom.conversation import Solution, visible_text
+from src.classroom.seats import Seats
+from src.errors import RequestRefused
+from src.evaluation.progress import Progress
+from src.rollout.datasets import Problem
+from src.rollout.prompts import render
+from src.system.storage import storage_errors
+
+logger = logging.getLogger(__name__)
+
+PROBLEMS_AT_ONCE = 64
+InitialSolutions = dict[str, list[Solution]]
+"""The graded solutions to each problem, by its id."""
+_FILE = TypeAdapter(InitialSolutions)
+
+
+async def initial_solutions(
+    config: EvalConfig, problems: Sequence[Problem], seats: Optional[Seats], folder: Path
+) -> Optional[InitialSolutions]:
+    """The student's solutions before the dialogue: `generation.number_student_attempts` to each problem, written in
+    answer to `generation.student_attempt_prompt_path` alone. No tutor has a part in them, so all conversations on a
+    problem are compared with the same ones.
+
+    With `recompute_initial_attempts` the student in `seats` writes them now, and they are kept in the run folder, in
+    `initial_solutions/{key}.json`. The key stands for the student (its name and how it is sampled), the prompt, the
+    problems, their number, the seed, and who grades. Without, that file is read; an evaluation of the same with
+    `recompute_initial_attempts` and the same `logging.save_dir` wrote it.
+
+    A problem that the student's provider refuses to take has no initial solutions.
+
+    Returns:
+        None if they are not to be written, and there is no such file: then there is no initial solve rate.
+    """
+    path = folder / "initial_solutions" / f"{_key(config, problems)}.json"
+    if not config.recompute_initial_attempts:
+        if path.is_file():
+            return _FILE.validate_json(path.read_bytes())
+        logger.warning(
+            "recompute_initial_attempts is false and there is no %s: the initial solve rate and the gain are left out.",
+            path,
+        )
+        return None
+    found = await _solve(config, problems, seats)
+    with storage_errors(path):
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_bytes(_FILE.dump_json(found, indent=1))
+        unfinished.replace(path)
+    return found
+
+
+async def _solve(config: EvalConfig, problems: Sequence[Problem], seats: Seats) -> InitialSolutions:
+    places = asyncio.Semaphore(PROBLEMS_AT_ONCE)
+    by_id = {problem.id: problem for problem in problems}
+    progress = Progress(len(by_id), "the student alone", "problems")
+
+    async def solve(problem: Problem) -> Optional[list[Solution]]:
+        async with places:
+            attempts = range(config.generation.number_student_attempts)
+            solving = (_attempt(config, problem, i, seats) for i in attempts)
+            solutions = await asyncio.gather(*solving, return_exceptions=True)
+        progress.add(1)
+        failures = [each for each in solutions if isinstance(each, BaseException)]
+        if all(isinstance(failure, RequestRefused) for failure in failures):
+            if failures:
+                logger.warning("problem %s has no initial solutions: %s", problem.id, failures[0])
+            return None if failures else solutions
+        raise next(failure for failure in failures if not isinstance(failure, RequestRefused))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {name: group.create_task(solve(problem)) for name, problem in by_id.items()}
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        progress.close()
+    return {name: task.result() for name, task in tasks.items() if task.result() is not None}
+
+
+async def _attempt(config: EvalConfig, problem: Problem, number: int, seats: Seats) -> Solution:
+    digest = hashlib.sha256(f"{config.seed}|{problem.id}|alone|{number}".encode()).digest()
+    limit = config.generation.max_tokens_per_student_attempt
+    sampling = replace(seats.student_sampling, max_tokens=limit, seed=int.from_bytes(digest[:4]))
+    said = await seats.student.chat([{"role": "user", "content": _prompt(config, problem)}], sampling)
+    return Solution(said.text, await seats.grade(problem, visible_text(said.text)))
+
+
+def _prompt(config: EvalConfig, problem: Problem) -> str:
+    return render(config.generation.student_attempt_prompt_path, problem=problem.text)
+
+
+def _key(config: EvalConfig, problems: Sequence[Problem]) -> str:
+    generation, student = config.generation, config.student_model
+    prompts = [_prompt(config, problem) for problem in problems] if generation.student_attempt_prompt_path else []
+    parts = {
+        "student": student.model_name_or_path,
+        "sampling": {name: asdict(student.vllm)[name] for name in ("temperature", "top_k", "top_p", "max_length")},
+        "prompts": prompts,
+        "problems": [problem.id for problem in problems],
+        "attempts": generation.number_student_attempts,
+        "tokens": generation.max_tokens_per_student_attempt,
+        "seed": config.seed,
+        "grader": config.reward_model.model_name_or_path,
+    }
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

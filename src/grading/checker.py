@@ -1,0 +1,129 @@
+"""Grading of maths answers: the boxed answer of a solution against the reference.
+
+The last `\\boxed{…}` of a solution is its answer; without one it is wrong. What the texts do not decide is put to
+math-verify in worker processes, because its own timeout works in a program's main thread only, and stops no long
+multiplication even there.
+"""
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+from src.errors import EngineFailure
+from src.grading.forms import Pair, compare_as_text, extract_boxed
+from src.grading.worker import READY, serve
+
+logger = logging.getLogger(__name__)
+
+WORKERS = min(4, os.cpu_count() or 1)
+_START_TIMEOUT_S = 120.0
+
+
+class AnswerChecker:
+    """Compares answers, `workers` of them at a time. A worker starts when it is first needed, stays for later answers,
+    and is killed when `timeout_s` pass without its answer, which then counts as wrong; so it does if the worker dies of
+    it. `given_up` counts these."""
+
+    def __init__(self, timeout_s: float = 5.0, workers: int = WORKERS):
+        self.given_up = 0
+        self._ended = False
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="answers")
+        self._places: SimpleQueue[_Worker] = SimpleQueue()
+        self._workers = [_Worker(timeout_s) for _ in range(workers)]
+        for worker in self._workers:
+            self._places.put(worker)
+
+    async def is_correct(self, solution: str, answer: str) -> bool:
+        """Whether the boxed answer of a solution equals the reference, which may be boxed or not.
+
+        Raises:
+            EngineFailure: if a worker cannot be started, or was ended by `shutdown`.
+        """
+        boxed = extract_boxed(solution)
+        if boxed is None:
+            return False
+        decided = compare_as_text(boxed, answer)
+        if isinstance(decided, bool):
+            return decided
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, decided)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that run."""
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
+
+    def shutdown(self) -> None:
+        """End all workers; what they were asked gets no verdict, what waits for them is cancelled."""
+        self._ended = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.kill()
+
+    def _ask(self, question: list[Pair]) -> bool:
+        worker = self._places.get()
+        try:
+            equal = worker.ask(question)
+        finally:
+            self._places.put(worker)
+        if self._ended:
+            raise EngineFailure("The processes that compare answers were ended while this program shuts down.")
+        if equal is None:
+            self.given_up += 1
+            logger.warning(
+                "no verdict within %g s on the answer %.200r, wanted %.200r: it counts as wrong (%d so far)",
+                self._timeout_s,
+                *question[0],
+                self.given_up,
+            )
+        return bool(equal)
+
+
+class _Worker:
+    """The place of one worker process, which is started when it is asked something and there is none."""
+
+    def __init__(self, timeout_s: float):
+        self.process: multiprocessing.process.BaseProcess | None = None
+        self._timeout_s = timeout_s
+
+    def ask(self, question: list[Pair]) -> bool | None:
+        """Whether one of the pairs is equal; None if the process died over it, or had to be killed."""
+        if self.process is None or self._pipe.poll():  # it says nothing unasked: its end closed
+            self._start()
+        try:
+            self._pipe.send_bytes(json.dumps(question).encode())
+            if self._pipe.poll(self._timeout_s):
+                return json.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            pass
+        self.kill()
+        return None
+
+    def kill(self) -> None:
+        """End the process, if there is one, whatever it is doing."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.join()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, self._timeout_s), name="answers", daemon=True)
+        process.start()
+        theirs.close()  # theirs alone is then open at the other end, and its death is seen here
+        self.process = process
+        try:
+            ready = self._pipe.poll(_START_TIMEOUT_S) and self._pipe.recv_bytes() == READY
+        except EOFError:
+            ready = False
+        if not ready:
+            self.kill()
+            raise EngineFailure(
+                f"The process that compares answers was not ready within {_START_TIMEOUT_S:g} s, or died: see the "
+                "lines before this one. Is math-verify installed? `make setup` installs it."
+            )

@@ -1,0 +1,235 @@
+"""What a provider sent back, told apart: an answer, or a failure and what mends it."""
+
+import email.utils
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from src.inference_providers.call_ledger import LARGEST_COST_USD, LARGEST_COUNT, Figures
+from src.rollout.text import nests_deeper, without_surrogates
+
+if TYPE_CHECKING:
+    from openai import APIError
+
+
+class Remedy(StrEnum):
+    """What may mend a failure."""
+
+    WAIT = "wait"  # the same again, later
+    TEXT = "text"  # the same without a response format
+    OTHER_MODEL = "other model"  # this model does not exist there
+    NONE = "none"  # this request is refused, others may not be
+    SHORTER = "shorter"  # it does not fit into the model's context
+    CONTENT = "content"  # what it is about is refused, and would be again
+    STOP = "stop"  # every request will be refused
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's words; `cut` if it ran into `max_tokens`."""
+
+    text: str
+    cut: bool
+    figures: Figures | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong instead: its kind for the statistics, the provider's own message, how long it asks to wait
+    (seconds), and whether the request may have been billed although no figures came back."""
+
+    kind: str
+    message: str
+    remedy: Remedy
+    retry_after_s: float = 0.0
+    billed_unseen: bool = False
+    figures: Figures | None = None
+
+
+_WAIT_STATUSES = (408, 409, 425, 429)
+_GATEWAY_TIMEOUTS = (408, 504, 524)  # whoever stands before the model gave up; the model may have gone on
+_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
+_NO_CREDIT = re.compile(r"insufficient[ _](?:quota|credits?|balance|funds)|credit balance", re.IGNORECASE)
+_FORMAT = re.compile(r"response[ _]?(?:format|schema)|json[ _]schema|structured[ _]output", re.IGNORECASE)
+_UNKNOWN_MODEL = re.compile(
+    r"not a valid model|model_not_found|unknown model|no such model|model\b.{0,200}?\b(?:not (?:found|exist)|does not "
+    r"exist|is not available)",
+    re.IGNORECASE | re.DOTALL,
+)
+_FILTERED_STATUSES = (400, 403, 422, 451)
+_FILTERED = re.compile(
+    r"flagged|moderation|content[ _-]?filter|content[ _-](?:management[ _-])?policy|responsibleaipolicy|"
+    r"data_inspection_failed|prohibited_content|blocked by safety|safety system",
+    re.IGNORECASE,
+)
+_ACCOUNT = re.compile(r"\b(?:accounts?|projects?|organi[sz]ations?)\b", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context[ _](?:length|window|size)|maximum context|(?:prompt|input) is too long|too many (?:input )?tokens",
+    re.IGNORECASE,
+)
+_ERROR_CODE = re.compile(r"[45][0-9]{2}")
+_LONGEST_RETRY_AFTER_S = 3600.0
+_MOST_LEVELS = 50
+
+
+def read_body(text: str, schema_sent: bool) -> Answer | Failure:
+    """What the body of a reply with status 200 holds, in text that can be kept; `schema_sent` as for `of_status`."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or nests_deeper(body, _MOST_LEVELS):
+        return _garbled(f"a reply that is not JSON: {text[:300]!r}")
+    figures = _figures(body.get("usage"))
+    choice = _first_choice(body)
+    error = body.get("error") or choice.get("error")
+    if error:
+        status = _status_of(error)
+        begun = status == 408 or status >= 500  # the model may have begun to answer; other errors come before that
+        failure = of_status(status, error, {}, schema_sent)
+        return replace(failure, kind="error in 200", billed_unseen=begun and figures is None, figures=figures)
+    message = choice.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    refusal = _refusal(choice)
+    if refusal is not None:
+        return Failure("filtered", refusal, Remedy.CONTENT, billed_unseen=figures is None, figures=figures)
+    cut = choice.get("finish_reason") == "length"
+    if isinstance(content, str) and (content.strip() or cut):
+        return Answer(without_surrogates(content), cut, figures)
+    if cut:  # it thought until its tokens ran out: the same again would cost the same and say no more
+        return Answer("", cut, figures)
+    kind = "empty" if choice else "no choices"
+    shown = without_surrogates(text[:300])
+    return Failure(kind, f"{kind}: {shown}", Remedy.WAIT, billed_unseen=figures is None, figures=figures)
+
+
+def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: bool) -> Failure:
+    """The failure that an HTTP status other than 200 means, or the code of an error inside a 200.
+
+    Args:
+        body: what came with it: a provider's error object, or text.
+        schema_sent: whether the request asked for a response format, which may be what the provider refuses.
+    """
+    if nests_deeper(body, _MOST_LEVELS):
+        body = "an error that nests too deep to be read"
+    words = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    kind, message = str(status), f"{status}: {without_surrogates(_message(body)[:1000])}"
+    if status in _WAIT_STATUSES or status >= 500:
+        if status == 429 and _NO_CREDIT.search(words):
+            return Failure(kind, message, Remedy.STOP)
+        wait_s = retry_after_s(headers.get("retry-after"), time.time())
+        return Failure(kind, message, Remedy.WAIT, wait_s, billed_unseen=status in _GATEWAY_TIMEOUTS)
+    if status in _FILTERED_STATUSES and _FILTERED.search(words):
+        asks = status == 403 and _ACCOUNT.search(message)  # it is who asks that is refused, not what is asked
+        return Failure(kind, message, Remedy.STOP if asks else Remedy.CONTENT)
+    if status in (401, 402, 403) or _KEY.search(words):
+        return Failure(kind, message, Remedy.STOP)
+    if schema_sent and _FORMAT.search(words):
+        return Failure(kind, message, Remedy.TEXT)
+    if status == 404 or _UNKNOWN_MODEL.search(words):
+        return Failure(kind, message, Remedy.OTHER_MODEL)
+    if status in (400, 413, 422) and _TOO_LONG.search(words):
+        return Failure(kind, message, Remedy.SHORTER)
+    return Failure(kind, message, Remedy.NONE)
+
+
+def of_exception(error: "APIError | TimeoutError", schema_sent: bool) -> Failure:
+    """The failure behind what the `openai` client raised, or behind our own timeout."""
+    import httpx2
+    from openai import APIStatusError, APITimeoutError
+
+    from src.inference_providers.http_client import RedirectRefused, ReplyTooLarge
+
+    if isinstance(error.__cause__, RedirectRefused):
+        return Failure("redirect", str(error.__cause__), Remedy.STOP)
+    if isinstance(error.__cause__, (httpx2.DecodingError, ReplyTooLarge)):
+        return _garbled(f"a reply that cannot be read: {error.__cause__}")
+    if isinstance(error, APIStatusError):
+        body = error.response.text if error.body is None else error.body
+        return of_status(error.status_code, body, error.response.headers, schema_sent)
+    if isinstance(error.__cause__, (httpx2.ConnectError, httpx2.ConnectTimeout)):
+        return Failure("no connection", f"no connection: {error.__cause__!r}", Remedy.WAIT)
+    if isinstance(error, (TimeoutError, APITimeoutError)):
+        return Failure("timeout", "no whole reply within request_timeout_s", Remedy.WAIT, billed_unseen=True)
+    return Failure("connection broke", f"the connection broke: {error.__cause__!r}", Remedy.WAIT, billed_unseen=True)
+
+
+def retry_after_s(header: str | None, now: float) -> float:
+    """Seconds that a Retry-After header asks to wait, given as seconds or as a date, an hour at most: whoever asks for
+    more is asked again after that; 0 without a readable one."""
+    if header is None:
+        return 0.0
+    if header.strip().isdecimal():
+        return min(float(header), _LONGEST_RETRY_AFTER_S)
+    try:
+        until = email.utils.parsedate_to_datetime(header).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(0.0, until - now), _LONGEST_RETRY_AFTER_S)
+
+
+def _garbled(message: str) -> Failure:
+    """What was paid for may be in it, but nobody can read it."""
+    return Failure("garbled", message, Remedy.WAIT, billed_unseen=True)
+
+
+def _first_choice(body: dict[str, Any]) -> dict[str, Any]:
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else {}
+    return first if isinstance(first, dict) else {}
+
+
+def _refusal(choice: dict[str, Any]) -> str | None:
+    """Why an answer is none although the request arrived: a filter on what was asked or answered, or the model's own
+    refusal; None for any other answer."""
+    reason, message = choice.get("finish_reason"), choice.get("message")
+    if isinstance(reason, str) and reason.startswith("content_filter"):
+        return f"finish_reason {without_surrogates(reason[:100])}"
+    said = message if isinstance(message, dict) else {}
+    words = said.get("refusal")
+    if not isinstance(words, str) or not words.strip() or said.get("content"):
+        return None
+    return f"a refusal: {without_surrogates(words[:300])}"
+
+
+def _figures(usage: Any) -> Figures | None:
+    """The provider's count, or None if it states none or one that cannot be."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    cost = usage.get("cost")
+    if not _is_count(prompt) or not _is_count(completion) or not (cost is None or _is_amount(cost, LARGEST_COST_USD)):
+        return None
+    return Figures(int(prompt), int(completion), None if cost is None else float(cost))
+
+
+def _is_count(value: Any) -> bool:
+    return _is_amount(value, LARGEST_COUNT) and value == int(value)
+
+
+def _is_amount(value: Any, largest: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= largest
+
+
+def _status_of(error: Any) -> int:
+    """The code of an error inside a 200; one that has none is the server's fault."""
+    code = error.get("code") if isinstance(error, dict) else None
+    readable = isinstance(code, (int, str)) and _ERROR_CODE.fullmatch(str(code))
+    return int(code) if readable else 500
+
+
+def _message(body: Any) -> str:
+    """A provider's own words, with those of the provider behind it."""
+    if isinstance(body, list) and body:  # as Gemini wraps its errors
+        body = body[0]
+    if isinstance(body, dict) and isinstance(body.get("error"), (dict, str)):
+        body = body["error"]
+    if not isinstance(body, dict):
+        return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    metadata = body.get("metadata")
+    behind = metadata.get("raw") if isinstance(metadata, dict) else None
+    return " – ".join(str(part) for part in (body.get("message", body), behind) if part)

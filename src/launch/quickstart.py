@@ -1,0 +1,309 @@
+"""The quickstart: from nothing to a tutor that has learned, and the report about it, through the real programs.
+
+    python -m src.launch.quickstart [key=value …]               all of it
+    python -m src.launch.quickstart --models-only [key=value …] only the models that a training starts from
+
+An interrupted run goes on where it was when it is started again with the same overrides. A finished run, or one with
+other overrides, is moved aside first; nothing is deleted.
+"""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from config.load import USER_ERRORS, read_keys, to_yaml
+from config.train_rl_model import TrainRLConfig
+from src.errors import ClassroomError, ConfigError
+from src.evaluation.report.build import write_report
+from src.evaluation.report.summary import write_summary
+from src.evaluation.report.tables import comparison_table
+from src.launch.cli import server_command, steps_made, trainer_command, with_accelerate_config, with_precision
+from src.launch.quickstart_plan import ModelsPlan, Plan, key_of, make_plan
+from src.launch.server_process import KeptServer, ServerProcess
+from src.results.learning import describe, learning_of
+from src.results.run_folder import load_run
+from src.server.client import ClassroomClient
+from src.system.ports import refuse_taken_port
+from src.system.processes import Child, Interrupted, Signals
+
+NOTES = "quickstart.json"
+_MARKS_OF_A_RUN = ("run_id", "config/vllm_server.yaml", "config/train_rl.yaml")
+_MODELS = {"world", "sft", "world.log", "sft.log"}
+
+
+class StageFailed(ClassroomError):
+    """A program that the quickstart ran ended with an error."""
+
+    def __init__(self, program: Child, status: int):
+        super().__init__(
+            f"{program.name} ended with status {status}. Its log is {program.log}. Started again with the same "
+            "arguments, the quickstart goes on from here."
+        )
+        self.exit_status = status
+
+
+class Stages:
+    """Headings, and the seconds that each stage took, kept in the run folder for a run that is taken up again."""
+
+    def __init__(self, count: int, folder: Path):
+        self._count, self._folder = count, folder
+        self._number, self._started = 0, time.monotonic()
+
+    @contextmanager
+    def stage(self, title: str, name: str) -> Iterator[None]:
+        """Show the heading and count the time under `name`."""
+        self._heading(title)
+        started = time.monotonic()
+        yield
+        notes = read_notes(self._folder) or {}
+        seconds = notes.setdefault("seconds", {})
+        seconds[name] = round(seconds.get(name, 0.0) + time.monotonic() - started, 3)
+        write_notes(self._folder, notes)
+
+    def skip(self, title: str, because: str) -> None:
+        """Show that there is nothing to do."""
+        self._heading(f"{title}: {because}, skipped")
+
+    def _heading(self, text: str) -> None:
+        self._number += 1
+        seconds = int(time.monotonic() - self._started)
+        print(f"\n[{self._number}/{self._count}] {text}  ({seconds // 60}:{seconds % 60:02d})", flush=True)
+
+
+def read_notes(folder: Path) -> dict[str, Any] | None:
+    """What the quickstart wrote down about a run folder; None if nothing."""
+    path = folder / NOTES
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def write_notes(folder: Path, notes: dict[str, Any]) -> None:
+    """Replace what is written down."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{NOTES}.unfinished"
+    unfinished.write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(folder / NOTES)
+
+
+def settle_folder(plan: Plan) -> None:
+    """Make way in the run folder: move aside what this run cannot go on from.
+
+    Raises:
+        ConfigError: if the folder holds something else than a run.
+    """
+    folder = plan.folder
+    reason = reason_to_move(plan)
+    if reason is not None:
+        aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        if aside.exists():
+            raise ConfigError(f"{folder} should be moved aside to {aside}, which exists already. Try again.")
+        folder.rename(aside)
+        print(f"{folder} {reason}: moved to {aside}", flush=True)
+    elif (folder / NOTES).is_file():
+        print(f"{folder} holds an unfinished run or its models: it goes on from there", flush=True)
+    notes = read_notes(folder) or {"models": plan.models.recipe}
+    write_notes(folder, {**notes, "overrides": sorted(plan.overrides)})
+
+
+def reason_to_move(plan: Plan) -> str | None:
+    """Why a run with this plan cannot go on in its folder; None if it can.
+
+    Raises:
+        ConfigError: if the folder holds something else than a run.
+    """
+    folder, notes = plan.folder, read_notes(plan.folder)
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    begun = any((folder / mark).is_file() for mark in _MARKS_OF_A_RUN)
+    if not found:
+        return None
+    if notes is None and not begun and not found <= _MODELS:
+        raise ConfigError(f"{folder} holds something else than a run. Choose another folder with logging.save_dir=…")
+    if (folder / "summary.json").is_file():
+        return "holds a finished run"
+    if notes is None or notes.get("models") != plan.models.recipe:
+        return "holds a run with other models"
+    if "overrides" not in notes:
+        return "holds a run that was started by other means" if begun else None
+    return None if notes["overrides"] == sorted(plan.overrides) else "holds a run with other overrides"
+
+
+def run_program(
+    name: str,
+    command: Sequence[str],
+    log: Path,
+    signals: Signals,
+    check: Callable = lambda: None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run one of the project's programs to its end, in sight of the user.
+
+    Raises:
+        StageFailed: if it fails.
+    """
+    with Child(name, command, signals, log, echo=True, environment=environment) as program:
+        status = program.wait(check)
+    if status:
+        raise StageFailed(program, status)
+
+
+def make_models(models: ModelsPlan, stages: Stages, signals: Signals) -> None:
+    """The world and the model that teacher and student start from, unless they are there."""
+    titles = "the language, its lessons and its corpus", "a tiny model learns the language (train_sft.py)"
+    if models.model.is_dir():
+        for title in titles:
+            stages.skip(title, "is there")
+        return
+    write_notes(models.folder, {**(read_notes(models.folder) or {}), "models": models.recipe})
+    with stages.stage(titles[0], "world"):
+        run_program("the making of the world", models.world_command(), models.folder / "world.log", signals)
+    with stages.stage(titles[1], "sft"):
+        log, environment = models.folder / "sft.log", models.sft_environment()
+        run_program("train_sft.py", models.sft_command(), log, signals, environment=environment)
+
+
+def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
+    """Make the quickstart's models if the configuration's teacher is the model that they belong to and is missing.
+
+    Raises:
+        StageFailed: if one of the programs that make them fails.
+    """
+    models = ModelsPlan(Path(config.logging.save_dir), config.seed)
+    if Path(config.teacher_model.model_name_or_path) == models.model and not models.model.is_dir():
+        make_models(models, Stages(2, models.folder), signals)
+
+
+def _refuse_other_models(models: ModelsPlan) -> None:
+    """Raises:
+    ConfigError: if the run folder holds models that were made differently.
+    """
+    recipe = (read_notes(models.folder) or {}).get("models", models.recipe)
+    if models.model.is_dir() and recipe != models.recipe:
+        raise ConfigError(
+            f"{models.model} was made with {recipe}, not with {models.recipe}. Choose another folder with "
+            "logging.save_dir=…, or move that one away."
+        )
+
+
+def run_quickstart(plan: Plan, signals: Signals) -> None:
+    """All stages, and what came of them.
+
+    Raises:
+        StageFailed: if a program fails.
+        ConfigError: if the server's port is taken, or the run folder holds something else.
+    """
+    generation = plan.config.generation
+    refuse_taken_port(generation.server_host, generation.server_port)
+    print("\n".join(f"configuration: {file}" for file in plan.files), flush=True)
+    settle_folder(plan)
+    stages = Stages(7, plan.folder)
+    make_models(plan.models, stages, signals)
+    if (plan.folder / "eval" / "after" / "metrics.json").is_file():
+        for title in ("the server", "measured before", "training", "measured after"):
+            stages.skip(title, "is done")
+    else:
+        _train_and_measure(plan, stages, signals)
+    with stages.stage("the report", "report"):
+        seconds = read_notes(plan.folder)["seconds"]
+        write_summary(plan.folder, {**_for_summary(seconds), "total": round(sum(seconds.values()), 3)})
+        report = write_report(plan.folder)
+    data = load_run(plan.folder)
+    print(f"\n{comparison_table(data)}\n\n{describe(learning_of(data)[0])}")
+    print(f"\nThe report, to be opened in a browser: {report.resolve()}")
+
+
+def _for_summary(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
+
+
+def _train_and_measure(plan: Plan, stages: Stages, signals: Signals) -> None:
+    command = server_command(plan.rl_arguments)
+    log = plan.folder / "server.log"
+    start = partial(ServerProcess, command, plan.config.generation, signals, log)
+    with KeptServer(start, steps_made(plan.folder)) as server:
+        with stages.stage(f"the server loads its models (vllm_server.py), log {log}", "server_start"):
+            server.process.wait_until_ready()
+        _measure("before", plan, server, stages, signals)
+        with stages.stage("training (train_rl.py)", "training"):
+            run_program("train_rl.py", _trainer_command(plan), plan.folder / "trainer.log", signals, server.keep)
+        _refuse_untrained(plan.folder, server.process)
+        _measure("after", plan, server, stages, signals)
+
+
+def _trainer_command(plan: Plan) -> list[str]:
+    flags = with_precision(with_accelerate_config([]), plan.config.train.dtype)
+    return trainer_command(flags, plan.rl_arguments)
+
+
+def _measure(when: str, plan: Plan, server: KeptServer, stages: Stages, signals: Signals) -> None:
+    title = f"measured on held-out lessons {when} training (eval.py)"
+    if (plan.folder / "eval" / when / "metrics.json").is_file():
+        stages.skip(title, "is done")
+        return
+    with stages.stage(title, "eval"):
+        log = plan.folder / f"eval_{when}.log"
+        run_program("eval.py", plan.eval_command(when), log, signals, server.keep)
+
+
+def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
+    """Raises:
+    ClassroomError: if the server does not hold a policy that this run published.
+    """
+    policy = ClassroomClient(server.url, log=server.log).health().policy
+    run_id = (folder / "run_id").read_text(encoding="utf-8")
+    if policy.run_id != run_id or policy.version < 1:
+        raise ClassroomError(f"After training, the server holds policy {policy}, not one that run {run_id} published.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit status."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    read_keys()
+    try:
+        flags = [each for each in arguments if each.startswith("-")]
+        if flags not in ([], ["--models-only"]):
+            raise ConfigError(f"The quickstart takes overrides and --models-only, not {' '.join(flags)}.")
+        given = [each for each in arguments if not each.startswith("-")]
+        plan = make_plan([each for each in given if key_of(each) != "dry_run"])
+        with Signals() as signals:
+            if "dry_run=true" in [each.lower() for each in given]:
+                _show(plan)
+            elif flags:
+                _refuse_other_models(plan.models)
+                make_models(plan.models, Stages(2, plan.folder), signals)
+            else:
+                run_quickstart(plan, signals)
+    except Interrupted as interruption:
+        print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
+        return interruption.status
+    except StageFailed as failure:
+        print(f"\nerror: {failure}", file=sys.stderr)
+        return failure.exit_status
+    except USER_ERRORS as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _show(plan: Plan) -> None:
+    commands = (
+        plan.models.world_command(),
+        plan.models.sft_command(),
+        server_command(plan.rl_arguments),
+        plan.eval_command("before"),
+        _trainer_command(plan),
+        plan.eval_command("after"),
+    )
+    print("\n".join(f"# configuration: {file}" for file in plan.files))
+    print(to_yaml(plan.config))
+    print("\n".join(shlex.join(command) for command in commands))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

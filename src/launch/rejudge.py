@@ -1,0 +1,124 @@
+"""A run judged again from what it left, without a network: `python -m src.launch.rejudge RUN_FOLDER [overrides]`.
+
+Every conversation in the journal gets its verdicts anew, from the replies that were paid for when the run was judged
+(or from an embedded judge), and its rewards by today's code and configuration: `generation.low_score_threshold=0.4`.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic_core import to_jsonable_python
+
+from config.checks import check_train_rl, reward_weights, solutions_are_graded
+from config.load import USER_ERRORS, load
+from config.train_rl_model import TrainRLConfig
+from config.values import EMBEDDED_JUDGES
+from src.classroom.classroom import classroom_rules
+from src.classroom.conversation import Conversation
+from src.classroom.rewards import REWARDS, weighted_sum
+from src.classroom.seats import JUDGE_CALLS_NAME, embedded_judge
+from src.classroom.verdicts import Verdict, parse_verdict
+from src.errors import ConfigError, DataError, JudgeOutputError
+from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.open_router_inference import OpenAICompatibleJudge
+from src.rollout.engines import Judge, ask_judge
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.schemas import TOKEN_FIELDS, ConversationRecord
+
+RESULT_NAME = "rejudged.jsonl"
+
+
+@dataclass(frozen=True)
+class Rejudged:
+    """A conversation's reward as the run has it and as it is now, and the verdicts that it comes from now."""
+
+    conversation: str
+    before: float | None
+    now: float | None
+    verdicts: list[Verdict]
+
+
+def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
+    """Judge every finished conversation of a run again, asking nobody; in order of their steps and ids, whichever ended
+    first.
+
+    Raises:
+        DataError: if the folder has no journal.
+        ConfigError: if its judge is an engine, which keeps no replies.
+        StorageError: if a server uses the folder.
+    """
+    journal = run_folder / JOURNAL_NAME
+    if not journal.is_file():
+        raise DataError(f"There is no {journal}: name the run folder of a training, its logging.save_dir.")
+    events = (event for event in read_journal(journal) if event["event"] == "conversation")
+    records = {event["conversation"]: event["record"] for event in events}
+    weights = reward_weights(config)
+    context = config.teacher_model.vllm.max_length
+    rules = classroom_rules(config.generation, weights, context, solutions_are_graded(config))
+    attempts = [(rule, i) for rule in rules.judge_rules for i in range(config.generation.number_judge_attempts)]
+    found = []
+    with _open_judge(run_folder, config) as judge:
+        for fields in sorted(records.values(), key=lambda record: (record["step"], record["id"])):
+            record = ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS})
+            conversation = record.conversation(rules)
+            refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
+            found_now = [_ask(judge, conversation, *attempt) for attempt in attempts]
+            conversation.verdicts = [
+                verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
+                for verdict in found_now
+            ]
+            now = weighted_sum({name: REWARDS[name](conversation) for name in weights}, weights)
+            found.append(Rejudged(record.id, record.reward, now, conversation.verdicts))
+    return found
+
+
+@contextmanager
+def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
+    judge = config.judge_model
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        yield embedded_judge(judge.model_name_or_path)
+        return
+    if not judge.is_remote:
+        raise ConfigError(f"The judge {judge.model_name_or_path} is an engine of the server; its replies are not kept.")
+    rules, max_tokens = config.generation.judges_rules_prompts_paths, config.generation.max_tokens_per_judge_attempt
+    with closing(CallLedger(run_folder / JUDGE_CALLS_NAME)) as ledger:
+        yield OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api=None)
+
+
+def _ask(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
+    try:
+        about = (conversation.transcript(), conversation.problem.text)
+        asked = ask_judge(judge, rule, *about, attempt, conversation.ledger)
+        return parse_verdict(rule, attempt, asyncio.run(asked))
+    except JudgeOutputError as error:
+        return Verdict(rule, attempt, error=str(error))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what changed, and write every conversation's verdicts and rewards into the run folder."""
+    if not arguments:
+        print("usage: python -m src.launch.rejudge RUN_FOLDER [overrides]", file=sys.stderr)
+        return 2
+    folder, overrides = Path(arguments[0]), arguments[1:]
+    try:
+        recorded = ("--config-dir", str(folder / "config"), "--config-name", "vllm_server")
+        found = rejudge(folder, load(TrainRLConfig, "train_rl", (*recorded, *overrides), check_train_rl))
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    lines = [json.dumps(to_jsonable_python(each)) for each in found]
+    (folder / RESULT_NAME).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    changed = sum(each.before != each.now for each in found)
+    without = sum(each.now is None for each in found)
+    print(f"{len(found)} conversations, {changed} with another reward than before, {without} without a verdict")
+    print(folder / RESULT_NAME)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

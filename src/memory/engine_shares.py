@@ -1,0 +1,68 @@
+"""Whether the engines of one server fit on their GPU side by side: each takes a share of it for itself as it starts.
+
+All engines of a server use the first GPUs that it sees, so that is where the shares of all of them meet.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from config.base import ModelConfig
+from src.classroom.phases import PHASED, PHASES
+from src.errors import ConfigError
+from src.memory.budget import CUDA_CONTEXT
+from src.memory.sources import memory_by_nvidia_smi
+
+_ROUNDING = 1e-9
+
+
+def awake_together(seats: Sequence[str], schedule: str) -> dict[str, list[str]]:
+    """The engines that are awake at the same time: all, or those of each phase."""
+    if schedule != PHASED:
+        return {"engines": list(seats)}
+    groups = {f"engines of the {phase.name}": [seat for seat in seats if seat in phase.seats] for phase in PHASES}
+    return {name: group for name, group in groups.items() if group}
+
+
+def share_of(seats: Mapping[str, ModelConfig], group: Sequence[str]) -> float:
+    """The share of a GPU that these engines take together."""
+    return sum(seats[seat].vllm.gpu_memory_utilization for seat in group)
+
+
+def named_shares(seats: Mapping[str, ModelConfig], group: Sequence[str]) -> str:
+    """Their keys and values as a sum."""
+    return " + ".join(
+        f"{seat}_model.vllm.gpu_memory_utilization={seats[seat].vllm.gpu_memory_utilization:g}" for seat in group
+    )
+
+
+def what_is_crowded(seats: Mapping[str, ModelConfig], schedule: str, gpu_bytes: int | None) -> list[str]:
+    """One message for each group of engines that cannot be awake together on one GPU.
+
+    Args:
+        gpu_bytes: the GPU's memory. CUDA contexts of engines then count beside the shares; None: the shares alone.
+    """
+    contexts = 0.0 if gpu_bytes is None else len(seats) * CUDA_CONTEXT / gpu_bytes
+    found = []
+    for name, group in awake_together(list(seats), schedule).items():
+        share = share_of(seats, group)
+        if share + contexts <= 1 + _ROUNDING:
+            continue
+        beside = f", and their CUDA contexts {contexts:.3f} more" if contexts else ""
+        way = "" if schedule == PHASED or len(group) < 3 else ", or set generation.schedule=phased"
+        found.append(
+            f"The {name} share one GPU, but ask for {share:g} of it{beside}: {named_shares(seats, group)}. vLLM "
+            f"refuses the engine that finds less than its share. Lower them until a few hundredths of it are left{way}."
+        )
+    return found
+
+
+def refuse_crowded_gpu(seats: Mapping[str, ModelConfig], schedule: str) -> None:
+    """Look at the shares before the first engine starts, where there is a GPU; on CPUs they have no meaning. Which of
+    several GPUs the engines get is for CUDA to say: what fits on the largest is let pass.
+
+    Raises:
+        ConfigError: if the engines that are awake together cannot be.
+    """
+    gpus = memory_by_nvidia_smi()
+    crowded = what_is_crowded(seats, schedule, max(gpus)) if gpus else []
+    if crowded:
+        raise ConfigError("\n".join(crowded))

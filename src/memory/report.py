@@ -1,0 +1,326 @@
+"""The memory budget of a configuration: who takes how much of a GPU, and whether that can be.
+
+`dry_run=true` prints it below the configuration. All engines of a server use the first GPUs that it sees, so that is
+where it gets crowded first.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from config.base import ModelConfig, VllmConfig
+from config.checks import reward_weights
+from config.eval_model import EvalConfig
+from config.eval_model import reward_weights as rewards_of_evaluation
+from config.train_rl_model import TrainRLConfig
+from src.classroom.phases import PHASED
+from src.classroom.seats import engine_seats, needed_reward_model
+from src.errors import ConfigError
+from src.memory.budget import (
+    CUDA_CONTEXT,
+    GIB,
+    OPTIMIZER_STATES,
+    AdapterJob,
+    EngineJob,
+    EngineMemory,
+    Launch,
+    Part,
+    TrainerJob,
+    TrainerMemory,
+    engine_memory,
+    state_bytes,
+    total,
+    trainer_memory,
+)
+from src.memory.engine_shares import awake_together, named_shares, share_of, what_is_crowded
+from src.memory.host import EngineOnHost, host_parts, machine_memory, what_does_not_fit
+from src.memory.sources import (
+    NotReckoned,
+    gpu_memory,
+    launch_of_environment,
+    launch_of_flags,
+    read_shape,
+    refuse_context,
+)
+from src.models.lora import adapter_shape
+from src.training.precision import check_precision
+from src.vllm.adapter_slot import SLOTS, served_rank
+
+_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, for float32 models, too
+
+
+@dataclass
+class Report:
+    """The budget as lines, and what in it cannot be. `moments`: the bytes on a GPU when it is at its fullest, where its
+    size is known."""
+
+    lines: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    moments: dict[str, int] = field(default_factory=dict)
+
+    def add(self, parts: Sequence[Part], label: str = "") -> None:
+        """One line for each part."""
+        for part in parts:
+            self.lines.append(f"  {label:<10}{part.name:<34}{_gib(part.size):>12}")
+
+
+def show_trainer_budget(config: TrainRLConfig) -> None:
+    """Print the budget of trainer and engines, the trainer as accelerate started this process.
+
+    Raises:
+        ConfigError: if something cannot fit, or accelerate was told another precision than `train.dtype`.
+    """
+    check_precision(config.train.dtype, os.environ)
+    show(report(config, lambda: launch_of_environment(os.environ)))
+
+
+def show_launch_budget(config: TrainRLConfig, flags: Sequence[str]) -> None:
+    """Print the budget of trainer and engines, the trainer as `accelerate launch` with these flags would start it;
+    raises as `show_trainer_budget` does."""
+    show(report(config, lambda: launch_of_flags(flags)))
+
+
+def show_server_budget(config: TrainRLConfig) -> None:
+    """Print the budget of the engines; raises as `show_trainer_budget` does."""
+    show(report(config, None))
+
+
+def show_evaluation_shares(config: EvalConfig) -> None:
+    """Print how much of a GPU the engines of an evaluation take together; raises as `show_trainer_budget` does."""
+    found = Report()
+    if config.server_url is None:
+        reward = needed_reward_model(config.reward_model, config.generation, rewards_of_evaluation(config))
+        seats = engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
+        schedule = config.generation.schedule
+        for name, group in awake_together(list(seats), schedule).items():
+            found.lines.append(f"{name}: {share_of(seats, group):g} of a GPU ({named_shares(seats, group)})")
+        found.refusals += what_is_crowded(seats, schedule, gpu_memory(None)[0])
+    show(found)
+
+
+def show(found: Report) -> None:
+    """Print a report as comments, so that what is printed with it stays YAML.
+
+    Raises:
+        ConfigError: with all that cannot fit.
+    """
+    for line in found.lines:
+        print(f"# {line}".rstrip())
+    if found.refusals:
+        raise ConfigError("\n".join(found.refusals))
+
+
+def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> Report:
+    """Reckon the budget of a configuration.
+
+    Args:
+        find_launch: how the trainer is started; None leaves the trainer out.
+    """
+    limit, source = gpu_memory(config.train.gpu_memory_gib)
+    found = Report()
+    if limit is None:
+        found.lines.append(f"memory on a GPU, of which no limit is known: {source}")
+    else:
+        found.lines.append(f"memory on a GPU of {_gib(limit)} ({source})")
+    trainer = None
+    if find_launch is None:
+        found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
+    else:
+        trainer = _add_trainer(found, config, find_launch)
+    seats = _engine_seats(config)
+    weights = {seat: _add_engine(found, seat, model, limit) for seat, model in seats.items()}
+    groups = awake_together(list(seats), config.generation.schedule)
+    if limit is None:
+        found.refusals += what_is_crowded(seats, config.generation.schedule, None)
+    else:
+        shares = [share_of(seats, group) for group in groups.values()]
+        share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
+        engines = [
+            Part(f"{name} ({share:g} of the GPU)", int(share * limit)),
+            Part("CUDA contexts of the engines", len(seats) * CUDA_CONTEXT),
+        ]
+        memory = None if trainer is None else trainer_memory(trainer)
+        _add_moments(found, config, moments(memory, engines, config.generation.colocate), limit)
+    _add_host(found, config, trainer, weights)
+    return found
+
+
+def _engine_seats(config: TrainRLConfig) -> dict[str, ModelConfig]:
+    reward = needed_reward_model(config.reward_model, config.generation, reward_weights(config))
+    return engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
+
+
+def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int]) -> None:
+    """The machine's own memory at its fullest, and whether it has that: an error where the run would be on this
+    machine's GPU, a warning where that is planned for elsewhere or would be on CPUs."""
+    limit, _ = gpu_memory(config.train.gpu_memory_gib)
+    seats, groups = _engine_seats(config), awake_together(list(weights), config.generation.schedule)
+    awake = list(groups.values()) if config.generation.colocate is False else [()]
+    asleep = max((sum(size for seat, size in weights.items() if seat not in group) for group in awake), default=0)
+    engines = [
+        EngineOnHost(weights[seat], model.vllm.number_of_gpus_per_instance, model.vllm.cpu_kvcache_gib * GIB)
+        for seat, model in seats.items()
+    ]
+    parts, machine = host_parts(trainer, engines, asleep, limit is None), machine_memory()
+    on = "if all of it is on CPUs" if limit is None else "beside the GPUs"
+    found.lines.append(f"in the machine's own memory at its fullest, {on} (this machine has {_gib(machine)}):")
+    found.add([*parts, Part("together", total(parts))])
+    message = what_does_not_fit(parts, trainer, machine)
+    if message is not None and limit is not None and config.train.gpu_memory_gib is None:
+        found.refusals.append(message)
+    elif message is not None:
+        found.lines.append(f"warning: {message}")
+
+
+def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerJob | None:
+    train, model = config.train, config.teacher_model
+    try:
+        launch = find_launch()
+        shape = read_shape(model.model_name_or_path)
+        adapter = _adapter(model)
+    except NotReckoned as reason:
+        found.lines.append(f"trainer: not reckoned: {reason}")
+        return None
+    length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
+    job = TrainerJob(
+        shape=shape,
+        launch=launch,
+        number_bytes=_BYTES[train.dtype],
+        state_bytes=state_bytes(train.optimizer, launch.zero_stage),
+        reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
+        checkpointing=train.gradient_checkpointing,
+        tokens=train.per_device_train_batch_size * length,
+        adapter=adapter,
+    )
+    memory = trainer_memory(job)
+    zero = f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
+    learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
+    found.lines.append(
+        f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "
+        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {train.per_device_train_batch_size} × "
+        f"{length} tokens"
+    )
+    found.add(memory.held, "always")
+    found.add(memory.backward, "backward")
+    found.add(memory.step, "step")
+    return job
+
+
+def _adapter(model: ModelConfig) -> AdapterJob | None:
+    if model.adapter is None:
+        return None
+    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
+    return AdapterJob(shape.parameters, shape.inputs, model.adapter.dropout > 0)
+
+
+def _room_for_adapters(model: ModelConfig) -> int:
+    """vLLM's slots have room for the next rank that it can be started with."""
+    if model.adapter is None:
+        return 0
+    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
+    return SLOTS * shape.parameters * served_rank(shape.rank) // shape.rank
+
+
+def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None) -> int:
+    """Add an engine's lines; its weights in bytes, on all of its GPUs, 0 if they are not reckoned."""
+    options = model.vllm
+    title = f"engine of the {seat}: {model.model_name_or_path}"
+    too_long = refuse_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, options.max_length)
+    found.refusals += [too_long] if too_long else []
+    try:
+        shape = read_shape(model.model_name_or_path)
+    except NotReckoned as reason:
+        found.lines.append(f"{title}: not reckoned: {reason}")
+        return 0
+    job = EngineJob(
+        shape=shape,
+        number_bytes=_BYTES[options.dtype],
+        gpus=options.number_of_gpus_per_instance,
+        max_length=options.max_length,
+        max_num_seqs=options.max_num_seqs,
+        adapters=_room_for_adapters(model),
+    )
+    memory = engine_memory(job)
+    found.lines.append(f"{title}, {shape.parameters:,} parameters, {options.dtype}, {job.gpus} × GPU")
+    found.add([Part("weights (asleep: on the host)", memory.weights), Part("logits of all sequences", memory.sampling)])
+    found.add([Part(f"one conversation of {options.max_length} tokens", memory.conversation)])
+    if limit is not None:
+        _add_cache(found, seat, options, memory, limit)
+    return memory.weights * job.gpus
+
+
+def _add_cache(found: Report, seat: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
+    """What an engine's share of the GPU leaves for its cache, and whether a conversation fits into that."""
+    share = int(limit * options.gpu_memory_utilization)
+    cache = memory.cache(share)
+    found.add([Part("KV cache", max(0, cache))])
+    found.lines[-1] += f"  = {max(0, cache) // memory.conversation} conversations of {options.max_length} tokens"
+    if cache >= memory.conversation:
+        return
+    key = f"{seat}_model.vllm"
+    needs = share - cache + memory.conversation
+    found.refusals.append(
+        f"The engine of the {seat} needs {_gib(needs)} for its weights ({_gib(memory.weights)}), logits and the cache "
+        f"of one conversation of {options.max_length} tokens ({_gib(memory.conversation)}), but may take {_gib(share)} "
+        f"of the GPU's {_gib(limit)}. Raise {key}.gpu_memory_utilization ({options.gpu_memory_utilization:g}) or "
+        f"{key}.number_of_gpus_per_instance ({options.number_of_gpus_per_instance}), or lower {key}.max_length."
+    )
+
+
+def moments(
+    trainer: TrainerMemory | None, engines: Sequence[Part], colocate: bool | None
+) -> dict[str, tuple[Part, ...]]:
+    """What lies on a GPU when it is at its fullest. Of engines that sleep their CUDA contexts stay; `colocate` null
+    means that server and trainer are taken to share it."""
+    if trainer is None:
+        return {"engines": tuple(engines)}
+    shared = colocate is not False
+    asleep = engines[1:] if shared else ()
+    fullest = {"rollout": (*trainer.held, *engines)} if shared else {"engines": tuple(engines)}
+    return fullest | {
+        "backward pass": (*trainer.held, *trainer.backward, *asleep),
+        "optimizer step": (*trainer.held, *trainer.step, *asleep),
+    }
+
+
+def _add_moments(found: Report, config: TrainRLConfig, fullest: dict[str, tuple[Part, ...]], limit: int) -> None:
+    if "rollout" in fullest:
+        found.lines.append("trainer and engines share the GPU; else set generation.colocate=false. At its fullest:")
+    else:
+        found.lines.append("at its fullest:")
+    for moment, parts in fullest.items():
+        found.moments[moment] = size = total(parts)
+        found.add([Part(moment, size)])
+        if size > limit:
+            largest = sorted(parts, key=lambda part: part.size, reverse=True)[:4]
+            found.refusals.append(
+                f"A GPU of {_gib(limit)} cannot hold what the {moment} needs: {_gib(size)}, most of it "
+                f"{', '.join(f'{part.name} {_gib(part.size)}' for part in largest)}. {_advice(moment, config)}"
+            )
+
+
+def _advice(moment: str, config: TrainRLConfig) -> str:
+    train = config.train
+    ways = []
+    if moment in ("rollout", "engines"):
+        seats = _engine_seats(config)
+        ways.append(f"lower the engines' shares ({named_shares(seats, list(seats))})")
+        if config.generation.schedule != PHASED and len(seats) > 2:
+            ways.append("set generation.schedule=phased, with which not all engines are awake at a time")
+    if moment == "rollout":
+        ways.append("give the server GPUs of its own (CUDA_VISIBLE_DEVICES) and set generation.colocate=false")
+    if moment == "backward pass" and not train.gradient_checkpointing:
+        ways.append("set train.gradient_checkpointing=true")
+    if moment == "backward pass" and train.per_device_train_batch_size > 1:
+        ways.append("lower train.per_device_train_batch_size")
+    if moment != "engines":
+        if OPTIMIZER_STATES[train.optimizer] > 2:
+            ways.append("take an optimizer that remembers less, such as train.optimizer=adamw_bnb_8bit")
+        if config.teacher_model.adapter is None:
+            ways.append("train an adapter only (teacher_model.lora.enable=true)")
+        ways.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")
+    return f"Ways out: {', or '.join(ways)}."
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"

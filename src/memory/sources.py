@@ -1,0 +1,225 @@
+"""What a memory budget is reckoned from: a model's config.json, accelerate's settings, the GPU.
+
+No weights are loaded and no GPU is needed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from src.memory.budget import GIB, Launch, ModelShape
+from src.models.hub_connection import read_options, why_unreachable
+from src.models.pretrained import too_long_for
+
+
+class NotReckoned(Exception):
+    """Something that a part of the budget needs is not known. The message says what and why."""
+
+
+class NoConfiguration(NotReckoned):
+    """A model's configuration cannot be had."""
+
+
+def read_shape(name: str) -> ModelShape:
+    """The shape of a model: a local folder or a Hub name. The model is built without memory, so the count is exact.
+
+    Raises:
+        NotReckoned: if its configuration cannot be had or read, or says too little.
+    """
+    found = _shape_or_reason(name)
+    if isinstance(found, NotReckoned):
+        raise found
+    return found
+
+
+def refuse_context(key: str, name: str, max_length: int) -> str | None:
+    """Why a model cannot have a context of this length; None if it can, or if its configuration cannot be had."""
+    from transformers import AutoConfig
+
+    if isinstance(_shape_or_reason(name), NoConfiguration):
+        return None
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, **read_options(name))
+    return too_long_for(key, name, config, max_length)
+
+
+@cache
+def _shape_or_reason(name: str) -> ModelShape | NotReckoned:
+    """Looked for once, in vain too."""
+    try:
+        return _read_shape(name)
+    except NotReckoned as reason:
+        return reason
+
+
+def _refuse_out_of_reach(name: str) -> None:
+    """Raises:
+    NoConfiguration: for a model on a Hub that cannot be asked, of which nothing was fetched before. Importing what
+        reads models takes seconds, which this spares.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if name.count("/") > 1 and not Path(name).is_dir():
+        raise NoConfiguration(f"there is no folder {name}")
+    try:
+        fetched = Path(name).is_dir() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError as error:
+        raise NoConfiguration(f"{name} is no name on the Hub: {error}") from error
+    if not fetched and why_unreachable():
+        raise NoConfiguration(
+            f"{why_unreachable()}, and {name} has not been fetched before: its size is not known, and so not what it "
+            "needs of the memory"
+        )
+
+
+def _read_shape(name: str) -> ModelShape:
+    _refuse_out_of_reach(name)
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **read_options(name))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise NoConfiguration(f"the configuration of {name} cannot be had: {str(error).splitlines()[0]}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise NotReckoned(f"{name} is quantised, and its weights take what its files take")
+    text = config.get_text_config()
+    missing = [field for field in ("num_key_value_heads", "intermediate_size") if not hasattr(text, field)]
+    if missing or hasattr(text, "kv_lora_rank"):
+        raise NotReckoned(f"the attention or MLP of {name} ({text.model_type}) is of another kind than reckoned here")
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        mlp=_mlp_width(text),
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        vocabulary=text.vocab_size,
+        windows=_windows(text),
+        normed_heads=any(module_name.endswith("q_norm") for module_name, _ in model.named_modules()),
+    )
+
+
+def _mlp_width(text: Any) -> int:
+    """Of a mixture of experts: the widths of those that one token goes through."""
+    experts = getattr(text, "num_experts_per_tok", None)
+    if experts is None:
+        return text.intermediate_size
+    return experts * (getattr(text, "moe_intermediate_size", None) or text.intermediate_size)
+
+
+def _windows(text: Any) -> tuple[int | None, ...]:
+    """One entry for each layer with a cache of keys and values."""
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    window = {"full_attention": None, "sliding_attention": getattr(text, "sliding_window", None)}
+    return tuple(window[kind] for kind in kinds if kind in window)
+
+
+def launch_of_flags(flags: Sequence[str]) -> Launch:
+    """How `accelerate launch` with these flags (`--config_file` among them) would start the trainer.
+
+    Raises:
+        NotReckoned: for ways of sharing a model between processes other than DeepSpeed's and DDP's.
+    """
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
+    if arguments.use_fsdp:
+        raise NotReckoned("accelerate would use FSDP, which is not reckoned here")
+    if not arguments.use_deepspeed:
+        return Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
+    found = _deepspeed(
+        arguments.num_processes or 1,
+        arguments.zero_stage,
+        arguments.offload_optimizer_device,
+        arguments.offload_param_device,
+        arguments.deepspeed_config_file,
+    )
+    return replace(found, machines=arguments.num_machines or 1)
+
+
+def launch_of_environment(environment: Mapping[str, str]) -> Launch:
+    """How `accelerate launch` started this process; without it, one process for itself.
+
+    Raises:
+        NotReckoned: for ways of sharing a model between processes other than DeepSpeed's and DDP's.
+    """
+    processes = int(environment.get("WORLD_SIZE", "1"))
+    machines = processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
+    if environment.get("ACCELERATE_USE_FSDP") == "true":
+        raise NotReckoned("accelerate uses FSDP, which is not reckoned here")
+    if environment.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return Launch(processes, machines=machines)
+    prefix = "ACCELERATE_DEEPSPEED_"
+    stage = environment.get(f"{prefix}ZERO_STAGE")
+    found = _deepspeed(
+        processes,
+        int(stage) if stage else None,
+        environment.get(f"{prefix}OFFLOAD_OPTIMIZER_DEVICE"),
+        environment.get(f"{prefix}OFFLOAD_PARAM_DEVICE"),
+        environment.get(f"{prefix}CONFIG_FILE"),
+    )
+    return replace(found, machines=machines)
+
+
+def _deepspeed(
+    processes: int, stage: int | None, optimizer_device: str | None, weights_device: str | None, file: str | None
+) -> Launch:
+    if file not in (None, "none"):
+        settings = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
+        stage = settings.get("stage")
+        optimizer_device = settings.get("offload_optimizer", {}).get("device")
+        weights_device = settings.get("offload_param", {}).get("device")
+    stage = 2 if stage is None else stage  # accelerate's default
+    if stage not in (1, 2, 3):
+        raise NotReckoned(f"DeepSpeed's ZeRO stage is {stage}; stages 1, 2 and 3 are reckoned here")
+    on_gpu = (None, "none")
+    return Launch(processes, stage, optimizer_device not in on_gpu, weights_device not in on_gpu)
+
+
+def gpu_is_there() -> bool:
+    """Whether this machine has an NVIDIA GPU that works and that CUDA_VISIBLE_DEVICES does not hide."""
+    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    return listing.returncode == 0 and "GPU " in listing.stdout
+
+
+def memory_by_nvidia_smi() -> list[int]:
+    """The memory of each GPU that programs may use here in bytes, asked for without CUDA; none where there is no GPU.
+    Their order is nvidia-smi's, which need not be CUDA's."""
+    if not gpu_is_there():
+        return []
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for chosen in ([f"--id={visible}"] if visible else [], []):  # an id that nvidia-smi does not know: all of them
+        listing = subprocess.run([*query, *chosen], capture_output=True, text=True, check=False, timeout=60)
+        if listing.returncode == 0:
+            return [int(line) * 2**20 for line in listing.stdout.split() if line.isdigit()]
+    return []
+
+
+def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
+    """The memory of one GPU in bytes and where that is known from: as planned, else of this machine's smallest GPU."""
+    if planned_gib is not None:
+        return int(planned_gib * GIB), "train.gpu_memory_gib"
+    import torch
+
+    if not torch.cuda.is_available():
+        listed = memory_by_nvidia_smi()
+        if listed:
+            return min(listed), "by nvidia-smi; this torch does not see the GPU"
+        return None, "there is no GPU here, and train.gpu_memory_gib is null"
+    every = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
+    smallest = min(every, key=lambda each: each.total_memory)
+    return smallest.total_memory, smallest.name

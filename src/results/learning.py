@@ -1,0 +1,267 @@
+"""Did it learn? What a run left, weighed up in plain words: `learning.json` in the run folder.
+
+One kind of evidence counts: a reward that rose by more than chance, its 95 % interval above 0, and by LEAST_RISE at
+least, while the parameters moved. Held-out lessons measured before and after decide; where they were not, the reward
+on the training problems does, the last batches against the first. The intervals are over lessons, of this one run:
+another seed may do otherwise. LEAST_RISE is there because they cannot tell learning from wandering: a policy that
+random rewards have pushed about differs from what it was, too, and with enough lessons no difference is chance.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Optional
+
+import numpy as np
+
+from src.results.rollout_files import Outcome, read_outcomes
+from src.results.run_folder import LEARNING_NAME, RunData, found_something, load_run, read_json
+from src.results.statistics import BOOTSTRAP_SEED, RESAMPLES, Estimate
+from src.system.storage import write_whole
+
+LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"
+
+LEAST_RISE = 0.02
+"""A reward that rose by less is no evidence: in five trainings of tiny models on shuffled rewards it wandered by −0.007
+to +0.010, two of the intervals above 0 (`tests/test_learning_run.py`)."""
+
+_MOST_BATCHES = 10
+_MANY_WITHOUT_VARIANCE = 0.5
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How far the parameters are from where the training began: the L2 norm of the difference as a share of the norm
+    they began with. `compared` of the `of` trained parameters were found in the model that it began with."""
+
+    relative_norm: float
+    compared: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The mean reward of the conversations in the first and the last `batches` batches of a training; `change` is their
+    difference, its interval over problems, n counting these."""
+
+    batches: int
+    first: float
+    last: float
+    change: Estimate
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the question is decided by; None where it is not known.
+
+    `without_variance` is the mean share of groups whose rewards were all equal; `gradient_norm` the median over
+    steps, before clipping. `held_out`: by sampling, how far the reward rose, lesson by lesson. `judge_checks` counts
+    how often the judge was checked while it trained, `judge_warnings` how many of these checks warned of it, and
+    `judge_checks_failed` how often it was tried and brought no score.
+    """
+
+    steps: int
+    movement: Optional[Movement] = None
+    without_variance: Optional[float] = None
+    gradient_norm: Optional[float] = None
+    held_out: Mapping[str, Estimate] = field(default_factory=dict)
+    training: Optional[Trend] = None
+    judge_checks: int = 0
+    judge_warnings: int = 0
+    judge_checks_failed: int = 0
+
+
+@dataclass(frozen=True)
+class Learning:
+    """LEARNED or NO_EVIDENCE, and the reasons as sentences, the one that decided first."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+
+    @property
+    def learned(self) -> bool:
+        return self.verdict == LEARNED
+
+
+def weigh_up(figures: Figures) -> Learning:
+    """What the figures say about learning."""
+    still = figures.movement is not None and figures.movement.relative_norm == 0
+    held_out = {name: estimate for name, estimate in figures.held_out.items() if estimate.get("ci95")}
+    deciding = held_out.get("sampled") or next(iter(held_out.values()), None)
+    trend = figures.training if figures.training and figures.training.change["ci95"] else None
+    if deciding is None and trend is not None:
+        deciding = trend.change
+    above_chance = deciding is not None and deciding["ci95"][0] > 0
+    rose = above_chance and deciding["mean"] >= LEAST_RISE
+    reasons = [_held_out_reason(name, held_out[name]) for name in sorted(held_out, key="sampled".__ne__)]
+    if not figures.held_out:
+        reasons += ["The reward was not measured on held-out lessons before and after."]
+    elif not held_out:
+        reasons += ["Too few held-out lessons were measured to tell whether the reward rose on them."]
+    reasons += [_trend_reason(trend)] if trend else []
+    if above_chance and not rose:
+        reasons += [f"A rise of less than {LEAST_RISE} is no evidence: weights pushed about at random bring as much."]
+    if deciding is None:
+        reasons += ["There are too few batches to tell whether the reward rose in training."]
+    reasons = (
+        [_movement_reason(figures.movement), *reasons] if still else [*reasons, _movement_reason(figures.movement)]
+    )
+    reasons += _signal_reasons(figures)
+    return Learning(LEARNED if rose and not still else NO_EVIDENCE, tuple(reasons))
+
+
+def _held_out_reason(sampling: str, change: Estimate) -> str:
+    return f"On held-out lessons ({sampling}) the reward {_went(change)}, {change['n']} lessons."
+
+
+def _trend_reason(trend: Trend) -> str:
+    which = "batch" if trend.batches == 1 else f"{trend.batches} batches"
+    return (
+        f"In training the reward {_went(trend.change)} from the first {which} ({trend.first:.3f}) to the last "
+        f"({trend.last:.3f}), {trend.change['n']} problems."
+    )
+
+
+def _went(change: Estimate) -> str:
+    mean, (low, high) = change["mean"], change["ci95"]
+    interval = f"(95 % interval {signed(low)} to {signed(high)})"
+    if low > 0:
+        return f"rose by {mean:.3f} {interval}"
+    if high < 0:
+        return f"fell by {-mean:.3f} {interval}"
+    return f"did not change by more than chance: {signed(mean)} {interval}"
+
+
+def signed(value: float) -> str:
+    """A change as people write it: +0.250, −0.184."""
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _movement_reason(movement: Optional[Movement]) -> str:
+    if movement is None:
+        return "How far the parameters moved is not known."
+    if movement.relative_norm == 0:
+        return "The parameters did not move at all: every one is what it was at the beginning."
+    found = "" if movement.compared == movement.of else f" ({movement.compared:,} of {movement.of:,} compared)"
+    return f"The parameters moved by {100 * movement.relative_norm:.3g} % of their norm{found}."
+
+
+def _signal_reasons(figures: Figures) -> list[str]:
+    reasons, share = [], figures.without_variance
+    if share is not None:
+        little = ": little to learn from" if share > _MANY_WITHOUT_VARIANCE else ""
+        reasons.append(f"{100 * share:.3g} % of the groups had equal rewards throughout{little}.")
+    if figures.gradient_norm is not None:
+        none = ": nothing was to be learned" if figures.gradient_norm == 0 else ""
+        reasons.append(f"The gradient's norm was {figures.gradient_norm:.3g} in the median step{none}.")
+    if figures.judge_checks:
+        warned = f"{figures.judge_warnings} of {figures.judge_checks} checks of the judge warned that it can be fooled"
+        doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if figures.judge_warnings else ""
+        reasons.append(f"{warned}{doubt}.")
+    if figures.judge_checks_failed:
+        tried = figures.judge_checks_failed + figures.judge_checks
+        reasons.append(f"{figures.judge_checks_failed} of {tried} attempts to check the judge brought no score.")
+    return reasons
+
+
+# Where the figures come from -------------------------------------------------------------------------------------
+
+
+def figures_of(data: RunData, movement: Optional[Movement]) -> Figures:
+    """The figures of a run folder."""
+    without_variance = [value for _, value in data.series("frac_reward_zero_std")]
+    gradient_norms = [value for _, value in data.series("grad_norm")]
+    return Figures(
+        steps=len(data.steps),
+        movement=movement,
+        without_variance=fmean(without_variance) if without_variance else None,
+        gradient_norm=median(gradient_norms) if gradient_norms else None,
+        held_out=data.reward_changes(),
+        training=trend_of(read_outcomes(data.folder)),
+        judge_checks=sum(map(found_something, data.judge_checks)),
+        judge_warnings=sum(bool(check["warnings"]) for check in data.judge_checks),
+        judge_checks_failed=sum(not found_something(check) for check in data.judge_checks),
+    )
+
+
+def trend_of(outcomes: Sequence[Outcome]) -> Optional[Trend]:
+    """How the reward went over a training: its first quarter of batches, ten at most, against as many last ones; None
+    with fewer than two batches. Conversations without a verdict are left out."""
+    rewarded = [each for each in outcomes if each.reward is not None]
+    steps = sorted({each.step for each in rewarded})
+    if len(steps) < 2:
+        return None
+    batches = max(1, min(_MOST_BATCHES, len(steps) // 4))
+    first = _by_problem(rewarded, steps[:batches])
+    last = _by_problem(rewarded, steps[-batches:])
+    means = [fmean([reward for group in side.values() for reward in group]) for side in (first, last)]
+    change = {
+        "mean": means[1] - means[0],
+        "ci95": _interval_of_change(first, last),
+        "n": len(first.keys() | last.keys()),
+    }
+    return Trend(batches, *means, change)
+
+
+def _by_problem(outcomes: Sequence[Outcome], steps: Sequence[int]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for each in outcomes:
+        if each.step in steps:
+            found.setdefault(each.problem_id, []).append(each.reward)
+    return found
+
+
+def _interval_of_change(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> Optional[list]:
+    """95 % interval of mean(last) − mean(first), bootstrapped over problems. Those on both sides are drawn for both
+    together, those on one side among themselves. None where a side has fewer than two problems."""
+    if min(len(first), len(last)) < 2:
+        return None
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    both = [problem for problem in first if problem in last]
+    strata = [both, [each for each in first if each not in last], [each for each in last if each not in first]]
+    sums, counts = np.zeros((2, RESAMPLES)), np.zeros((2, RESAMPLES))
+    for problems in filter(None, strata):
+        drawn = generator.multinomial(len(problems), np.full(len(problems), 1 / len(problems)), size=RESAMPLES)
+        for side, rewards in enumerate((first, last)):
+            sums[side] += drawn @ np.array([sum(rewards.get(each, ())) for each in problems], dtype=float)
+            counts[side] += drawn @ np.array([len(rewards.get(each, ())) for each in problems], dtype=float)
+    means = sums / counts
+    low, high = np.percentile(means[1] - means[0], [2.5, 97.5])
+    return [float(low), float(high)]
+
+
+# learning.json ---------------------------------------------------------------------------------------------------
+
+
+def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, Figures]:
+    """What a run folder says about learning, and by which figures.
+
+    Args:
+        movement: of the parameters; None takes what the trainer wrote down.
+    """
+    if movement is None:
+        known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
+        movement = Movement(**known) if known else None
+    figures = figures_of(data, movement)
+    return weigh_up(figures), figures
+
+
+def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Learning:
+    """Write `learning.json`, as far as the run has been measured by now, and return what it says.
+
+    Raises:
+        DataError: if the run was not trained.
+    """
+    learning, figures = learning_of(load_run(Path(run_folder)), movement)
+    content: dict[str, Any] = {**asdict(learning), "figures": asdict(figures)}
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_whole(Path(run_folder) / LEARNING_NAME, text)
+    return learning
+
+
+def describe(learning: Learning) -> str:
+    """For the terminal."""
+    lines = [f"Did the tutor learn? {learning.verdict.capitalize()}.", *(f"  {reason}" for reason in learning.reasons)]
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""What a run folder holds, read back for reports: both evaluations, the training's metrics, the configurations."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+
+from src.errors import DataError
+from src.results.evaluation_files import read_records
+from src.results.statistics import Estimate, paired_change, rewards_by_lesson
+from src.server.schemas import ConversationRecord
+
+METRICS_NAME = "metrics.jsonl"
+LEARNING_NAME = "learning.json"
+JUDGE_CHECKS_NAME = "judge_checks.jsonl"
+
+STAGES = ("sft", "server_start", "rollout", "publish", "train", "eval")
+"""What the wall-clock time of a whole run is split into, in the order in which it is shown."""
+
+_STEP_STAGES = ("rollout", "publish", "train")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One evaluation: its metrics.json, and its conversations by sampling."""
+
+    metrics: dict[str, Any]
+    records: dict[str, list[ConversationRecord]]
+
+    @property
+    def samplings(self) -> list[str]:
+        """The samplings that were measured, as metrics.json orders them."""
+        return [name for name in self.metrics if name in self.records]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run folder as reports read it; what the run did not leave is None or empty."""
+
+    folder: Path
+    before: Optional[Measurement] = None
+    after: Optional[Measurement] = None
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    judge_checks: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def measurements(self) -> dict[str, Measurement]:
+        """{"before": …, "after": …}, as far as they were made."""
+        both = {"before": self.before, "after": self.after}
+        return {name: measured for name, measured in both.items() if measured is not None}
+
+    @cached_property
+    def steps(self) -> list[dict[str, Any]]:
+        """One entry per optimizer step, in order; of a step that was logged twice the last."""
+        by_step = {line["step"]: line for line in self.lines if "step" in line}
+        return [by_step[step] for step in sorted(by_step)]
+
+    def series(self, name: str) -> list[tuple[float, float]]:
+        """(step, value) of a metric, for the steps that have one."""
+        points = [(line["step"], line.get(name)) for line in self.steps]
+        return [(float(step), float(value)) for step, value in points if is_number(value)]
+
+    def step_seconds(self) -> dict[str, float]:
+        """Seconds of rollout, publish and train over all steps."""
+        return {stage: sum(value for _, value in self.series(f"seconds/{stage}")) for stage in _STEP_STAGES}
+
+    def reward_changes(self) -> dict[str, Estimate]:
+        """By sampling: how far the held-out reward rose, lesson by lesson; for the samplings measured both times."""
+        if self.before is None or self.after is None:
+            return {}
+        return {
+            name: paired_change(rewards_by_lesson(records), rewards_by_lesson(self.after.records[name]))
+            for name, records in self.before.records.items()
+            if name in self.after.records
+        }
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def load_run(folder: Path) -> RunData:
+    """Everything in a run folder that reports show.
+
+    Raises:
+        DataError: if it holds neither an evaluation nor a step of training.
+    """
+    data = RunData(
+        folder=folder,
+        before=_load_measurement(folder / "eval" / "before"),
+        after=_load_measurement(folder / "eval" / "after"),
+        lines=read_lines(folder / "metrics.jsonl"),
+        config=_read_yaml(folder / "config" / "train_rl.yaml") or _read_yaml(folder / "config" / "vllm_server.yaml"),
+        environment=read_json(folder / "config" / "train_rl.environment.json"),
+        summary=read_json(folder / "summary.json"),
+        judge_checks=read_lines(folder / JUDGE_CHECKS_NAME),
+    )
+    if not data.lines and not data.measurements:
+        raise DataError(
+            f"{folder} holds nothing to report: no metrics.jsonl of a training, no eval/before or eval/after of "
+            "eval.py. Give the run folder (logging.save_dir)."
+        )
+    return data
+
+
+def _load_measurement(folder: Path) -> Optional[Measurement]:
+    metrics = read_json(folder / "metrics.json")
+    return Measurement(metrics, read_records(folder / "conversations.parquet")) if metrics else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.is_file() else {}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a line that a kill cut off is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return [line for line in found if isinstance(line, dict)]
+
+
+def last_figures(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of each metric that is a number. Steps that train on a batch once more (`train.mu`) do not name
+    those of its conversations again."""
+    return {name: value for line in lines for name, value in line.items() if is_number(value)}
+
+
+def found_something(check: Mapping[str, Any]) -> bool:
+    """Whether a check of the judge brought at least one score, and so could have warned."""
+    return check["gap"]["mean"] is not None or any(score is not None for score in check["canaries"].values())
+
+
+def look_up(values: Mapping[str, Any], *path: str) -> Any:
+    """The value at a path of keys, or None where the path ends early."""
+    found: Any = values
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found

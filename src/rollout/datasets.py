@@ -1,0 +1,188 @@
+"""Datasets, and the problems in them: what conversations are about. A `Problem`'s id depends on its content only."""
+
+import glob
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from config.base import DatasetSource, DataSource
+from src.errors import DataError
+from src.rollout.prompts import render, variables_of
+
+if TYPE_CHECKING:
+    import datasets
+
+Source = TypeVar("Source", bound=DataSource)
+Row = TypeVar("Row")
+_LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+LOCAL_SUFFIXES = frozenset(_LOADERS)
+"""What names of local files end with; any other name is one of the Hub."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A maths problem or a lesson plan. `id` is the hash of text and answer: equal on every rank and after a
+    restart."""
+
+    id: str
+    text: str
+    answer: str = ""
+
+    @classmethod
+    def of(cls, text: str, answer: str = "") -> "Problem":
+        digest = hashlib.sha256(json.dumps([text, answer]).encode()).hexdigest()
+        return cls(digest[:16], text, answer)
+
+
+def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int | None = None) -> list[Problem]:
+    """The problems of all sources; see `gather`.
+
+    Raises:
+        DataError: if there is no source, a column is missing, a cell is empty, a row cannot be filled into its
+            template, or nothing is left.
+    """
+    return gather(sources, _read_problems, limit, seed)
+
+
+def gather(
+    sources: Sequence[Source], read: Callable[[Source], list[Row]], limit: int = -1, seed: int | None = None
+) -> list[Row]:
+    """What `read` finds in each source, each cut to its `ratio`, then all shuffled by `seed` (None: as they come),
+    then cut to `limit` (−1: all).
+
+    Raises:
+        DataError: if there is no source, a ratio is out of range, or nothing is left.
+    """
+    if not sources:
+        raise DataError(
+            "No dataset is configured. Name at least one, for example "
+            "dataset.train_datasets=[{name_or_path: lessons.jsonl}]."
+        )
+    rows = [row for source in sources for row in _take_ratio(source, read, seed)]
+    if seed is not None:
+        random.Random(f"problems|{seed}").shuffle(rows)
+    if limit >= 0:
+        rows = rows[:limit]
+    if not rows:
+        names = ", ".join(source.name_or_path for source in sources)
+        raise DataError(f"Nothing is left of {names}: check ratio, split and the example limit.")
+    return rows
+
+
+def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int | None) -> list[Row]:
+    if not 0 < source.ratio <= 1:
+        raise DataError(f"{source.name_or_path}: ratio is {source.ratio}; it must be above 0 and at most 1.")
+    try:
+        rows = read(source)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source.name_or_path} is not UTF-8: {error}.") from error
+    if source.ratio < 1:
+        count = round(len(rows) * source.ratio)
+        rows = random.Random(f"ratio|{seed}|{source.name_or_path}").sample(rows, count)
+    return rows
+
+
+def _read_problems(source: DatasetSource) -> list[Problem]:
+    rows = load_rows(source)
+    columns = _text_columns(source)
+    wanted = [*columns.values(), source.answer_column]
+    missing = [column for column in wanted if column not in (None, *rows.column_names)]
+    if missing:
+        renaming = "columns={variable: column}" if source.problem_template else "problem_column"
+        raise DataError(
+            f"{source.name_or_path} has no column {', '.join(missing)}. It has: {', '.join(rows.column_names)}. "
+            f"Name yours with {renaming} and answer_column (null: the problems have no answer)."
+        )
+    texts = _fill_in(source, rows, columns) if source.problem_template else rows[source.problem_column]
+    answers = rows[source.answer_column] if source.answer_column else [None] * len(rows)
+    return list(_to_problems(source, texts, answers))
+
+
+def _text_columns(source: DatasetSource) -> dict[str, str]:
+    """The columns that a problem's text is made of, by the variable of the template that they fill in."""
+    if source.problem_template is None:
+        return {"problem": source.problem_column}
+    variables = sorted(variables_of(source.problem_template))
+    idle = sorted(set(source.columns) - set(variables))
+    if idle:
+        raise DataError(
+            f"{source.name_or_path}: columns maps {', '.join(idle)}, but {source.problem_template} uses: "
+            f"{', '.join(variables)}."
+        )
+    return {variable: source.columns.get(variable, variable) for variable in variables}
+
+
+def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable) -> Iterator[Problem]:
+    for number, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{source.name_or_path}: row {number} has no text in column {source.problem_column}.")
+        yield Problem.of(text, "" if answer is None else str(answer))
+
+
+def _fill_in(source: DatasetSource, rows: "datasets.Dataset", columns: dict[str, str]) -> Iterator[str]:
+    for number, row in enumerate(rows, start=1):
+        values = {variable: _cell(row[column]) for variable, column in columns.items()}
+        empty = [columns[variable] for variable, value in values.items() if value in (None, "", [], {})]
+        if empty:
+            raise DataError(f"{source.name_or_path}: row {number} has nothing in column {', '.join(empty)}.")
+        try:
+            yield render(source.problem_template, **values)
+        except DataError as error:
+            raise DataError(f"{source.name_or_path}: row {number}: {error}") from error
+
+
+def _cell(value: Any) -> Any:
+    """A cell for a template. Lists and objects that are written as JSON text, as CSV has to, are read."""
+    if not isinstance(value, str):
+        return value
+    value = value.strip()
+    if value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):  # a text that happens to begin with a bracket
+            return value
+    return value
+
+
+def load_rows(source: DataSource) -> "datasets.Dataset":
+    """The whole dataset that a source names.
+
+    Raises:
+        DataError: if there is no such file, dataset or split, or it cannot be read.
+    """
+    import datasets
+
+    if not source.name_or_path:
+        raise DataError("A dataset's name_or_path is empty: give a Hub name or a local file.")
+    path = Path(source.name_or_path)
+    if path.suffix in _LOADERS and (not path.is_file() or path.stat().st_size == 0):
+        raise DataError(f"There is no file {path}." if not path.is_file() else f"The file {path} is empty.")
+    try:
+        if path.suffix in _LOADERS:
+            files = glob.escape(str(path))  # datasets takes [ ] * ? in a name for a pattern
+            return datasets.load_dataset(_LOADERS[path.suffix], data_files=files, split="train")
+        return datasets.load_dataset(source.name_or_path, split=source.split)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: a script
+        reason = str(error.__cause__ or error)
+        if path.suffix == ".jsonl":
+            reason = _broken_line(path) or reason
+        if "corresponds to no data" in reason:
+            reason = "it holds no rows."
+        raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {reason}") from error
+
+
+def _broken_line(path: Path) -> str | None:
+    """The first line that is no JSON object; None if they all are."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                found = json.loads(line) if line.strip() else {}
+            except json.JSONDecodeError as error:
+                return f"line {number} is not JSON ({error.msg}): {line.strip()[:60]!r}."
+            if not isinstance(found, dict):
+                return f"line {number} is no JSON object, but {line.strip()[:60]!r}."
+    return None

@@ -1,0 +1,111 @@
+"""What the classroom asks of its engines, whoever serves them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Optional, Protocol
+
+from src.rollout.tokens import PolicyVersion
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one answer is sampled. `seed` None draws freely; `max_tokens` is cut to what the context has room for. `draw`
+    names this one answer among others to the same prompt, for engines that keep what they answered."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int = 1024
+    seed: Optional[int] = None
+    draw: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine sampled: ids with one log-prob each (of the distribution that was sampled from), the text with
+    special tokens in it but without the end token, and whether the model ended it itself. A model behind an API gives
+    no ids; `counted` is then how many tokens its provider counted. `policy` names the weights that sampled it, and
+    `weights` stands for their content."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    ended: bool
+    policy: Optional[PolicyVersion] = None
+    counted: Optional[int] = None
+    weights: Optional[str] = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were sampled."""
+        return len(self.ids) if self.counted is None else self.counted
+
+
+class TokenEngine(Protocol):
+    """A trainable seat: token ids in, token ids out."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion: ...
+
+
+class ChatEngine(Protocol):
+    """A seat that is only talked to: messages in, text out."""
+
+    async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion: ...
+
+
+class Judge(Protocol):
+    """Judges a transcript of {"role": "teacher" | "student", "content"} by one rule and answers with JSON text.
+
+    `problem` is the problem's text; `attempt` counts from 0 within a panel.
+    """
+
+    async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the program holds for certain of a conversation. Models that judge do not get it.
+
+    Attributes:
+        personas: for each message the student's prompt that was drawn for it; None for messages without one. () if
+            nothing is known.
+        max_turns: after how many messages the teacher closes, as in `config.base.GenerationConfig`; None if unknown.
+    """
+
+    personas: tuple[Optional[str], ...] = ()
+    max_turns: Optional[int] = None
+
+    def teacher_messages(self, conversation: Sequence[dict[str, str]]) -> Optional[int]:
+        """How many messages of the teacher a conversation that began like this one has room for; None if unknown."""
+        if self.max_turns is None:
+            return None
+        student_opens = bool(conversation) and conversation[0]["role"] == "student"
+        return (self.max_turns + 1) // 2 if student_opens else self.max_turns // 2 + 1
+
+
+NO_LEDGER = Ledger()
+
+
+class EmbeddedJudge(ABC):
+    """A judge without a model, which may read the ledger of a conversation besides its words."""
+
+    @abstractmethod
+    async def judge(
+        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+    ) -> str:
+        """As `Judge.judge`."""
+
+
+def ask_judge(
+    judge: Judge | EmbeddedJudge,
+    rule: str,
+    conversation: list[dict[str, str]],
+    problem: str,
+    attempt: int,
+    ledger: Ledger,
+) -> Awaitable[str]:
+    """A judge's answer; an embedded judge gets the ledger, too."""
+    if isinstance(judge, EmbeddedJudge):
+        return judge.judge(rule, conversation, problem, attempt, ledger)
+    return judge.judge(rule, conversation, problem, attempt)

@@ -1,0 +1,183 @@
+"""The journal: an append-only file of everything that happened in a run, one JSON object per line.
+
+A line is handed to the operating system before what it tells of is used, so a killed process loses no event that
+anybody acted on. Readers skip a last line that was cut off by a kill.
+
+Events, each named by its first field after the time:
+
+    weights       policy        the teacher's weights were loaded: where from, and their fingerprint
+    batch         request       a request was begun, under which weights and with which body; its problems
+    turn          conversation  what was said, and the tokens that it added to the teacher's context
+    verdict       conversation  one judge attempt
+    solutions     conversation  the student's solutions after the dialogue
+    grades        conversation  what each of them is worth
+    cut_short     conversation  the student's context is full, and so its dialogue has ended
+    failure       conversation  it cannot go on: a model refused to answer in it, or a context is full; and why
+    rewards       conversation  every reward
+    conversation  conversation  it finished: its record, without the tokens, which its turns hold
+    judge_check   request       what a check of the judge found; no conversation and no reward depends on it
+"""
+
+import json
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from src.errors import StorageError
+from src.system.storage import storage_errors
+
+JOURNAL_NAME = "journal.jsonl"
+_HEAD = re.compile(rb'\{"event": "(\w+)", "time": ([\d.e+]+), "\w+": "([^"]*)"')
+_HEAD_LENGTH = 400  # ids are at most 200 characters
+
+
+class Journal:
+    """Appends events to `<run folder>/journal.jsonl` and knows where each conversation's events stand in it, those
+    of earlier servers on the same folder included."""
+
+    def __init__(self, run_folder: Path):
+        self.path = run_folder / JOURNAL_NAME
+        self._positions: dict[str, dict[str, list[int]]] = defaultdict(dict)
+        self._begun: dict[str, int] = {}
+        self._weights: int | None = None
+        self._file: FileIO | None = None
+        with storage_errors(self.path):
+            run_folder.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            self._read_heads()
+            self._file = self.path.open("ab", buffering=0)
+
+    def append(self, event: str, **fields: Any) -> int:
+        """Write one event, its first field naming what it is about, and return the position of its line in bytes.
+
+        Raises:
+            StorageError: if the disk is full, or the file was deleted or replaced; nothing is written then.
+        """
+        self._refuse_another_file()
+        position = self._file.tell()
+        line = {"event": event, "time": round(time.time(), 3), **fields}
+        data = json.dumps(to_jsonable_python(line), ensure_ascii=False).encode()
+        with storage_errors(self.path):
+            self._write(data + b"\n", position)
+        self._note(data[:_HEAD_LENGTH], position)
+        return position
+
+    def _write(self, line: bytes, position: int) -> None:
+        """All of a line or, on a full disk, nothing of it: half of one would be finished by the next."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(position)
+            self._file.seek(position)
+            raise
+
+    def read_at(self, position: int) -> dict[str, Any]:
+        """The event whose line starts at this position.
+
+        Raises:
+            StorageError: if the file was deleted or replaced.
+        """
+        self._refuse_another_file()
+        with self.path.open("rb") as file:
+            file.seek(position)
+            return json.loads(file.readline())
+
+    def _refuse_another_file(self) -> None:
+        """What is written into a deleted file is lost, and the positions that are known are not those of another."""
+        if self._file is None or self._file.closed:  # nothing is written into it yet, or any more
+            return
+        own = os.fstat(self._file.fileno())
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            what = "was deleted or moved away"
+        else:
+            if os.path.samestat(own, found) and found.st_size == self._file.tell():
+                return
+            what = "was replaced or changed by another program"
+        raise StorageError(
+            f"The journal {self.path} {what} while this server uses it, so nothing more can be written down, or looked "
+            "up in it. End the server. If you have the file or a copy, put it back; then start the server again with "
+            "the same command: without the file it plays the current batch anew and knows no conversation of before, "
+            "but replies that were paid for are in the *_calls.sqlite beside it and are not asked for again."
+        )
+
+    def begun(self, request_id: str) -> dict[str, Any] | None:
+        """The last event that began this request; None if it never was."""
+        return self.read_at(self._begun[request_id]) if request_id in self._begun else None
+
+    def loaded_weights(self) -> dict[str, Any] | None:
+        """The last event of loaded weights; None if none ever were."""
+        return None if self._weights is None else self.read_at(self._weights)
+
+    def events(self, conversation_id: str) -> list[dict[str, Any]]:
+        """What happened in a conversation so far, in order."""
+        positions = self._positions.get(request_of(conversation_id), {}).get(conversation_id, [])
+        return [self.read_at(position) for position in positions]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read_heads(self) -> None:
+        """Note every event in the file, and drop a last line that a kill cut off: nobody acted on it."""
+        position = 0
+        with self.path.open("rb+") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    file.truncate(position)
+                    return
+                self._note(line[:_HEAD_LENGTH], position)
+                position += len(line)
+
+    def _note(self, head: bytes, position: int) -> None:
+        found = head_of(head)
+        if found is None:
+            return
+        event, _, subject = found
+        if event == "weights":
+            self._weights = position
+        elif event == "batch":
+            self._note_batch(subject, position)
+        else:
+            self._positions[request_of(subject)].setdefault(subject, []).append(position)
+
+    def _note_batch(self, request_id: str, position: int) -> None:
+        """A batch that begins anew under other weights or with another body leaves its old events behind."""
+        before, now = self.begun(request_id), self.read_at(position)
+        if before is not None and any(before[name] != now[name] for name in ("weights", "body")):
+            self._positions.pop(request_id, None)
+        self._begun[request_id] = position
+
+
+def head_of(line: bytes) -> tuple[str, float, str] | None:
+    """A journal line's event, its time in seconds since 1970, and what it is about, without reading the rest of the
+    line; None if it is no such line."""
+    found = _HEAD.match(line)
+    return None if found is None else (found[1].decode(), float(found[2]), found[3].decode())
+
+
+def conversation_id(request_id: str, index: int) -> str:
+    """The id of a request's conversation at this position."""
+    return f"{request_id}-{index:04d}"
+
+
+def request_of(conversation_id: str) -> str:
+    """The request that a conversation belongs to."""
+    return conversation_id.rpartition("-")[0]
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a journal in order; a last line that is being written, or that a kill cut off, is left out."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)

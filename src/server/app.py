@@ -1,0 +1,304 @@
+"""The server's routes: check, call, reply."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+
+from config.checks import reward_weights, solutions_are_graded
+from config.load import record_run
+from config.train_rl_model import TrainRLConfig
+from src.classroom.rewards import REWARDS
+from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
+from src.models.policy_folder import inside_run_folder
+from src.rollout.tokens import PolicyVersion
+from src.server.auth import token_for
+from src.server.error_responses import add_error_answers, answer_with_message
+from src.server.judge_check import open_judge_check
+from src.server.long_poll import unless_gone
+from src.server.middleware import add_guards
+from src.server.openai_routes import add_openai_routes
+from src.server.sampling_service import BatchDesk, open_desk
+from src.server.schemas import (
+    ConversationRecord,
+    Health,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    RestResponse,
+    RewardRequest,
+    RewardResponse,
+    SampleRequest,
+    SampleResponse,
+    SleepRequest,
+)
+from src.system.ports import refuse_taken_port
+from src.system.run_lock import claim
+from src.training.gpu_lease import GpuLease
+from src.viewer.chat import SeatedTutor
+from src.viewer.routes import add_viewer
+from src.viewer.static_files import page_files
+
+if TYPE_CHECKING:
+    from src.inference_providers.call_ledger import CallLedger
+
+logger = logging.getLogger(__name__)
+
+_GRACEFUL_SHUTDOWN_S = 5
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
+RUNNING = Gauge("classroom_running_conversations", "Conversations that are being played")
+FINISHED = Gauge("classroom_finished_conversations", "Conversations that finished since the server started")
+
+
+def _gauges(what: str, description: str, *labels: str) -> dict[str, Gauge]:
+    return {
+        seat: Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
+        for seat in ("judge", "student", "teacher")
+    }
+
+
+CALLS = _gauges("calls", "Requests of this run to", "model", "outcome")
+TOKENS = _gauges("tokens", "Tokens of this run, by the provider's count, of", "kind")
+USD = _gauges("usd", "Dollars spent, and held for requests of unknown fate, on", "state")
+
+
+def serve(config: TrainRLConfig) -> None:
+    """Load the models, as soon as no trainer uses their GPUs, and answer on `generation.server_host:server_port` until
+    interrupted.
+
+    Raises:
+        ConfigError: if the port is taken, another server works in the run folder, a prompt template or a model cannot
+            be used, or a token is missing.
+        DeadlineExceeded: if a trainer uses the GPUs and does not make room.
+        EngineFailure: if a model cannot be loaded, or an engine died: a server that is started again in its place
+            goes on from the journal.
+    """
+    host, port = config.generation.server_host, config.generation.server_port
+    refuse_taken_port(host, port)
+    part = own_part(config.generation.server_index)
+    with claim("vllm_server", Path(config.logging.save_dir) / part):
+        run_folder = record_run(config, "vllm_server", part)
+        lease = GpuLease(run_folder, config.generation.server_index)
+        lease.wait_for_end(config.generation.sample_timeout_s)
+        _run(create_app(config, run_folder), host, port)
+
+
+def own_part(server_index: int) -> str:
+    """The part of the run folder that is a server's own: its journal, its record of paid requests, its lock. The first
+    server's is the run folder itself; published weights are there for all."""
+    return f"server{server_index}" if server_index else "."
+
+
+def _run(app: FastAPI, host: str, port: int) -> None:
+    options = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S,
+    )
+    server = uvicorn.Server(options)
+    app.state.end = lambda: setattr(server, "should_exit", True)
+    try:
+        server.run()
+    except SystemExit:  # so uvicorn ends when the application cannot start
+        if app.state.failure is None:
+            raise
+    if app.state.failure is not None and not server.started:
+        raise app.state.failure
+    if app.state.failure is not None:
+        raise EngineFailure(
+            f"{app.state.failure} The server has ended. Start it again with the same command: it goes on where it was."
+        )
+
+
+def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
+    """The application; models are loaded as it starts up and their processes end as it shuts down. When an engine
+    dies, `app.state.failure` says so and `app.state.end` is called."""
+
+    own_folder = run_folder / own_part(config.generation.server_index)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with _failure_of_the_start(app):
+            desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), own_folder)
+        app.state.desk = desk
+        watch = asyncio.create_task(_end_with_an_engine(app))
+        try:
+            with _failure_of_the_start(app):
+                app.state.judge_check = open_judge_check(config, desk, own_folder)
+                await desk.restore_policy(config.generation.load_weights_timeout_s)
+            await add_openai_routes(app, desk.classroom.seats.teacher, config.generation.load_weights_timeout_s)
+            app.state.tutor = SeatedTutor(
+                desk.classroom.seats, config.generation, config.generation.load_weights_timeout_s / 2
+            )
+            address = f"http://{config.generation.server_host}:{config.generation.server_port}"
+            logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
+            yield
+        finally:
+            watch.cancel()
+            desk.loan.close()
+            if app.state.judge_check is not None:
+                app.state.judge_check.close()
+            desk.classroom.seats.shutdown()
+
+    app = FastAPI(title="Classroom", lifespan=lifespan)
+    app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
+    app.state.judge_check = None
+    add_error_answers(app)
+    app.add_exception_handler(EngineFailure, _end_and_answer)
+    add_guards(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
+    _add_sampling_routes(app)
+    _add_weight_routes(app)
+    _add_rest_routes(app)
+    _add_status_routes(app)
+    add_viewer(app, run_folder, live=True)
+    return app
+
+
+@contextmanager
+def _failure_of_the_start(app: FastAPI) -> Iterator[None]:
+    """Keeps the failure for `serve`, which ends with its message; uvicorn would bury that in a traceback."""
+    try:
+        yield
+    except ClassroomError as error:
+        app.state.failure = error
+        logging.getLogger("uvicorn.error").disabled = True
+        raise
+
+
+async def _end_with_an_engine(app: FastAPI) -> None:
+    """A server without one of its engines is of no use, and starting anew is the one way back that is well tried."""
+    while True:
+        try:
+            app.state.desk.check_alive()
+        except EngineFailure as failure:
+            _end(app, failure)
+            return
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _end(app: FastAPI, failure: EngineFailure) -> None:
+    if app.state.failure is None:
+        logger.error("%s", failure)
+        app.state.failure = failure
+        app.state.end()
+
+
+async def _end_and_answer(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, EngineFailure):
+        _end(request.app, error)
+    return await answer_with_message(request, error)
+
+
+def _desk(request: Request) -> BatchDesk:
+    return request.app.state.desk
+
+
+def _add_sampling_routes(app: FastAPI) -> None:
+    @app.post("/sample_conversations", response_model=SampleResponse)
+    async def sample_conversations(body: SampleRequest, request: Request) -> Response:
+        return await unless_gone(request, _desk(request).sample_as_json(body))
+
+    @app.post("/check_judge", response_model=JudgeCheckResponse)
+    async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
+        return await unless_gone(request, request.app.state.judge_check.run_as_json(body))
+
+    @app.get("/wait_batch", response_model=SampleResponse)
+    async def wait_batch(request_id: str, request: Request) -> Response:
+        return await unless_gone(request, _desk(request).wait_as_json(request_id))
+
+    @app.get("/conversations/{conversation_id}")
+    async def conversation(conversation_id: str, request: Request) -> ConversationRecord:
+        return _desk(request).record(conversation_id)
+
+    @app.post("/get_{name}_reward")
+    async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
+        if name not in REWARDS:
+            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(REWARDS)}.")
+        conversations = [_desk(request).conversation(each) for each in body.conversations]
+        try:
+            return RewardResponse(rewards=[REWARDS[name](conversation) for conversation in conversations])
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+
+def _add_weight_routes(app: FastAPI) -> None:
+    @app.post("/load_weights")
+    async def load_weights(body: LoadWeightsRequest, request: Request) -> LoadWeightsResponse:
+        folder = inside_run_folder(request.app.state.run_folder, body.path)
+        started = time.monotonic()
+        policy = PolicyVersion(body.run_id, body.version)
+        timeout_s = request.app.state.config.generation.load_weights_timeout_s
+        await _desk(request).load_policy(folder, policy, timeout_s)
+        return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
+
+
+def _add_rest_routes(app: FastAPI) -> None:
+    """For a trainer that uses the same GPUs. Both may be asked for again: what sleeps already, sleeps on."""
+
+    @app.post("/sleep")
+    async def sleep(body: SleepRequest, request: Request) -> RestResponse:
+        started = time.monotonic()
+        await _desk(request).loan.lend(body.borrowers)
+        return _rest_response(request, started)
+
+    @app.post("/wake_up")
+    async def wake_up(request: Request) -> RestResponse:
+        started = time.monotonic()
+        await _desk(request).loan.take_back()
+        return _rest_response(request, started)
+
+
+def _rest_response(request: Request, started: float) -> RestResponse:
+    engines = _desk(request).classroom.seats.engines
+    asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
+    return RestResponse(asleep=asleep, seconds=time.monotonic() - started)
+
+
+def _add_status_routes(app: FastAPI) -> None:
+    @app.get("/health")
+    async def health(request: Request) -> Health:
+        desk = _desk(request)
+        seats = desk.classroom.seats
+        return Health(
+            status="ok",
+            seats=seats.health(),
+            policy=seats.teacher.policy,
+            run_folder=str(request.app.state.run_folder),
+            server_index=request.app.state.config.generation.server_index,
+            running_requests=desk.running,
+            running_conversations=desk.classroom.running,
+            finished_conversations=desk.classroom.finished,
+        )
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        desk = _desk(request)
+        POLICY_VERSION.set(desk.classroom.seats.teacher.policy.version)
+        RUNNING.set(desk.classroom.running)
+        FINISHED.set(desk.classroom.finished)
+        for seat, api in desk.classroom.seats.apis.items():
+            _show_calls(seat, api.ledger)
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _show_calls(seat: str, ledger: "CallLedger") -> None:
+    for (model, outcome), count in ledger.outcomes.items():
+        CALLS[seat].labels(model, outcome).set(count)
+    TOKENS[seat].labels("prompt").set(ledger.prompt_tokens)
+    TOKENS[seat].labels("completion").set(ledger.completion_tokens)
+    USD[seat].labels("spent").set(ledger.spent_usd)
+    USD[seat].labels("reserved").set(ledger.reserved_usd)

@@ -1,0 +1,282 @@
+"""The trainer's and the evaluation's end of the HTTP API."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+
+from src.errors import (
+    AccessDenied,
+    ClassroomError,
+    DataError,
+    DeadlineExceeded,
+    EngineFailure,
+    ForeignRequest,
+    GpuFull,
+    PolicyMismatch,
+    ProviderFailure,
+    RequestTooLarge,
+    SpendingCapReached,
+    UnknownConversation,
+)
+from src.rollout.tokens import PolicyVersion
+from src.server.auth import token_from_environment
+from src.server.schemas import (
+    LARGEST_BODY,
+    Health,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    ProcessId,
+    RestResponse,
+    RewardResponse,
+    SampleRequest,
+    SampleResponse,
+    SleepRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+_ERRORS: dict[int, type[ClassroomError]] = {
+    401: AccessDenied,
+    402: SpendingCapReached,
+    403: ForeignRequest,
+    404: UnknownConversation,
+    409: PolicyMismatch,
+    413: RequestTooLarge,
+    422: DataError,
+    423: GpuFull,
+    424: ProviderFailure,
+    503: EngineFailure,
+    504: DeadlineExceeded,
+}
+_ONE_REQUEST_S = 60.0
+_PAUSE_S = 2.0
+_SECONDS_BETWEEN_MESSAGES = 30.0
+_CONNECTIONS = 64
+
+
+class ClassroomClient:
+    """Talks to one server, with the token of the environment if there is one.
+
+    Args:
+        url: such as http://127.0.0.1:8005.
+        sample_timeout_s: how long a batch of conversations may take.
+        load_timeout_s: how long publishing a policy may take.
+        return_timeout_s: how long a server that is gone may take to come back.
+        log: where the server's log is, for messages.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        sample_timeout_s: float = 3600.0,
+        load_timeout_s: float = 600.0,
+        return_timeout_s: float = 1800.0,
+        log: Path | None = None,
+    ):
+        self.url = url.rstrip("/")
+        self._sample_timeout_s = sample_timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._return_timeout_s = return_timeout_s
+        self._log = log
+        self._session = requests.Session()
+        self._session.trust_env = False  # a proxy for the internet is none for the server next door
+        self._session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
+        token = token_from_environment()
+        if token is not None:
+            self._session.headers["Authorization"] = f"Bearer {token}"
+
+    def health(self) -> Health:
+        """What is loaded and running.
+
+        Raises:
+            DeadlineExceeded: if nothing answers.
+            AccessDenied: if the server wants a token and gets none, or another.
+            ClassroomError: if it is another program that answers.
+        """
+        try:
+            return Health.model_validate(self._request("GET", "/health", timeout_s=10.0))
+        except ValueError as error:
+            raise ClassroomError(
+                f"What answers at {self.url} is no server of this project. End it, or choose another port with "
+                "generation.server_port=…"
+            ) from error
+
+    def wait_until_up(self, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Health:
+        """Wait for the server to answer; give up as soon as `alive` says that it ended.
+
+        Raises:
+            DeadlineExceeded: after `timeout_s` seconds; the message names the command that starts a server.
+            EngineFailure: if the server ended while it was loading.
+        """
+        started = told = time.monotonic()
+        how = f"Start one with: python vllm_server.py --config-name …{self._see_log()}"
+        while True:
+            try:
+                return self.health()
+            except (DeadlineExceeded, EngineFailure) as error:
+                now = time.monotonic()
+                if not alive():
+                    message = f"The server for {self.url} ended while it was loading.{self._see_log()}"
+                    raise EngineFailure(message) from error
+                if now - started > timeout_s:
+                    raise DeadlineExceeded(f"No server answered at {self.url} within {timeout_s:g} s. {how}") from error
+                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
+                    logger.info(
+                        "no server answers at %s yet; waiting up to %g s (%.0f s). %s",
+                        self.url,
+                        timeout_s,
+                        now - started,
+                        how,
+                    )
+                    told = now
+            time.sleep(0.5)
+
+    def sample(self, body: SampleRequest) -> SampleResponse:
+        """Have a batch of conversations played. A broken connection is taken up again: the request is sent again
+        under its id, which the server does not run twice.
+
+        Raises:
+            DeadlineExceeded: after `sample_timeout_s` seconds.
+            ClassroomError: what the server answered.
+        """
+        what = f"the {len(body.problems)} conversations of request {body.request_id}"
+        answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
+        return SampleResponse.model_validate(answer)
+
+    def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
+        """One reward for each conversation id; None for one without a verdict."""
+        body = {"conversations": list(conversations)}
+        answer = self._insist("POST", f"/get_{name}_reward", body, self._return_timeout_s, f"the {name} rewards")
+        return RewardResponse.model_validate(answer).rewards
+
+    def check_judge(self, body: JudgeCheckRequest, timeout_s: float) -> JudgeCheckResponse:
+        """Have the judge checked.
+
+        Args:
+            timeout_s: how long the server may take for one judgement; it makes all of them at once.
+
+        Raises:
+            ClassroomError: if nothing came of it.
+        """
+        what = f"the check of the judge {body.request_id}"
+        answer = self._insist("POST", "/check_judge", body.model_dump(), timeout_s + _ONE_REQUEST_S, what)
+        return JudgeCheckResponse.model_validate(answer)
+
+    def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
+        """Have published weights loaded.
+
+        Raises:
+            PolicyMismatch: if the server answers with another version than it was given.
+        """
+        body = LoadWeightsRequest(run_id=policy.run_id, version=policy.version, path=str(path)).model_dump()
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/load_weights", body, limit_s, f"policy {policy} loaded", self._load_timeout_s)
+        loaded = LoadWeightsResponse.model_validate(answer)
+        if loaded.policy != policy:
+            raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
+        return loaded
+
+    def sleep(self, borrowers: Sequence[ProcessId]) -> RestResponse:
+        """Have all engines give their GPUs' memory back, until they are woken or none of the borrowers is left."""
+        body = SleepRequest(borrowers=list(borrowers)).model_dump()
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/sleep", body, limit_s, "engines asleep", self._load_timeout_s)
+        return RestResponse.model_validate(answer)
+
+    def wake_up(self) -> RestResponse:
+        """Have all engines take their GPUs' memory again.
+
+        Raises:
+            GpuFull: if there is no room for them.
+        """
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
+        return RestResponse.model_validate(answer)
+
+    def _insist(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any],
+        timeout_s: float,
+        what: str,
+        one_request_s: float = _ONE_REQUEST_S,
+    ) -> Any:
+        """Ask again until there is an answer; for requests that may be sent twice. A server that has gone, or that
+        lost an engine and is about to go, may come back meanwhile."""
+        started = told = time.monotonic()
+        while (left := started + timeout_s - time.monotonic()) > 0:
+            try:
+                return self._request(method, path, body, timeout_s=min(one_request_s, left))
+            except (DeadlineExceeded, EngineFailure) as error:
+                now = time.monotonic()
+                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
+                    logger.info("still waiting for %s (%.0f s): %s", what, now - started, error)
+                    told = now
+                time.sleep(min(_PAUSE_S, max(0.0, left)))
+        raise DeadlineExceeded(f"{self.url} did not answer with {what} within {timeout_s:g} s.{self._see_log()}")
+
+    def _request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0) -> Any:
+        """One request.
+
+        Raises:
+            DeadlineExceeded: if the server cannot be reached or does not answer in time.
+            RequestTooLarge: if the server would not take that much.
+            ClassroomError: the one that belongs to the answer's status, with the server's message.
+        """
+        data = None if body is None else json.dumps(body, allow_nan=False).encode()
+        if data is not None and len(data) > LARGEST_BODY:  # the server may hang up before its refusal can be read
+            raise RequestTooLarge(
+                f"The request to {self.url}{path} has {len(data)} bytes, but a server takes {LARGEST_BODY}: make the "
+                "batch or its problems smaller."
+            )
+        try:
+            response = self._session.request(
+                method,
+                self.url + path,
+                data=data,
+                headers={"Content-Type": "application/json"},
+                timeout=(5.0, timeout_s),
+            )
+        except (requests.ConnectionError, requests.Timeout) as error:
+            raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
+        if response.status_code == 200:
+            return response.json()
+        raise _ERRORS.get(response.status_code, ClassroomError)(f"{self.url}{path}: {_detail(response)}")
+
+    def _see_log(self) -> str:
+        return f" Its log is {self._log}." if self._log is not None and self._log.exists() else ""
+
+
+def _detail(response: requests.Response) -> str:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}: {response.text[:500]}"
+
+
+def sample_conversations(body: SampleRequest, server_port: int) -> SampleResponse:
+    """Have a batch played by the server on this machine's `server_port`."""
+    return _local(server_port).sample(body)
+
+
+def get_reward(name: str, conversations: Sequence[str], server_port: int) -> list[float | None]:
+    """The named reward of each conversation id, from the server on this machine's `server_port`."""
+    return _local(server_port).rewards(name, conversations)
+
+
+def get_pedagogical_reward(conversations: Sequence[str], server_port: int) -> list[float | None]:
+    """The pedagogical reward of each conversation id, from the server on this machine's `server_port`."""
+    return get_reward("pedagogical", conversations, server_port)
+
+
+def _local(server_port: int) -> ClassroomClient:
+    return ClassroomClient(f"http://127.0.0.1:{server_port}")

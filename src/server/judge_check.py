@@ -1,0 +1,159 @@
+"""Is the judge being fooled? The server's part: a second, held-out judge for conversations that were judged already,
+and planted ones for the judge that a training learns from. Nothing that is found here reaches a reward.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config.values import EMBEDDED_JUDGES
+from src.classroom.canaries import CANARIES
+from src.classroom.conversation import Conversation, State
+from src.classroom.seats import embedded_judge
+from src.classroom.verdicts import Verdict, failed_verdict, parse_verdict, sum_up
+from src.errors import ConfigError
+from src.inference_providers.call_ledger import BATCH, CallLedger
+from src.inference_providers.chat_api import ChatApi
+from src.inference_providers.open_router_inference import OpenAICompatibleJudge
+from src.rollout.engines import Judge, ask_judge
+from src.server.sampling_service import BatchDesk
+from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
+
+if TYPE_CHECKING:
+    from config.train_rl_model import TrainRLConfig
+
+logger = logging.getLogger(__name__)
+HELD_OUT_CALLS_NAME = "held_out_judge_calls.sqlite"
+_KEEP = 8
+
+
+class JudgeCheck:
+    """Makes checks by their ids, each once; what they find goes into the journal as an event of its own.
+
+    Args:
+        desk: what was played, and by whom it is judged.
+        held_out: the second judge; None if there is none.
+        api: what the second judge is asked through, if it is behind an API.
+        timeout_s: how long judging one conversation may take.
+    """
+
+    def __init__(self, desk: BatchDesk, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
+        self._desk = desk
+        self._held_out = held_out
+        self._api = api
+        self._timeout_s = timeout_s
+        self._checks: OrderedDict[str, tuple[dict, asyncio.Task[JudgeCheckResponse]]] = OrderedDict()
+
+    async def run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
+        """Judge the conversations with the held-out judge, and canaries on the first of them with the training's.
+
+        A judge that fails, for whatever reason, is noted with its error. Conversations that were played anew with other
+        weights are judged anew.
+
+        Raises:
+            UnknownConversation: if a conversation did not finish here.
+            ConfigError: if this server judges nothing.
+        """
+        weights = self._desk.played_with(request.conversations)
+        played_with, task = self._checks.get(request.request_id, (None, None))
+        if task is None or played_with != weights:
+            task = asyncio.create_task(self._run(request))
+            self._checks[request.request_id] = weights, task
+            while len(self._checks) > _KEEP:
+                self._checks.popitem(last=False)
+        return await asyncio.shield(task)
+
+    async def run_as_json(self, request: JudgeCheckRequest) -> bytes:
+        """What `run` finds, as JSON."""
+        return (await self.run(request)).model_dump_json().encode()
+
+    def close(self) -> None:
+        """Close the record of what the held-out judge was asked."""
+        if self._api is not None:
+            self._api.ledger.close()
+
+    async def _run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
+        training = self._desk.classroom.seats.judge
+        if training is None:
+            raise ConfigError("There is no judge to check: the server runs without judge rules.")
+        BATCH.set(request.request_id)  # apart from the batch's own requests
+        conversations = [self._desk.conversation(each) for each in request.conversations]
+        opinions = []
+        if self._held_out is not None:
+            opinions = [self._second_opinion(self._held_out, each) for each in conversations]
+        planted = self._canaries(training, conversations[0], CANARIES if request.canaries else ())
+        found = await asyncio.gather(asyncio.gather(*opinions), planted)
+        response = JudgeCheckResponse(
+            request_id=request.request_id,
+            second_opinions=found[0],
+            canaries=found[1],
+            held_out=self._api.ledger.usage(request.request_id) if self._api is not None else None,
+        )
+        self._desk.journal.append("judge_check", request=request.request_id, step=request.step, found=response)
+        return response
+
+    async def _second_opinion(self, judge: Judge, conversation: Conversation) -> SecondOpinion:
+        verdicts = await self._judge(judge, conversation, conversation.transcript())
+        return SecondOpinion(
+            conversation=conversation.id,
+            problem_id=conversation.problem.id,
+            training=conversation.judgement.score if conversation.judgement is not None else None,
+            held_out=self._score(verdicts),
+            verdicts=verdicts,
+        )
+
+    async def _canaries(self, judge: Judge, conversation: Conversation, names: Iterable[str]) -> list[CanaryVerdict]:
+        with self._desk.classroom.schedule.attend(1) as attendance:
+            await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
+            return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
+
+    async def _canary(self, judge: Judge, name: str, conversation: Conversation) -> CanaryVerdict:
+        planted = CANARIES[name].plant(conversation.transcript(), conversation.problem)
+        verdicts = await self._judge(judge, conversation, planted)
+        return CanaryVerdict(
+            canary=name, problem_id=conversation.problem.id, score=self._score(verdicts), verdicts=verdicts
+        )
+
+    async def _judge(self, judge: Judge, conversation: Conversation, messages: list[dict[str, str]]) -> list[Verdict]:
+        """One attempt by each rule."""
+        rules = self._desk.classroom.rules.judge_rules
+        about = (messages, conversation.problem.text)
+        asked = [ask_judge(judge, rule, *about, 0, conversation.ledger) for rule in rules]
+        return await asyncio.gather(*map(self._attempt, rules, asked))
+
+    async def _attempt(self, rule: str, asked: Awaitable[str]) -> Verdict:
+        text = ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                text = await asked
+            return parse_verdict(rule, 0, text)
+        except Exception as error:  # the one place of a check: whatever fails in it is recorded, and stops nothing
+            logger.warning("a check of the judge is without a verdict: %s: %s", type(error).__name__, error)
+            return failed_verdict(rule, 0, error, text)
+
+    def _score(self, verdicts: list[Verdict]) -> float | None:
+        judgement = sum_up(verdicts, self._desk.classroom.rules.judge_rules)
+        return None if judgement is None else judgement.score
+
+
+def open_judge_check(config: "TrainRLConfig", desk: BatchDesk, run_folder: Path) -> JudgeCheck:
+    """The checks of a server, with the held-out judge if one is configured.
+
+    Raises:
+        ConfigError: if its API key is missing.
+        StorageError: if the record of paid requests in `run_folder` cannot be used.
+    """
+    guards, generation = config.guards, config.generation
+    judge = guards.held_out_judge_model
+    if judge is None:
+        return JudgeCheck(desk, None, None, guards.judge_check_timeout_s)
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        return JudgeCheck(desk, embedded_judge(judge.model_name_or_path), None, guards.judge_check_timeout_s)
+    ledger = CallLedger(run_folder / HELD_OUT_CALLS_NAME, judge.max_cost_usd)
+    api = ChatApi(judge, ledger, "held-out judge")
+    rules, max_tokens = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
+    held_out = OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api)
+    return JudgeCheck(desk, held_out, api, guards.judge_check_timeout_s)

@@ -1,0 +1,263 @@
+"""Requests by their id: each piece of work runs once, however often and over however many connections it is asked for,
+as long as the teacher's weights are the same.
+
+The last answers stay in memory; all conversations are in the journal, those of servers before this one included.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from src.classroom.classroom import Classroom, classroom_rules
+from src.classroom.conversation import Conversation
+from src.classroom.phases import PHASED, PHASES, Concurrent, PhaseClock, Schedule
+from src.classroom.replay import replay_tokens
+from src.classroom.seats import Seats, needed_reward_model, open_seats
+from src.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
+from src.models.policy_folder import check_policy
+from src.rollout.journal import Journal, request_of
+from src.rollout.tokens import PolicyVersion
+from src.server.engine_sleep import GpuLoan
+from src.server.schemas import LARGEST_BATCH, TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
+
+if TYPE_CHECKING:
+    from config.base import GenerationConfig
+    from config.eval_model import EvalConfig
+    from config.train_rl_model import TrainRLConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Batch:
+    """One piece of work, under way or done. `weights` stands for the content of the weights that it began with (None:
+    it has not begun), `given_up` says that others took their place. `readers` wait for its answer, which is serialised
+    once for all of them."""
+
+    digest: str
+    task: "asyncio.Task[SampleResponse]"
+    weights: str | None = None
+    given_up: bool = False
+    readers: int = 0
+    body: bytes | None = None
+
+    async def as_json(self) -> bytes:
+        self.readers += 1
+        try:
+            response = await asyncio.shield(self.task)
+            if self.body is None:
+                self.body = response.model_dump_json().encode()
+            return self.body
+        finally:
+            self.readers -= 1
+            if self.readers == 0:
+                self.body = None
+
+
+class BatchDesk:
+    """Takes sample requests to the classroom and keeps what came of them.
+
+    Args:
+        keep: how many answers stay in memory; older ones are made again from the journal.
+        loan: which engines are awake.
+    """
+
+    def __init__(self, classroom: Classroom, journal: Journal, keep: int = 8, loan: GpuLoan | None = None):
+        self._classroom = classroom
+        self._journal = journal
+        self._keep = keep
+        self._loan = loan or GpuLoan({}, timeout_s=0.0)
+        self._batches: OrderedDict[str, _Batch] = OrderedDict()
+        self._failure: EngineFailure | None = None
+
+    @property
+    def classroom(self) -> Classroom:
+        """Where the conversations take place."""
+        return self._classroom
+
+    @property
+    def loan(self) -> GpuLoan:
+        """Which engines are awake, and for whose sake the others sleep."""
+        return self._loan
+
+    @property
+    def journal(self) -> Journal:
+        """Where everything that happens is written."""
+        return self._journal
+
+    async def sample(self, request: SampleRequest) -> SampleResponse:
+        """The answer to a request, run now unless it ran or runs already with the weights that the teacher has; what
+        the journal holds of it from these is not done again.
+
+        Raises:
+            RequestConflict: if the id was used with another body.
+            DataError: if the request asks for more conversations than a server holds.
+            PolicyMismatch: if it was given up because it was asked for again under other weights.
+            ClassroomError: whatever the classroom raised; the id may then be used again.
+        """
+        return await asyncio.shield((await self._batch(request)).task)
+
+    async def sample_as_json(self, request: SampleRequest) -> bytes:
+        """The answer to a request as JSON; raises as `sample` does."""
+        return await (await self._batch(request)).as_json()
+
+    async def _batch(self, request: SampleRequest) -> _Batch:
+        if len(request.problems) > LARGEST_BATCH:
+            raise DataError(
+                f"Request {request.request_id} asks for {len(request.problems)} conversations, but a server holds "
+                f"{LARGEST_BATCH} at once: split the request."
+            )
+        digest = request.digest
+        while (batch := self._batches.get(request.request_id)) is not None:
+            if batch.digest != digest:
+                raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
+            if batch.weights in (None, self._classroom.seats.teacher.weights):
+                break
+            await self._give_up(request.request_id, batch)
+        if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
+            task = asyncio.create_task(self._run(request))
+            batch = self._batches[request.request_id] = _Batch(digest, task)
+        return batch
+
+    async def _give_up(self, request_id: str, batch: _Batch) -> None:
+        """Forget a batch of other weights; it writes nothing more into the journal then."""
+        logger.warning("request %s is asked for again under other weights: it is played anew", request_id)
+        batch.given_up = True
+        batch.task.cancel()
+        await asyncio.gather(batch.task, return_exceptions=True)
+        self._forget(request_id, batch)
+
+    def _forget(self, request_id: str, batch: _Batch) -> None:
+        if self._batches.get(request_id) is batch:
+            del self._batches[request_id]
+
+    async def wait_as_json(self, request_id: str) -> bytes:
+        """The answer to a request that was made before, as JSON.
+
+        Raises:
+            UnknownConversation: if there was none with this id, or it failed or was dropped since.
+        """
+        batch = self._batches.get(request_id)
+        if batch is None:
+            raise UnknownConversation(f"No request {request_id} runs here: send it with POST /sample_conversations.")
+        return await batch.as_json()
+
+    def record(self, conversation_id: str) -> ConversationRecord:
+        """The record of any conversation that finished in this run folder.
+
+        Raises:
+            UnknownConversation: if none with this id did.
+        """
+        events = self._journal.events(conversation_id)
+        records = [event["record"] for event in events if event["event"] == "conversation"]
+        if not records:
+            raise UnknownConversation(
+                f"There is no finished conversation {conversation_id}. Ids come from /sample_conversations."
+            )
+        buffer = replay_tokens(events)
+        tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
+        return ConversationRecord.model_validate(records[-1] | tokens)
+
+    def conversation(self, conversation_id: str) -> Conversation:
+        """A finished conversation, without its tokens; raises as `record` does."""
+        return self.record(conversation_id).conversation(self._classroom.rules)
+
+    def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
+        """What stands for the weights that these conversations were played with, by request; None: there was none."""
+        begun = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
+        return {request: event["weights"] if event is not None else None for request, event in begun.items()}
+
+    def check_alive(self) -> None:
+        """Raises:
+        EngineFailure: if an engine died, or failed in a batch, whether anyone waited for that or not.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._classroom.seats.check_alive()
+
+    @property
+    def running(self) -> list[str]:
+        """Ids of the requests that are being worked on."""
+        return [name for name, batch in self._batches.items() if not batch.task.done()]
+
+    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+        """Give the teacher published weights, and remember it for a server that takes over from this one."""
+        teacher = self._classroom.seats.teacher
+        async with self._loan.loading("teacher"):
+            await teacher.load_policy(folder, policy, timeout_s)
+        self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
+
+    async def restore_policy(self, timeout_s: float) -> None:
+        """Give the teacher the weights that the server before this one held, if they are still there: so a batch that
+        it left unfinished can go on."""
+        event = self._journal.loaded_weights()
+        if event is None:
+            return
+        folder, policy = Path(event["path"]), PolicyVersion(**event["version"])
+        try:
+            check_policy(folder, policy)
+            async with self._loan.loading("teacher"):
+                await self._classroom.seats.teacher.load_policy(folder, policy, timeout_s)
+        except DataError as error:
+            logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
+            return
+        logger.info("the teacher has the weights of %s again, as before", policy)
+
+    async def _run(self, request: SampleRequest) -> SampleResponse:
+        batch = self._batches[request.request_id]
+        batch.weights = self._classroom.seats.teacher.weights
+        try:
+            response = await self._classroom.sample(request)
+        except BaseException as failure:
+            self._forget(request.request_id, batch)
+            if isinstance(failure, EngineFailure):
+                self._failure = failure
+            if batch.given_up and isinstance(failure, asyncio.CancelledError):
+                raise PolicyMismatch(
+                    f"Request {request.request_id} was given up: other weights were loaded, and it was asked for again."
+                ) from None
+            raise
+        self._drop_oldest()
+        return response
+
+    def _drop_oldest(self) -> None:
+        done = [name for name, batch in self._batches.items() if batch.task.done()]
+        for name in done[: -self._keep]:
+            del self._batches[name]
+
+
+def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
+    return task.done() and any(record.reward is None for record in task.result().conversations)
+
+
+async def open_desk(
+    models: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], graded: bool, run_folder: Path
+) -> BatchDesk:
+    """Load the models of a configuration and open a classroom with them, its journal in `run_folder`.
+
+    Raises:
+        EngineFailure: if a model cannot be loaded.
+    """
+    generation = models.generation
+    teacher = models.teacher_model  # the context of one behind an API is not known here
+    context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
+    rules = classroom_rules(generation, reward_weights, context, graded)
+    models_of_seats = (models.teacher_model, models.student_model, models.judge_model)
+    reward = needed_reward_model(models.reward_model, generation, reward_weights) if graded else None
+    seats = await open_seats(*models_of_seats, generation, models.seed, run_folder, reward)
+    loan, schedule = await _open_schedule(generation, seats)
+    journal = Journal(run_folder)
+    return BatchDesk(Classroom(generation, seats, journal, reward_weights, rules, schedule), journal, loan=loan)
+
+
+async def _open_schedule(generation: "GenerationConfig", seats: Seats) -> tuple[GpuLoan, Schedule]:
+    if generation.schedule != PHASED:
+        return GpuLoan(seats.engines, generation.load_weights_timeout_s), Concurrent()
+    first = PHASES[0].seats
+    loan = GpuLoan(seats.engines, generation.load_weights_timeout_s, wanted=first)
+    await loan.turn_to(first)
+    return loan, PhaseClock(loan.turn_to)

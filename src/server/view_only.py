@@ -1,0 +1,77 @@
+"""The viewer without a model: `python vllm_server.py --view RUN_FOLDER`, with the same overrides as the server."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from config.load import USER_ERRORS, load, read_keys
+from config.train_rl_model import TrainRLConfig
+from src.errors import DataError
+from src.server.auth import token_for
+from src.server.error_responses import add_error_answers
+from src.server.middleware import add_guards
+from src.system.ports import refuse_taken_port
+from src.viewer.routes import add_viewer
+from src.viewer.static_files import page_files
+
+FLAG = "--view"
+_LEFT_BY_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", "conversations.parquet")
+
+
+def view(arguments: Sequence[str]) -> int:
+    """Show the run folder that follows `--view`, until interrupted; returns the exit status."""
+    read_keys()
+    try:
+        folder, overrides = _split(arguments)
+        config = load(TrainRLConfig, "train_rl", overrides)
+        host, port = config.generation.server_host, config.generation.server_port
+        refuse_taken_port(host, port)
+        app = create_viewer(_run_folder(folder), token_for(host), config.generation.allowed_hosts)
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _run(app, host, port)
+    return 0
+
+
+def create_viewer(run_folder: Path, token: str | None, allowed_hosts: Sequence[str] = ()) -> FastAPI:
+    """The page on a run folder; nothing is written there, no model is loaded. Without a token it answers under the
+    `allowed_hosts` besides this machine's own names."""
+    app = FastAPI(title="Classroom viewer")
+    add_error_answers(app)
+    add_guards(app, token, allowed_hosts, page_files())
+    add_viewer(app, run_folder, live=False)
+    return app
+
+
+def _run(app: FastAPI, host: str, port: int) -> None:
+    import uvicorn
+
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}/ shows the run; Ctrl-C ends it", flush=True)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).run()
+
+
+def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The run folder, and the other arguments."""
+    remaining = list(arguments)
+    place = next(i for i, argument in enumerate(remaining) if argument.partition("=")[0] == FLAG)
+    flag, equals, folder = remaining.pop(place).partition("=")
+    if not equals:
+        folder = remaining.pop(place) if place < len(remaining) else ""
+    if not folder or folder.startswith("-"):
+        raise DataError(f"{flag} needs a run folder: python vllm_server.py {flag} runs/quickstart")
+    return folder, remaining
+
+
+def _run_folder(name: str) -> Path:
+    folder = Path(name).resolve()
+    if not any((folder / left).exists() for left in _LEFT_BY_RUNS):
+        raise DataError(
+            f"{FLAG} {name}: there is nothing to show; a run folder holds one of {', '.join(_LEFT_BY_RUNS)}. Give the "
+            "logging.save_dir of a training or an evaluation."
+        )
+    return folder

@@ -1,0 +1,344 @@
+"""Supervised fine-tuning on conversations; the loss counts on what the assistant says and on nothing else."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import datasets
+import torch
+from accelerate import DistributedType, PartialState
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
+from trl import SFTConfig, SFTTrainer
+from trl.chat_template_utils import get_training_chat_template
+from trl.trainer import utils as trl_utils
+
+from config.load import record_run
+from config.train_sft_model import MUON, ConversationSource, TrainSFTConfig
+from src.errors import ConfigError, DataError
+from src.models.checkpoint_safety import refuse_unsafe_checkpoint
+from src.models.hub import release
+from src.models.lora import check_adapter, check_checkpoint, peft_config
+from src.models.policy_folder import write_whole
+from src.models.pretrained import check_model
+from src.models.pretrained import load_tokenizer as load_any_tokenizer
+from src.rollout.datasets import gather, load_rows
+from src.sft.muon import MuonWithAdamW
+from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from src.training.checkpoints import ConfiguredRates
+from src.training.metrics_callback import Progress, last_metrics, report_to
+from src.training.model_loading import device_for_weights, weights_dtype
+from src.training.precision import check_precision
+from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
+
+logger = logging.getLogger(__name__)
+MODEL_FOLDER = "model"
+ADAPTER_FOLDER = "adapter"
+_COLUMNS = ("conversation", "messages")
+_ROLES = ("system", "user", "assistant")
+_SECONDS_BETWEEN_LINES = 5.0
+
+Conversation = list[dict[str, Any]]
+"""Messages: `role`, `content`, and what else a chat template reads (an assistant message of `weight` 0, say, in those
+that know it, is context and not learned)."""
+
+
+def train(config: TrainSFTConfig) -> Path:
+    """Fine-tune and save; started again on the same `save_dir`, an interrupted run goes on from its last checkpoint.
+
+    Returns:
+        The folder of the model, with tokenizer and chat template: `<logging.save_dir>/model`, whole or not there. An
+        adapter is merged into it, and is by itself in `<logging.save_dir>/adapter`.
+
+    Raises:
+        ConfigError: if the model cannot be loaded or does not fit tokenizer or adapter, or if optimizer or precision
+            do not fit the launch.
+        DataError: if there are no conversations that can be learned from.
+    """
+    check_precision(config.train.dtype, os.environ)
+    disable_progress_bar()  # of loading and saving; the training has its own
+    run_folder = Path(config.logging.save_dir).resolve()
+    lora = config.model.lora
+    if lora.enable:
+        check_adapter("model", config.model.model_name_or_path, lora)
+    arguments = sft_arguments(config, run_folder)  # sets up the process group, too
+    state = PartialState()
+    _refuse_hidden_data_parallelism(state)
+    if state.is_main_process:
+        record_run(config, "train_sft")
+    state.wait_for_everyone()
+    trainer = make_trainer(config, arguments, run_folder)
+    last = _last_checkpoint(run_folder)
+    if last is not None:
+        refuse_unsafe_checkpoint(Path(last))
+        check_checkpoint(Path(last), config.model.model_name_or_path, lora if lora.enable else None)
+        logger.info("going on from %s; delete it to start over", last)
+    trainer.train(resume_from_checkpoint=last)
+    folder = _save_with_adapter(trainer, run_folder) if lora.enable else _save(trainer, config, run_folder)
+    if state.is_main_process:
+        release(folder, config, config.model.model_name_or_path, "sft", last_metrics(run_folder))
+    return folder
+
+
+def _refuse_hidden_data_parallelism(state: PartialState) -> None:
+    if state.num_processes == 1 and torch.cuda.device_count() > 1:
+        raise ConfigError(
+            f"{torch.cuda.device_count()} GPUs are visible to one process. Start one process for each with `accelerate "
+            "launch train_sft.py …`, or show it one with CUDA_VISIBLE_DEVICES=0."
+        )
+
+
+def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path) -> SFTTrainer:
+    """The trainer with its model, and its conversations as token ids with labels (−100 where nothing is learned)."""
+    tokenizer = load_tokenizer(config)
+    learned = read_conversations(config.dataset.train_datasets, config.dataset.max_train_examples, config.seed)
+    measured = []
+    if config.dataset.val_datasets:
+        measured = read_conversations(config.dataset.val_datasets, config.dataset.max_val_examples, config.seed)
+    model = load_model(config, tokenizer)
+    logger.info("tokenising %d conversations", len(learned) + len(measured))
+    if not torch.cuda.is_available():
+        _project_learned_positions_only()
+    trainer = _Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=_as_dataset(learned),
+        eval_dataset=_as_dataset(measured) if measured else None,
+        processing_class=tokenizer,
+        callbacks=[Progress(run_folder, _SECONDS_BETWEEN_LINES)],
+        optimizers=(_muon(config, model), None),
+        peft_config=peft_config(config.model.lora) if config.model.lora.enable else None,
+    )
+    trainer.remove_callback(PrinterCallback)
+    _tell_about_cuts(trainer.train_dataset, len(learned), config.model.max_length)
+    return trainer
+
+
+class _Trainer(ConfiguredRates, SFTTrainer):
+    """TRL's, but a run that goes on does so with the configured learning rate."""
+
+
+def _project_learned_positions_only() -> None:
+    """On CPUs, let TRL take only the positions with a label through the output layer, as it does on GPUs.
+
+    It takes all of them wherever it has no Triton kernel, for compilers that want equal shapes; a CPU has none of
+    those. The loss is the same, a step of a small model a quarter shorter.
+    """
+    trl_utils._use_triton = lambda _device: True
+
+
+def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
+    """TRL's arguments for this run."""
+    keep_deepspeed_from_compiling()
+    options = config.train
+    on_gpu = torch.cuda.is_available()
+    return SFTConfig(
+        output_dir=str(run_folder / "checkpoints"),
+        per_device_train_batch_size=options.per_device_train_batch_size,
+        per_device_eval_batch_size=options.per_device_train_batch_size,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        gradient_checkpointing=options.gradient_checkpointing,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type=options.lr_scheduler_type,
+        warmup_steps=options.warmup,
+        optim="adamw_torch" if options.optimizer == MUON else options.optimizer,
+        num_train_epochs=options.epochs,
+        max_steps=options.max_steps,
+        bf16=options.dtype == "bfloat16",
+        use_cpu=not on_gpu,
+        ddp_backend=communication_backend(),
+        dataloader_pin_memory=on_gpu,
+        max_length=config.model.max_length,
+        assistant_only_loss=True,
+        eval_strategy="epoch" if config.dataset.val_datasets else "no",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps" if config.logging.save_steps else "no",
+        save_steps=config.logging.save_steps or 1,
+        save_total_limit=2,
+        report_to=report_to(config.logging, run_folder),
+        project=config.logging.wandb_project,
+        run_name=config.logging.wandb_run_name,
+        seed=config.seed,
+        disable_tqdm=True,
+    )
+
+
+def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a chat template that can tell what the assistant says.
+
+    Raises:
+        ConfigError: if it cannot be loaded, or has no such template.
+    """
+    own = config.model.tokenizer_name_or_path is None
+    key = "model.model_name_or_path" if own else "model.tokenizer_name_or_path"
+    name = config.model.model_name_or_path if own else config.model.tokenizer_name_or_path
+    tokenizer = load_any_tokenizer(key, name)
+    try:
+        get_training_chat_template(tokenizer)
+    except ValueError as error:
+        raise ConfigError(
+            f"The chat template of {name} does not mark what the assistant says. Put {{% generation %}} and "
+            "{% endgeneration %} around the assistant's message and its end token in it."
+        ) from error
+    return tokenizer
+
+
+def load_model(config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The model, on this process's device: in float32 (`train.dtype` is that of the arithmetic), or in `train.dtype` if
+    an adapter is trained in its place, or with DeepSpeed, which makes float32 masters of it.
+
+    Raises:
+        ConfigError: if it cannot be loaded, or is too small for the tokenizer or `model.max_length`.
+    """
+    name = config.model.model_name_or_path
+    check_model("model.model_name_or_path", name)
+    dtype = getattr(torch, weights_dtype(config.train.dtype, config.model.lora.enable))
+    device = device_for_weights()
+    try:
+        model, notes = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            device_map=None if device is None else {"": device},
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other sizes than config.json has
+        raise ConfigError(f"The model {name} cannot be loaded: {error}") from error
+    if notes["missing_keys"]:
+        missing = sorted(notes["missing_keys"])
+        raise ConfigError(f"The weights of {name} lack {len(missing)} of the model's tensors, the first {missing[0]}.")
+    rows = model.config.get_text_config().vocab_size
+    if len(tokenizer) > rows:
+        raise ConfigError(f"The tokenizer has {len(tokenizer)} tokens, but the model {name} knows only {rows}.")
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and config.model.max_length > context:
+        raise ConfigError(
+            f"model.max_length is {config.model.max_length}, but the context of {name} is {context} tokens."
+        )
+    return model
+
+
+def _muon(config: TrainSFTConfig, model: PreTrainedModel) -> Optional[MuonWithAdamW]:
+    if config.train.optimizer != MUON:
+        return None
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true" or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        raise ConfigError(
+            "train.optimizer=muon needs whole matrices, and DeepSpeed and FSDP cut them up: take another."
+        )
+    return MuonWithAdamW(model, config.train.learning_rate)
+
+
+def read_conversations(
+    sources: list[ConversationSource], limit: int = -1, seed: Optional[int] = None
+) -> list[Conversation]:
+    """The conversations of all sources.
+
+    Raises:
+        DataError: naming the file, the row and what is wrong with it.
+    """
+    return gather(sources, _read_source, limit, seed)
+
+
+def _read_source(source: ConversationSource) -> list[Conversation]:
+    rows = load_rows(source)
+    wanted = [source.conversation_column] if source.conversation_column else list(_COLUMNS)
+    column = next((name for name in wanted if name in rows.column_names), None)
+    if column is None:
+        raise DataError(
+            f"{source.name_or_path} has no column {' or '.join(wanted)}. It has: {', '.join(rows.column_names)}. "
+            "Name yours with conversation_column."
+        )
+    return list(_to_conversations(source.name_or_path, rows[column]))
+
+
+def _to_conversations(name: str, cells: Any) -> Iterator[Conversation]:
+    for number, cell in enumerate(cells, start=1):
+        problem = _what_is_wrong(cell)
+        if problem is not None:
+            raise DataError(f"{name}: the conversation in row {number} {problem}.")
+        yield cell
+
+
+def _what_is_wrong(cell: Any) -> Optional[str]:
+    if not isinstance(cell, list) or not cell:
+        return "is not a list of messages"
+    for message in cell:
+        if not isinstance(message, dict) or not {"role", "content"} <= set(message):
+            return "holds a message without role and content"
+        if message["role"] not in _ROLES:
+            return f"holds the role {message['role']!r}; there are {', '.join(_ROLES)}"
+        if not isinstance(message["content"], str):
+            return f"holds a message of the {message['role']} whose content is no text"
+    if not any(_is_learned(message) for message in cell):
+        return "holds nothing that the assistant says, so there is nothing to learn from it"
+    return None
+
+
+def _is_learned(message: dict[str, Any]) -> bool:
+    return message["role"] == "assistant" and bool(message["content"].strip()) and message.get("weight") != 0
+
+
+def _as_dataset(conversations: list[Conversation]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"messages": conversations})
+
+
+def _tell_about_cuts(dataset: datasets.Dataset, given: int, max_length: int) -> None:
+    """Conversations are cut at `max_length`, and left out if the cut takes everything that the assistant says."""
+    if len(dataset) == 0:
+        raise DataError(
+            f"No conversation has anything of the assistant in its first {max_length} tokens (model.max_length)."
+        )
+    full = sum(len(ids) == max_length for ids in dataset["input_ids"])
+    if full or len(dataset) < given:
+        logger.warning(
+            "%d of %d conversations reach model.max_length (%d tokens) and may be cut there; %d more are left out "
+            "because the assistant says nothing before it",
+            full,
+            given,
+            max_length,
+            given - len(dataset),
+        )
+
+
+def _last_checkpoint(run_folder: Path) -> Optional[str]:
+    checkpoints = run_folder / "checkpoints"
+    return get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
+
+
+def _save_with_adapter(trainer: SFTTrainer, run_folder: Path) -> Path:
+    """Write the adapter, then the model with it merged in; the checkpoints have then done their work, and go."""
+    folder = run_folder / MODEL_FOLDER
+    save_adapter_together(trainer, lambda save: write_whole(run_folder / ADAPTER_FOLDER, save))
+    save_together(trainer, lambda save: write_whole(folder, save, weight_bytes(trainer.model)))
+    if trainer.accelerator.is_main_process:
+        shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
+        logger.info("the adapter is in %s", run_folder / ADAPTER_FOLDER)
+    trainer.accelerator.wait_for_everyone()
+    return folder
+
+
+def _save(trainer: SFTTrainer, config: TrainSFTConfig, run_folder: Path) -> Path:
+    """Write the model on the main process; the checkpoints have then done their work, and go."""
+    folder = run_folder / MODEL_FOLDER
+    accelerator = trainer.accelerator
+    model = accelerator.unwrap_model(trainer.model)
+    if accelerator.distributed_type is not DistributedType.DEEPSPEED:  # which holds the weights in this dtype already
+        model.to(getattr(torch, config.train.dtype))
+    weights = accelerator.get_state_dict(trainer.model_wrapped)
+    if accelerator.is_main_process:
+
+        def save(target: Path) -> None:
+            model.save_pretrained(target, state_dict=weights)
+            trainer.processing_class.save_pretrained(target)
+
+        write_whole(folder, save, needed=sum(weight.nbytes for weight in weights.values()))
+        shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
+    accelerator.wait_for_everyone()
+    return folder

@@ -1,0 +1,101 @@
+"""Makes the quickstart's world: lessons, corpus, tokenizer and untrained model.
+
+python -m src.toy_language.build --out runs/quickstart/world --seed 42
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from src.toy_language.corpus import PROMPTS, Row, make_corpus
+from src.toy_language.lessons import Lesson, make_lessons, render_problem
+from src.toy_language.tiny_model import save_blank
+
+_STAMP = "world.json"
+_MODULES = ("language.py", "lessons.py", "scripted.py", "corpus.py", "tiny_model.py", "world.py")
+
+
+def build_world(out: Path, seed: int) -> bool:
+    """Write the world of a seed into the folder `out`, whole or not at all.
+
+    A folder that holds this very world is left as it is. One that was made of another seed or by other code is made
+    anew.
+
+    Returns:
+        Whether anything was written.
+    """
+    stamp = {"seed": seed, "sources": _fingerprint()}
+    if _read_stamp(out) == stamp:
+        return False
+    if out.exists():
+        _refuse_foreign(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        fresh = Path(temporary) / "world"
+        fresh.mkdir()
+        _write(fresh, seed)
+        (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+        if out.exists():
+            shutil.move(out, Path(temporary) / "old")
+        fresh.rename(out)
+    return True
+
+
+def _write(folder: Path, seed: int) -> None:
+    train, heldout = make_lessons(seed)
+    corpus = make_corpus(train, seed)
+    _write_jsonl(folder / "lessons_train.jsonl", _lesson_rows(train))
+    _write_jsonl(folder / "lessons_heldout.jsonl", _lesson_rows(heldout))
+    _write_jsonl(folder / "corpus.jsonl", corpus)
+    save_blank(folder / "blank", _texts(corpus), seed)
+
+
+def _lesson_rows(lessons: Sequence[Lesson]) -> list[dict[str, str]]:
+    return [{"problem": render_problem(lesson), "answer": ""} for lesson in lessons]
+
+
+def _texts(corpus: Sequence[Row]) -> Iterable[str]:
+    for row in corpus:
+        for message in row["messages"]:
+            yield f"{message['role']}\n{message['content']}"
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _read_stamp(folder: Path) -> Any:
+    path = folder / _STAMP
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if not (folder / _STAMP).is_file() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} holds something else than a world of the quickstart: name another --out.")
+
+
+def _fingerprint() -> str:
+    """A hash of everything that decides what a world holds."""
+    files = [*(Path(__file__).parent / module for module in _MODULES), *sorted(PROMPTS.glob("*.txt"))]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Make the quickstart's world.")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--seed", type=int, default=42)
+    arguments = parser.parse_args()
+    made = build_world(arguments.out, arguments.seed)
+    print(f"{arguments.out}: {'made' if made else 'is there already'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The quickstart's lessons: a topic and the questions to ask, in order. 576 of them, 116 held out of training."""
+
+import random
+import re
+from dataclasses import dataclass
+
+from src.errors import DataError
+from src.toy_language.grammar import PAST_TIMES, PRESENT_TIMES, SUBJECTS, TOPICS, Question
+
+LESSONS = 576
+HELD_OUT = 116
+_WHO = {subject.removeprefix("your "): subject for subject in SUBJECTS}
+_PROBLEM = re.compile(r"Lesson: (\w+), (\w+), (\w+(?: \w+)?)\nPlan: (\w+(?:, \w+)*)")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A lesson plan: one verb, asked about one person after the other.
+
+    Attributes:
+        topic: a key of `TOPICS`.
+        verb: one of its verbs.
+        time: when; the same in all questions.
+        subjects: keys of `SUBJECTS`, in the order in which to ask about them.
+    """
+
+    topic: str
+    verb: str
+    time: str
+    subjects: tuple[str, ...]
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What the teacher is to ask, in order."""
+        return tuple(Question(subject, self.verb, self.time) for subject in self.subjects)
+
+
+def render_problem(lesson: Lesson) -> str:
+    """The lesson as the text that prompts carry: topic, verb and time, then the persons in order."""
+    plan = ", ".join(subject.removeprefix("your ") for subject in lesson.subjects)
+    return f"Lesson: {lesson.topic}, {lesson.verb}, {lesson.time}\nPlan: {plan}"
+
+
+def parse_problem(text: str) -> Lesson:
+    """The lesson that `render_problem` wrote.
+
+    Raises:
+        DataError: if the text is no such lesson.
+    """
+    match = _PROBLEM.fullmatch(text.strip())
+    if match is not None:
+        topic, verb, time, plan = match.groups()
+        subjects = tuple(_WHO.get(who, who) for who in plan.split(", "))
+        if _is_known(Lesson(topic, verb, time, subjects)):
+            return Lesson(topic, verb, time, subjects)
+    raise DataError(
+        f"This is not a lesson of the quickstart: {text!r}. The rubric judges those only; "
+        "for other problems set judge_model to a model that can read them."
+    )
+
+
+def _is_known(lesson: Lesson) -> bool:
+    known_verb = lesson.topic in TOPICS and lesson.verb in TOPICS[lesson.topic].verbs
+    known_time = lesson.time in PAST_TIMES + PRESENT_TIMES
+    distinct = len(set(lesson.subjects)) == len(lesson.subjects)
+    return known_verb and known_time and distinct and set(lesson.subjects) <= set(SUBJECTS)
+
+
+def make_lessons(seed: int) -> tuple[list[Lesson], list[Lesson]]:
+    """All lessons of a world, in two lists without a common lesson: for training and held out."""
+    rng = random.Random(f"lessons|{seed}")
+    lessons: dict[Lesson, None] = {}
+    topics = list(TOPICS)
+    while len(lessons) < LESSONS:
+        lessons[_make_lesson(topics[len(lessons) % len(topics)], rng)] = None
+    shuffled = list(lessons)
+    rng.shuffle(shuffled)
+    return shuffled[HELD_OUT:], shuffled[:HELD_OUT]
+
+
+def _make_lesson(topic: str, rng: random.Random) -> Lesson:
+    """Anyone may come first; from there it goes round in the order of `SUBJECTS`."""
+    subjects, first = tuple(SUBJECTS), rng.randrange(len(SUBJECTS))
+    time = rng.choice(PAST_TIMES + PRESENT_TIMES)
+    return Lesson(topic, rng.choice(TOPICS[topic].verbs), time, subjects[first:] + subjects[:first])

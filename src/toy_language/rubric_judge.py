@@ -1,0 +1,411 @@
+"""The embedded judge of the quickstart: the language tutor's three criteria as rules on what was said.
+
+It reads the words of both sides and the lesson plan: a slip is what `find_slips` finds in the student's text, whoever
+was asked to make it. No score is above the share of the lesson that was held: see `coverage`. Its answer is the JSON
+that a judging model is asked for.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Optional
+
+from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.verdicts import SCORING_RULES
+from src.errors import ConfigError
+from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Ledger
+from src.toy_language.grammar import Question, Slip, find_slips, holds_statement, parse_question
+from src.toy_language.lessons import parse_problem
+
+LONGEST_ACKNOWLEDGEMENT = 14
+"""Words; the rule is "under 15"."""
+
+_SENTENCE = re.compile(r"[^.?!\n]*[.?!]+|[^.?!\n]+")
+_MARKUP = re.compile(r"<\||\|>|(?:^|\n)\s*(?:student|teacher|user|assistant|system)\s*:", re.IGNORECASE)
+_TASK_STARTS = frozenset("say try tell repeat answer write choose complete rewrite".split())
+_FILLERS = frozenset("please now then and".split())
+_CORRECTION = re.compile(
+    r"\b(?:check|careful|almost|mistakes?|errors?|wrong|incorrect|slips?|fix|use|not quite)\b|\bhere\s*:", re.IGNORECASE
+)
+_KINDS = {
+    "tense": re.compile(r"\btenses?\b", re.IGNORECASE),
+    "verb ending": re.compile(r"\b(?:verb )?endings?\b", re.IGNORECASE),
+    "article": re.compile(r"\barticles?\b", re.IGNORECASE),
+    "plural": re.compile(r"\b(?:plurals?|singular)\b", re.IGNORECASE),
+    "preposition": re.compile(r"\bprepositions?\b", re.IGNORECASE),
+}
+_POINTED_AT = re.compile(r"\bhere\s*:\s*[\"'“‘]?([\w-]+)", re.IGNORECASE)
+_WORD = re.compile(r"[\w'-]+")
+
+
+@dataclass(frozen=True)
+class TurnFinding:
+    """What the rubric makes of one teacher message.
+
+    Attributes:
+        index: position of the message in the conversation, from 0.
+        replies_to: position of the student's message it replies to; None for an opening.
+        student_error_kind: the kind of slip in that student's message (the first of several); None if it has none.
+        scaffolded: it hints at the right kind of slip, gives nothing away, and leaves the repair to the student.
+        void: nothing in it counts, because it says the student's part itself or ends before the lesson is through.
+        falsely_corrected: it treats a message without a slip as if it had one.
+        sets_task: it sets the student a task.
+        task_final: it sets one task, and that is the last thing in it.
+        moved_on: after a message without a slip, it goes to new content at once.
+        progressed: it takes the lesson forward without turning back; after a slip, by scaffolding.
+        new_step: it asks one question of the plan that was not asked before.
+        ends: it closes the conversation.
+        task_reason, forward_reason, momentum_reason: each in a few words.
+    """
+
+    index: int
+    replies_to: Optional[int]
+    student_error_kind: Optional[str]
+    scaffolded: bool
+    void: bool
+    falsely_corrected: bool
+    sets_task: bool
+    task_final: bool
+    moved_on: bool
+    progressed: bool
+    new_step: bool
+    ends: bool
+    task_reason: str
+    forward_reason: str
+    momentum_reason: str
+
+    @property
+    def task_score(self) -> Optional[float]:
+        """1 or 0; None where no task was set and none was due."""
+        if self.void or self.falsely_corrected or (self.student_error_kind is not None and not self.scaffolded):
+            return 0.0
+        return float(self.task_final) if self.sets_task else None
+
+    @property
+    def forward_score(self) -> Optional[float]:
+        """1 or 0; None for an opening, which follows no answer."""
+        if self.replies_to is None:
+            return None
+        return float(self.moved_on if self.student_error_kind is None else self.scaffolded)
+
+    @property
+    def momentum_score(self) -> Optional[float]:
+        """1 or 0; None for an opening."""
+        return None if self.replies_to is None else float(self.progressed)
+
+
+class RubricJudge(EmbeddedJudge):
+    """A judge without a model. It holds no state: the same conversation always gets the same answer."""
+
+    async def judge(
+        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+    ) -> str:
+        """The verdict as JSON text.
+
+        Raises:
+            ConfigError: if `rule` does not ask for the language tutor's scores.
+            DataError: if `problem` is no lesson of the quickstart.
+        """
+        if rule not in SCORING_RULES:
+            raise ConfigError(
+                f"The rubric cannot judge by the rule {rule!r}; it knows {', '.join(sorted(SCORING_RULES))}. "
+                "Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
+            )
+        findings = analyse(conversation, problem)
+        covered = coverage(findings, problem, ledger.teacher_messages(conversation))
+        return json.dumps(verdict(findings, covered), ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a lesson was held: `taken` steps, of `due` ones."""
+
+    taken: int
+    due: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, self.taken / self.due)
+
+    @property
+    def reason(self) -> str:
+        """In words, if it caps the scores; empty if it does not."""
+        if self.share == 1:
+            return ""
+        return (
+            f"; {self.taken} of {self.due} steps of the lesson were taken: no score above {self.share:.2f} of its range"
+        )
+
+
+WHOLE = Coverage(1, 1)
+
+
+def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int]) -> Coverage:
+    """The steps of a lesson are the questions of its plan. As many of them are due as the teacher has messages for,
+    less one for each slip, which is there to be scaffolded.
+
+    Args:
+        room: how many messages that is. None, where nobody knows: as many as there are, or enough for the whole lesson
+            if the teacher closed the conversation itself.
+
+    Raises:
+        DataError: if `problem` is no lesson of the quickstart.
+    """
+    steps = len(parse_problem(problem).questions)
+    slips = sum(each.student_error_kind is not None for each in findings)
+    if room is None:
+        room = steps + slips if findings and findings[-1].ends else len(findings)
+    return Coverage(sum(each.new_step for each in findings), max(1, min(steps, room - slips)))
+
+
+def verdict(findings: Sequence[TurnFinding], covered: Coverage = WHOLE) -> dict[str, float | str]:
+    """The scores of an analysed conversation, with their reasons, under the judge's six keys; none is above the share
+    of the lesson that was covered."""
+    task = _mean_of_sides(findings, lambda finding: finding.task_score)
+    forward = _mean_of_sides(findings, lambda finding: finding.forward_score)
+    momentum = _mean_of_sides(findings, lambda finding: finding.momentum_score)
+    has_task = any(finding.sets_task for finding in findings)
+    about_tasks = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
+    return {
+        "task_final_score": round(min(task, covered.share), 4) if has_task else 0.0,
+        "task_final_reasoning": about_tasks + covered.reason,
+        "forward_progression_score": round(min(forward, covered.share), 4),
+        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + covered.reason,
+        "overall_momentum_score": round(10 * min(momentum, covered.share), 4),
+        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + covered.reason,
+    }
+
+
+def _mean_of_sides(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], Optional[float]]) -> float:
+    """Mean of the mean over replies to slips and the mean over all other messages; a side without scores is left
+    out, and nothing at all scores 0."""
+    sides: dict[bool, list[float]] = {True: [], False: []}
+    for finding in findings:
+        value = score(finding)
+        if value is not None:
+            sides[finding.student_error_kind is not None].append(value)
+    means = [fmean(values) for values in sides.values() if values]
+    return fmean(means) if means else 0.0
+
+
+def _reasons(findings: Iterable[TurnFinding], reason: Callable[[TurnFinding], str]) -> str:
+    parts = [f"turn {finding.index + 1}: {reason(finding)}" for finding in findings if reason(finding)]
+    return "; ".join(parts) if parts else "The teacher replied to nothing."
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A teacher's message taken apart into sentences."""
+
+    sentences: tuple[str, ...]
+    questions: tuple[Optional[Question], ...]
+    ends: bool
+    plays_student: bool
+
+    @property
+    def lesson_questions(self) -> list[Question]:
+        return [question for question in self.questions if question is not None]
+
+    @property
+    def corrections(self) -> list[str]:
+        """The sentences that speak of a slip."""
+        return [s for s, q in zip(self.sentences, self.questions, strict=True) if q is None and _is_correction(s)]
+
+    @property
+    def own_words(self) -> str:
+        """Everything but the lesson's questions."""
+        return " ".join(s for s, q in zip(self.sentences, self.questions, strict=True) if q is None)
+
+    @property
+    def tasks(self) -> list[int]:
+        """Positions of the sentences that set a task. A hint is one by itself if nothing else is."""
+        asked = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
+        hints = [i for i, sentence in enumerate(self.sentences) if sentence in self.corrections]
+        return asked or hints[-1:]
+
+    @property
+    def asks_to_repair(self) -> bool:
+        """Whether all tasks are about the sentence that was just said."""
+        return bool(self.tasks) and not any(self.questions)
+
+
+def _is_correction(sentence: str) -> bool:
+    return bool(_CORRECTION.search(sentence)) or bool(_kinds_named(sentence))
+
+
+def _is_task(sentence: str) -> bool:
+    words = [word for word in _WORD.findall(sentence.lower()) if word not in _FILLERS]
+    return sentence.endswith("?") or bool(_TASK_STARTS.intersection(words[:1]))
+
+
+def _kinds_named(text: str) -> set[str]:
+    return {kind for kind, pattern in _KINDS.items() if pattern.search(text)}
+
+
+def _read_message(text: str) -> _Message:
+    shown = visible_text(text)
+    spoken = shown.replace(END_OF_CONVERSATION, "\n")
+    sentences = tuple(found.strip() for found in _SENTENCE.findall(spoken) if found.strip())
+    return _Message(
+        sentences=sentences,
+        questions=tuple(parse_question(sentence) for sentence in sentences),
+        ends=END_OF_CONVERSATION in shown,
+        plays_student=bool(_MARKUP.search(spoken)) or holds_statement(spoken),
+    )
+
+
+class _Lesson:
+    """Where in its plan a conversation stands."""
+
+    def __init__(self, problem: str):
+        self._plan = parse_problem(problem).questions
+        self._shown: set[Question] = set()
+        self._asked: set[Question] = set()
+
+    @property
+    def is_through(self) -> bool:
+        """Whether every question of the plan was asked, each in a message of its own."""
+        return self._asked >= set(self._plan)
+
+    def refusal(self, message: _Message) -> str:
+        """Why the message does not bring new content; empty if it does."""
+        asked = message.lesson_questions
+        if not asked:
+            return "asks nothing new"
+        if len(asked) > 1:
+            return f"asks {len(asked)} questions at once"
+        if asked[0] in self._shown:
+            return "repeats a question"
+        return "" if asked[0] in self._plan else "asks what the lesson does not hold"
+
+    def turns_back(self, message: _Message) -> bool:
+        """Whether its question stands before one that was asked already."""
+        positions = [self._plan.index(question) for question in self._shown if question in self._plan]
+        return bool(positions) and self._plan.index(message.lesson_questions[0]) < max(positions)
+
+    def take(self, message: _Message) -> None:
+        """Note what the message asks."""
+        self._shown.update(message.lesson_questions)
+        if len(message.lesson_questions) == 1:
+            self._asked.update(message.lesson_questions)
+
+
+def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFinding]:
+    """One finding for each teacher message of a conversation of {"role": "teacher" | "student", "content"}.
+
+    Raises:
+        DataError: if `problem` is no lesson of the quickstart.
+    """
+    lesson = _Lesson(problem)
+    findings = []
+    for index, turn in enumerate(conversation):
+        if turn["role"] != "teacher":
+            continue
+        follows = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
+        slips = [] if follows is None else find_slips(conversation[follows]["content"])
+        message = _read_message(turn["content"])
+        findings.append(_judge_message(index, follows, slips, message, lesson))
+        lesson.take(message)
+    return findings
+
+
+def _judge_message(
+    index: int, follows: Optional[int], slips: Sequence[Slip], message: _Message, lesson: _Lesson
+) -> TurnFinding:
+    refused = _refuse_whole(message, lesson)
+    falsely = follows is not None and not slips and bool(message.corrections)
+    unscaffolded = (refused or _why_not_scaffolded(message, slips)) if slips else "no slip"
+    blocked = refused or ("corrects what was right" if falsely else "")
+    not_moved = "" if slips else blocked or _why_not_moved_on(message, lesson)
+    circles = unscaffolded if slips else blocked or _why_no_progress(message, lesson)
+    task_final = len(message.tasks) == 1 and message.tasks[0] == len(message.sentences) - 1 and not blocked
+    heard = f"error ({slips[0].kind}: {slips[0].word}) – " if slips else ""
+    return TurnFinding(
+        index=index,
+        replies_to=follows,
+        student_error_kind=slips[0].kind if slips else None,
+        scaffolded=not unscaffolded,
+        void=bool(refused),
+        falsely_corrected=falsely,
+        sets_task=bool(message.tasks),
+        task_final=task_final,
+        moved_on=follows is not None and not slips and not not_moved,
+        progressed=follows is not None and not circles,
+        new_step=not refused and not lesson.refusal(message),
+        ends=message.ends,
+        task_reason=heard + _say_task(message, blocked, unscaffolded if slips else ""),
+        forward_reason="" if follows is None else heard + _say_forward(bool(slips), unscaffolded, not_moved),
+        momentum_reason="" if follows is None else heard + (circles or "goes forward"),
+    )
+
+
+def _refuse_whole(message: _Message, lesson: _Lesson) -> str:
+    """Why nothing in the message counts; empty if it does."""
+    if message.plays_student:
+        return "says the student's part itself"
+    if message.ends and not lesson.is_through:
+        return "ends before the lesson is through"
+    return ""
+
+
+def _why_not_scaffolded(message: _Message, slips: Sequence[Slip]) -> str:
+    kinds = _kinds_named(message.own_words)
+    words = set(_WORD.findall(message.own_words.lower()))
+    pointed_at = set(_POINTED_AT.findall(message.own_words.lower()))
+    meant = [slip for slip in slips if {slip.kind} == kinds]
+    if any(slip.fix in words for slip in slips):
+        return "hands the answer over: not scaffolded"
+    if not kinds:
+        return "passed over: not scaffolded"
+    if not meant:
+        return f"hinted at {' and '.join(sorted(kinds))}: not scaffolded"
+    if not pointed_at <= {slip.word for slip in meant}:
+        return f"pointed at {', '.join(sorted(pointed_at))}: not scaffolded"
+    if not message.asks_to_repair:
+        return "hinted and then asked something else: not scaffolded"
+    return ""
+
+
+def _why_not_moved_on(message: _Message, lesson: _Lesson) -> str:
+    if lesson.is_through:
+        return "" if _closes(message) else "goes on after the last question"
+    refusal = lesson.refusal(message)
+    if refusal:
+        return refusal
+    before = message.sentences[: message.questions.index(message.lesson_questions[0])]
+    if len(before) > 1:
+        return f"says {len(before)} sentences before moving on"
+    if len(_WORD.findall(" ".join(before))) > LONGEST_ACKNOWLEDGEMENT:
+        return "acknowledges at length"
+    return ""
+
+
+def _closes(message: _Message) -> bool:
+    """Whether the message is a farewell: a sentence or two and no task."""
+    return 1 <= len(message.sentences) <= 2 and not message.tasks
+
+
+def _why_no_progress(message: _Message, lesson: _Lesson) -> str:
+    if lesson.is_through:
+        return "" if _closes(message) else "goes on after the last question"
+    return lesson.refusal(message) or ("turns back in the plan" if lesson.turns_back(message) else "")
+
+
+def _say_task(message: _Message, blocked: str, unscaffolded: str) -> str:
+    if blocked or unscaffolded:
+        return blocked or unscaffolded
+    if not message.tasks:
+        return "sets no task"
+    if len(message.tasks) > 1:
+        return f"sets {len(message.tasks)} tasks"
+    after = message.sentences[message.tasks[0] + 1 :]
+    return f"“{after[0]}” follows the task" if after else "ends with its task"
+
+
+def _say_forward(has_slip: bool, unscaffolded: str, not_moved: str) -> str:
+    if has_slip:
+        return unscaffolded or "scaffolded"
+    return not_moved or "moves on"

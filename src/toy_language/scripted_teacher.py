@@ -1,0 +1,77 @@
+"""Tutors without a model: the control arms of a comparison, played in the same classroom as any other tutor."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from config.eval_model import ACKNOWLEDGES, IDEAL
+from config.values import SCRIPT
+from src.errors import ConfigError, DataError
+from src.rollout.chat_template import Message
+from src.rollout.engines import Completion, Sampling
+from src.rollout.tokens import PolicyVersion, approximate_tokens
+from src.server.schemas import EngineHealth
+from src.toy_language.lessons import Lesson, parse_problem
+from src.toy_language.scripts import ideal
+
+_LESSON = re.compile(r"Lesson: .+\nPlan: .+")
+
+
+def acknowledges(messages: Sequence[Message]) -> str:
+    """Says "Good!" to everything: what a tutor that teaches nothing gets."""
+    return "Good!"
+
+
+def plays_the_ideal(messages: Sequence[Message]) -> str:
+    """The quickstart's scripted ideal: hints at each slip, and asks on after a right answer.
+
+    Raises:
+        DataError: if the lesson is none of the quickstart's.
+    """
+    said = [{"role": _SIDES[each["role"]], "content": each["content"]} for each in messages[1:]]
+    return ideal(_lesson_in(messages[0]["content"]), said)
+
+
+_SIDES = {"assistant": "teacher", "user": "student"}
+SCRIPTS: dict[str, Callable[[Sequence[Message]], str]] = {ACKNOWLEDGES: acknowledges, IDEAL: plays_the_ideal}
+
+
+def is_script(name: str) -> bool:
+    """Whether a teacher model's name stands for a script."""
+    return name.startswith(SCRIPT)
+
+
+def _lesson_in(prompt: str) -> Lesson:
+    found = _LESSON.search(prompt)
+    if found is None:
+        raise DataError(
+            f"The scripted ideal teaches lessons of the quickstart; none is in its prompt: {prompt[:200]!r}"
+        )
+    return parse_problem(found[0])
+
+
+class ScriptedTeacher:
+    """A teacher seat whose lines come from a script; like a teacher behind an API it gives text and no token ids.
+
+    Raises:
+        ConfigError: if there is no such script.
+    """
+
+    def __init__(self, name: str):
+        script = name.removeprefix(SCRIPT)
+        if script not in SCRIPTS:
+            raise ConfigError(
+                f"There is no scripted tutor {name!r}; there are {', '.join(SCRIPT + s for s in SCRIPTS)}."
+            )
+        self._script = SCRIPTS[script]
+        self._name = name
+        self.policy = PolicyVersion()
+        self.weights = f"the script {script}"
+
+    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """The script's next line."""
+        text = self._script(messages)
+        return Completion((), (), text, True, self.policy, approximate_tokens(text))
+
+    def health(self) -> EngineHealth:
+        """What is in the seat."""
+        return EngineHealth(model=self._name, engine="script", engine_version="", pids=[])

@@ -1,0 +1,131 @@
+"""What a training run reports while it runs: trackers, `metrics.jsonl` in the run folder, and a bar or plain lines."""
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from tqdm import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
+
+from config.base import LoggingConfig
+from src.errors import ClassroomError, ConfigError
+from src.results.run_folder import METRICS_NAME, last_figures, read_lines
+
+
+def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
+    """The trackers, with what they read from the environment set.
+
+    Raises:
+        ConfigError: if one is not installed.
+    """
+    trackers = list(dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])]))
+    for name in sorted(set(trackers) - set(get_available_reporting_integrations()) - {"flyte"}):
+        raise ConfigError(
+            f"logging asks for {name}, which is not installed or is turned off in the environment: pip install {name}, "
+            "or take it out of logging.report_to."
+        )
+    set_tracker_environment(logging, run_folder)
+    return trackers or ["none"]
+
+
+def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
+    """Set what trackers read from the environment. Where somebody has said where their files go, that stays."""
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
+    os.environ.setdefault("WANDB_DIR", str(run_folder))
+    wandb = {
+        "WANDB_PROJECT": logging.wandb_project,
+        "WANDB_ENTITY": logging.wandb_entity,
+        "WANDB_RUN_GROUP": logging.run_group,
+        "WANDB_TAGS": ",".join(logging.wandb_tags),
+    }
+    os.environ.update({name: value for name, value in wandb.items() if value})
+
+
+def last_metrics(run_folder: Path) -> dict[str, Any]:
+    """The last value of each metric in `metrics.jsonl`; empty if there is none."""
+    return last_figures(read_lines(run_folder / METRICS_NAME))
+
+
+class Progress(TrainerCallback):
+    """Every optimizer step as a line of `metrics.jsonl`; a bar on a terminal, plain lines with an ETA elsewhere.
+
+    Args:
+        run_folder: where `metrics.jsonl` goes. Steps that a resumed run makes again replace those in it.
+        every_s: plain lines come at most this often, in seconds; the last step always has one.
+    """
+
+    def __init__(self, run_folder: Path, every_s: float = 0.0):
+        self._path = run_folder / METRICS_NAME
+        self._every_s = every_s
+        self._bar: Optional[tqdm] = None
+        self._started = self._shown = 0.0
+        self._first_step = 0
+
+    def describe(self, line: dict[str, Any]) -> str:
+        """What a user reads of one line of metrics."""
+        return "  ".join(f"{name} {line[name]:.4g}" for name in ("loss", "eval_loss") if name in line)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._started = time.monotonic()
+        self._first_step = state.global_step
+        if state.is_world_process_zero:
+            self._drop_lines_after(state.global_step)
+            terminal = sys.stderr.isatty()
+            self._bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=not terminal)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Optional[dict[str, Any]] = None,
+        **_: Any,
+    ) -> None:
+        """Record and show what was logged.
+
+        Raises:
+            ClassroomError: if the loss is not a finite number: nothing good comes after that.
+        """
+        if logs is None or not {"loss", "eval_loss"} & set(logs):
+            return
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise ClassroomError(
+                f"The loss is {logs['loss']} at step {state.global_step}: the training has diverged. Lower "
+                "train.learning_rate, or train in float32."
+            )
+        if not state.is_world_process_zero:
+            return
+        line = {"step": state.global_step, "time": time.time(), **logs}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._show(line, state)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _show(self, line: dict[str, Any], state: TrainerState) -> None:
+        if self._bar is not None and not self._bar.disable:
+            self._bar.set_postfix_str(self.describe(line), refresh=False)
+            self._bar.update(state.global_step - self._bar.n)
+            return
+        now = time.monotonic()
+        if now - self._shown < self._every_s and state.global_step < state.max_steps:
+            return
+        self._shown = now
+        seconds_a_step = (now - self._started) / max(state.global_step - self._first_step, 1)
+        left = round(seconds_a_step * (state.max_steps - state.global_step))
+        text = self.describe(line)
+        print(f"step {state.global_step}/{state.max_steps}  {text}  ETA {left // 60}:{left % 60:02}", flush=True)
+
+    def _drop_lines_after(self, step: int) -> None:
+        if not self._path.exists():
+            return
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+        self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

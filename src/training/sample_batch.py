@@ -1,0 +1,230 @@
+"""Conversations to tensors: what TRL trains on is what the server says was sampled, token by token."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+from src.classroom.verdicts import sum_up
+from src.errors import PolicyMismatch, TooManyFailedJudgements
+from src.inference_providers.call_ledger import Usage
+from src.results.rollout_files import write_rollouts
+from src.rollout.datasets import Problem
+from src.server.client import ClassroomClient
+from src.server.schemas import ConversationRecord, SampleRequest, SampleResponse
+from src.training.collective import on_every_process
+from src.training.judge_monitor import JudgeGuard
+
+if TYPE_CHECKING:
+    from src.grpo.trainer import ClassroomGRPOTrainer
+
+logger = logging.getLogger(__name__)
+_SCORES = ("task_final_score", "forward_progression_score", "overall_momentum_score")
+
+
+class ClassroomRollout:
+    """TRL's `rollout_func`: this rank's slice of problem ids in, tokens of their conversations out.
+
+    Args:
+        problems: the training problems by id.
+        max_failed_share: above this share of conversations in a batch that have no verdict, or whose content the judge
+            refused, over all ranks, the run stops.
+        guard: looks after the judge.
+    """
+
+    def __init__(
+        self,
+        problems: dict[str, Problem],
+        client: ClassroomClient,
+        run_folder: Path,
+        run_id: str,
+        seed: int,
+        max_failed_share: float,
+        guard: JudgeGuard,
+    ):
+        self._problems = problems
+        self._client = client
+        self._run_folder = run_folder
+        self._run_id = run_id
+        self._seed = seed
+        self._max_failed_share = max_failed_share
+        self._guard = guard
+        self._first = True
+
+    def __call__(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> dict[str, list[Any]]:
+        """Play one conversation per prompt (a problem id, repeated for its group).
+
+        Raises:
+            TooManyFailedJudgements: on every rank, if judging failed for too many.
+            ClassroomError: on every rank, if sampling failed on any, or its conversations could not be written.
+        """
+        started = time.monotonic()
+        request = self._request(prompts, trainer)
+        trainer.gpus.leave()
+        rank = trainer.accelerator.process_index
+        response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
+        records = response.conversations
+        checked = self._guard.check(trainer.accelerator, request.step, records)  # while the engines are awake
+        trainer.gpus.take()
+        self._check_judging(records)
+        metrics = batch_metrics(records) | checked
+        for seat in ("judge", "student"):
+            metrics |= usage_metrics(seat, gather_object([getattr(response, seat)]))
+        for name, value in metrics.items():
+            trainer.record_metric(name, value)
+        trainer.record_metric("seconds/rollout", time.monotonic() - started)
+        trainer.show_conversations(records)
+        return to_rollout(records)
+
+    def _request(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> SampleRequest:
+        problems = [self._problems[prompt] for prompt in prompts]
+        policy, step, accelerator = trainer.publisher.policy, trainer.state.global_step, trainer.accelerator
+        # A trainer that is started again asks for its batch by the same id, and gets what was played of it already.
+        # What stopped the one before may have been the judge: the first batch is judged again where that failed.
+        first, self._first = self._first, False
+        rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
+        slice_digest = hashlib.sha256(repr((self._seed, problems)).encode()).hexdigest()[:8]
+        return SampleRequest(
+            problems=[problem.text for problem in problems],
+            answers=[problem.answer for problem in problems],
+            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}",
+            seed=self._seed,
+            step=step,
+            run_id=policy.run_id,
+            policy_version=policy.version,
+            judge_again=first,
+        )
+
+    def _sample_and_write(self, request: SampleRequest, rank: int) -> SampleResponse:
+        response = self._sample(request)
+        write_rollouts(self._run_folder, request.step, rank, response.conversations)
+        return response
+
+    def _sample(self, request: SampleRequest) -> SampleResponse:
+        response = self._client.sample(request)
+        if response.policy != request.wanted_policy:
+            raise PolicyMismatch(f"Asked for policy {request.wanted_policy}, got conversations of {response.policy}.")
+        if len(response.conversations) != len(request.problems):
+            raise PolicyMismatch(f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}.")
+        return response
+
+    def _check_judging(self, records: Sequence[ConversationRecord]) -> None:
+        """That enough of the batch was judged. What has no reward because a context was full is no failure of the
+        judge: it is told, and only a batch of nothing else stops the run."""
+        total = sum(gather_object([len(records)]))
+        lost = [record for record in records if record.reward is None]
+        overflows = gather_object([(record.id, record.overflow) for record in records if record.overflow])
+        unrewarded = sum(gather_object([len(lost)]))
+        failed = gather_object(
+            [(each.id, _judge_error(each)) for each in lost if not _overflowed(each)]
+            + [(each.id, _judge_error(each)) for each in records if _refused(each)]
+        )
+        if overflows and PartialState().is_main_process:
+            logger.warning(
+                "%d of the %d conversations of this batch ended early because a context was full; %d of the batch have "
+                "no reward. The first, %s: %s",
+                len(overflows),
+                total,
+                unrewarded,
+                *overflows[0],
+            )
+        if overflows and unrewarded == total:
+            raise TooManyFailedJudgements(
+                f"None of the {total} conversations of this batch has a reward, so there is nothing to learn from it. "
+                f"The first, {overflows[0][0]}: {overflows[0][1]}"
+            )
+        if len(failed) > self._max_failed_share * total:
+            conversation, error = failed[0]
+            raise TooManyFailedJudgements(
+                f"{len(failed)} of {total} conversations of this batch have no verdict, or were refused by the judge, "
+                f"more than the share of {self._max_failed_share:g} that judge_model.max_failed_share allows. "
+                f"The first, {conversation}: {error}"
+            )
+
+
+def to_rollout(records: Sequence[ConversationRecord]) -> dict[str, list[Any]]:
+    """TRL's rollout columns, one entry per conversation in order: nothing is dropped or reordered.
+
+    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 where the policy sampled.
+    """
+    return {
+        "prompt_ids": [record.prompt_ids for record in records],
+        "completion_ids": [record.completion_ids for record in records],
+        "logprobs": [record.logprobs for record in records],
+        "env_mask": [record.mask for record in records],
+        "conversation_id": [record.id for record in records],
+    }
+
+
+RewardFunc = Callable[..., list[float | None]]
+
+
+def construct_reward_func(name: str, client: ClassroomClient) -> RewardFunc:
+    """A TRL reward function that asks the server's `/get_{name}_reward` for each conversation."""
+
+    def reward_func(prompts: list, completions: list, conversation_id: list[str], **_: Any) -> list[float | None]:
+        return client.rewards(name, conversation_id)
+
+    reward_func.__name__ = name
+    return reward_func
+
+
+def construct_pedagogical_reward_func(client: ClassroomClient) -> RewardFunc:
+    """The language tutor's reward for the trainer."""
+    return construct_reward_func("pedagogical", client)
+
+
+def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
+    """What a batch was like, as means over its conversations."""
+    metrics = {
+        "conversation/messages": fmean(len(record.turns) for record in records),
+        "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
+        "conversation/rejected_share": fmean(record.rejected for record in records),
+        "conversation/overflow_share": fmean(record.overflow is not None for record in records),
+        "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in records),
+        "judge/refused_share": fmean(_refused(record) for record in records),
+    }
+    scores = [verdict.scores for record in records for verdict in record.verdicts if verdict.scores is not None]
+    if scores:
+        metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in _SCORES}
+    return metrics
+
+
+def _refused(record: ConversationRecord) -> bool:
+    """Whether it is rejected because the judge would not have what the tutor wrote."""
+    judgement = sum_up(record.verdicts, dict.fromkeys(verdict.rule for verdict in record.verdicts))
+    return judgement is not None and bool(judgement.refusing_rules)
+
+
+def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]:
+    """What a batch took of a seat's API, over all ranks; nothing for a seat that is not behind one.
+
+    `…/run_cost_usd` is the spending of the whole run so far, as the server that spent most counts it.
+    """
+    known = [usage for usage in usages if usage is not None]
+    if not known:
+        return {}
+    return {
+        f"{seat}/calls": sum(usage.calls for usage in known),
+        f"{seat}/failed_calls": sum(sum(usage.failures.values()) for usage in known),
+        f"{seat}/unusable_replies": sum(usage.unusable for usage in known),
+        f"{seat}/tokens": sum(usage.prompt_tokens + usage.completion_tokens for usage in known),
+        f"{seat}/cost_usd": sum(usage.cost_usd for usage in known),
+        f"{seat}/reserved_usd": sum(usage.reserved_usd for usage in known),
+        f"{seat}/run_cost_usd": max(usage.run_cost_usd for usage in known),
+    }
+
+
+def _overflowed(record: ConversationRecord) -> bool:
+    """Whether it could not go on because a context was full."""
+    return record.failure is not None and record.overflow is not None
+
+
+def _judge_error(record: ConversationRecord) -> str:
+    return record.failure or next((verdict.error for verdict in record.verdicts if verdict.error), "it was not judged")

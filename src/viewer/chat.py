@@ -1,0 +1,133 @@
+"""Talking to the current teacher as a student: in the chat it is given what it is given in a lesson."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+from uuid import uuid4
+
+from config.base import GenerationConfig
+from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, visible_text
+from src.classroom.seats import Seats
+from src.classroom.setup import ConversationType, Setup
+from src.classroom.teacher_prompt import chat_so_far, forced_ids, opened_thought, opening_turns, system_message
+from src.errors import DataError, DeadlineExceeded
+from src.rollout.chat_template import Message, encode_chat
+from src.rollout.datasets import Problem
+from src.rollout.engines import Completion
+from src.rollout.tokens import Turn, approximate_tokens
+from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest, Said
+from src.viewer.text_spans import split_thoughts
+
+
+class Tutor(Protocol):
+    """Who can be talked to, and how the server is at the moment."""
+
+    def opening(self, request: ChatRequest) -> ChatOpening: ...
+
+    async def reply(self, request: ChatRequest) -> ChatReply: ...
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def spent_usd(self) -> float | None: ...
+
+
+class SeatedTutor:
+    """The teacher of a running server.
+
+    Args:
+        longest_s: how long an answer may take, in seconds: whoever chats is a guest of a training, and new weights
+            wait for answers in flight.
+    """
+
+    def __init__(self, seats: Seats, generation: GenerationConfig, longest_s: float):
+        self._seats = seats
+        self._generation = generation
+        self._longest_s = longest_s
+        self._forced_ids, self._opened_thought = [], ""
+        if seats.teacher_has_tokens:
+            self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
+            self._opened_thought = opened_thought(generation, seats.teacher.frame)
+
+    @property
+    def policy(self) -> str:
+        return str(self._seats.teacher.policy)
+
+    @property
+    def spent_usd(self) -> float | None:
+        """Dollars of this run for all seats behind an API; None if there is none."""
+        apis = self._seats.apis.values()
+        return sum(api.ledger.spent_usd for api in apis) if apis else None
+
+    @property
+    def _kind(self) -> ConversationType:
+        """Who opens the chat: as in the lessons, the teacher where both may."""
+        forced = self._generation.forced_conversation_type
+        return ConversationType.GUIDED if forced is None else ConversationType(forced.lower())
+
+    def opening(self, request: ChatRequest) -> ChatOpening:
+        """How a lesson on this problem begins."""
+        opened = opening_turns(self._generation, request.problem, request.student_name)
+        student_begins = bool(opened) or self._kind is ConversationType.ATTEMPTED
+        return ChatOpening(
+            system=system_message(self._generation, request.problem, request.student_name),
+            turns=[Said(role=turn.role, text=turn.text) for turn in opened],
+            next="student" if student_begins else "teacher",
+        )
+
+    async def reply(self, request: ChatRequest) -> ChatReply:
+        """What the teacher says next.
+
+        Raises:
+            DataError: if the chat has no room left in the context.
+            DeadlineExceeded: if it takes too long: the engine sleeps while a trainer uses its GPU, or is busy.
+        """
+        messages = self._messages(request)
+        try:
+            async with asyncio.timeout(self._longest_s):
+                answer = await self._answer(messages)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The teacher did not answer within {self._longest_s:g} s: its engine is busy, or sleeps while the "
+                "trainer uses the GPU. Try again during the next rollout."
+            ) from None
+        text = self._opened_thought + answer.text
+        return ChatReply(
+            text=text,
+            parts=split_thoughts(text),
+            tokens=answer.tokens,
+            ended=answer.ended,
+            over=END_OF_CONVERSATION in visible_text(text),
+            policy=str(answer.policy),
+        )
+
+    async def _answer(self, messages: Sequence[Message]) -> Completion:
+        teacher, sampling = self._seats.teacher, self._seats.teacher_sampling
+        if not self._seats.teacher_has_tokens:
+            room = self._room(sum(approximate_tokens(message["content"]) for message in messages))
+            return await teacher.chat(messages, replace(sampling, max_tokens=room, draw=("chat", uuid4().hex)))
+        system = [{**messages[0], "role": "system"}, *messages[1:]]
+        ids = encode_chat(teacher.tokenizer, system) + self._forced_ids
+        return await teacher.generate(ids, replace(sampling, max_tokens=self._room(len(ids))))
+
+    def _room(self, used: int) -> int:
+        """How many tokens the answer may have after `used` ones."""
+        room = min(self._generation.max_tokens_in_conversation - used, self._generation.max_tokens_per_turn)
+        if room < 1:
+            raise DataError(
+                f"The chat has {used} tokens, and a conversation may have "
+                f"{self._generation.max_tokens_in_conversation} (generation.max_tokens_in_conversation): begin anew."
+            )
+        return room
+
+    def _messages(self, request: ChatRequest) -> list[Message]:
+        """The chat from the teacher's chair, as in a lesson."""
+        opened = opening_turns(self._generation, request.problem, request.student_name)
+        said = [Turn(each.role, each.text) for each in request.turns[len(opened) :]]
+        setup = Setup(self._kind, request.student_name, ())
+        conversation = Conversation(
+            "chat", Problem.of(request.problem), setup, ClassroomRules(), turns=[*opened, *said]
+        )
+        return chat_so_far(self._generation, conversation)

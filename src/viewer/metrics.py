@@ -1,0 +1,155 @@
+"""The run as it goes: the training's figures over its steps, its evaluations, and what it was configured to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from src.results.run_folder import (
+    JUDGE_CHECKS_NAME,
+    LEARNING_NAME,
+    found_something,
+    is_number,
+    last_figures,
+    look_up,
+    read_json,
+    read_lines,
+)
+from src.viewer.conversation_sets import Shelf
+from src.viewer.schemas import EvalMark, Guards, Metrics
+
+MOST_POINTS = 400
+_PREFIXES = (
+    "rewards/",
+    "judge/",
+    "student/",
+    "teacher/",
+    "seconds/",
+    "conversation/",
+    "mismatch/",
+    "guard/",
+    "heldout/",
+)
+_NAMES = frozenset(
+    "reward reward_std frac_reward_zero_std loss grad_norm learning_rate entropy step_time completions/mean_length "
+    "sampling/sampling_logp_difference/mean".split()
+)
+_FACTS = (
+    ("teacher", "teacher_model.model_name_or_path"),
+    ("student", "student_model.model_name_or_path"),
+    ("judge", "judge_model.model_name_or_path"),
+    ("problems per batch", "train.number_of_problems_per_batch"),
+    ("conversations per problem", "train.num_samples_per_problem"),
+    ("learning rate", "train.learning_rate"),
+    ("messages at most", "generation.max_turns"),
+    ("error turns", "generation.student_error_rate"),
+    ("seed", "seed"),
+)
+
+
+class Progress:
+    """Reads `metrics.jsonl`, the evaluations' `metrics.json` and the configuration of a run folder; the metrics only
+    when they have changed."""
+
+    def __init__(self, run_folder: Path):
+        self._folder = run_folder
+        self._lines: tuple[str, list[dict[str, Any]]] = ("", [])
+
+    def stamp(self) -> str:
+        """Changes when a step was logged, the judge was checked, it was weighed up whether the tutor learned, or an
+        evaluation's figures came."""
+        paths = [self._folder / name for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME, "metrics.json")]
+        return " ".join(map(_stamp, [*paths, *sorted((self._folder / "eval").glob("*/metrics.json"))]))
+
+    def metrics(self, shelf: Shelf) -> Metrics:
+        """The figures that charts show."""
+        lines = self._read_lines()
+        thinned = _thinned(lines)
+        names = dict.fromkeys(name for line in thinned for name in line if _is_shown(name))
+        steps = look_up(self.config(), "train", "max_steps")
+        return Metrics(
+            steps=[line["step"] for line in thinned],
+            series={name: [_figure(line.get(name)) for line in thinned] for name in names},
+            last=last_figures(lines),
+            marks=[mark for name, path in shelf.evaluations.items() for mark in _marks(name, path)],
+            max_steps=steps if is_number(steps) and steps > 0 else None,
+        )
+
+    def guards(self) -> Guards:
+        """What `learning.json` and `judge_checks.jsonl` say."""
+        learning = read_json(self._folder / LEARNING_NAME)
+        checks = read_lines(self._folder / JUDGE_CHECKS_NAME)
+        return Guards(
+            verdict=learning.get("verdict"),
+            reasons=learning.get("reasons", []),
+            steps=look_up(learning, "figures", "steps"),
+            checks=sum(map(found_something, checks)),
+            failed=sum(not found_something(check) for check in checks),
+            warnings=[(check["step"], text) for check in reversed(checks) for text in check["warnings"]],
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration of the program that left one; empty if none did."""
+        for name in ("train_rl", "vllm_server", "eval"):
+            path = self._folder / "config" / f"{name}.yaml"
+            if path.is_file():
+                return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return {}
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Lines of the configuration worth showing: (label, value)."""
+        config = self.config()
+        found = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
+        return [(label, str(value)) for label, value in found if value is not None]
+
+    def _read_lines(self) -> list[dict[str, Any]]:
+        """One line per step, in order; of a step that was logged twice the last, of one that was cut off nothing."""
+        path = self._folder / "metrics.jsonl"
+        stamp = _stamp(path)
+        if stamp == self._lines[0]:
+            return self._lines[1]
+        by_step = {line["step"]: line for line in read_lines(path) if isinstance(line.get("step"), int)}
+        self._lines = (stamp, [by_step[step] for step in sorted(by_step)])
+        return self._lines[1]
+
+
+def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many lines as a chart can show, evenly spread from the first to the last; and as many of the few on which the
+    judge was checked."""
+    checked = [line for line in lines if any(name.startswith("guard/") for name in line)]
+    kept = {line["step"]: line for line in (*_spread(lines), *_spread(checked))}
+    return [kept[step] for step in sorted(kept)]
+
+
+def _spread(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    count = min(len(lines), MOST_POINTS)
+    return [lines[round(i * (len(lines) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def _stamp(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    stat = path.stat()
+    return f"{stat.st_mtime_ns}-{stat.st_size}"
+
+
+def _is_shown(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def _figure(value: Any) -> float | None:
+    return float(value) if is_number(value) else None
+
+
+def _marks(name: str, conversations: Path) -> list[EvalMark]:
+    path = conversations.with_name("metrics.json")
+    if not path.is_file():
+        return []
+    found = []
+    for sampling, measured in json.loads(path.read_text(encoding="utf-8")).items():
+        mean, interval = look_up(measured, "reward", "mean"), look_up(measured, "reward", "ci95")
+        if is_number(mean):
+            low, high = interval if interval else (None, None)
+            found.append(EvalMark(name=name, sampling=sampling, mean=mean, low=low, high=high))
+    return found
