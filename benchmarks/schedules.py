@@ -31,11 +31,12 @@ from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom
 from src.classroom.conversation import State
 from src.classroom.phases import Concurrent, PhaseClock
+from src.classroom.record import ConversationRecord
 from src.rollout.datasets import load_problems
 from src.rollout.engines import Judge
 from src.rollout.journal import Journal
+from src.rollout.requests import SampleRequest
 from src.server.sampling_service import open_desk
-from src.server.schemas import ConversationRecord, SampleRequest
 
 
 class DistantJudge:

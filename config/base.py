@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from src.classroom.verdicts import SCORING_RULES
+from config.values import SCORING_RULES
 
 
 @dataclass

@@ -28,6 +28,7 @@ from config.values import (
     REWARD_SCALES,
     SCHEDULERS,
     SCHEDULES,
+    SCORING_RULES,
     SCRIPT,
     SERVED_RANKS,
     TRACKERS,
@@ -40,9 +41,8 @@ from config.values import (
     check_url,
 )
 from src.classroom.rewards import REWARDS, default_weights
-from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError
-from src.server.schemas import LARGEST_BATCH
+from src.rollout.requests import LARGEST_BATCH
 
 if TYPE_CHECKING:
     from config.eval_model import EvalConfig

@@ -24,11 +24,10 @@ from config.checks import (
 )
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
 from config.train_rl_model import RewardModelConfig
-from config.values import EMBEDDED_JUDGES, check_url
+from config.values import EMBEDDED_JUDGES, SCORING_RULES, check_url
 from src.classroom.rewards import default_weights
-from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError
-from src.server.schemas import LARGEST_BATCH
+from src.rollout.requests import LARGEST_BATCH
 
 SAMPLINGS = ("sampled", "greedy")
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"

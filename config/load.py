@@ -38,8 +38,8 @@ from config.compose import CommandLine, compose, searching, take_apart, unreadab
 from config.maths_classroom import fill_in
 from config.paths import check_texts, expand_paths
 from config.upstream_keys import leave_out, rename_keys, rename_values
+from config.values import RULES_VERSION
 from src.errors import ClassroomError, ConfigError
-from src.message_rules.version import RULES_VERSION
 from src.system.storage import storage_errors
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from src.classroom.verdicts import SCORING_RULES
+from config.values import SCORING_RULES
 from src.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from config.base import (
     ModelConfig,
     lesson_plans,
 )
-from config.values import CISPO, CISPO_LARGEST_RATIO
-from src.classroom.verdicts import SCORING_RULES
+from config.values import CISPO, CISPO_LARGEST_RATIO, SCORING_RULES
 
 
 @dataclass

@@ -153,3 +153,11 @@ def check_url(key: str, url: str) -> None:
     if not host or port == 0 or not url.isprintable() or " " in url:
         raise ConfigError(f"{key} is {url!r}; it must be an address such as http://127.0.0.1:8005.")
     check_host(f"The host of {key}", host)
+
+
+SCORING_RULES = frozenset({"pedagogical_eval"})
+"""Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
+
+
+RULES_VERSION = "1"
+"""Stands beside every figure that comes from the rules on messages; raised whenever one of them changes."""

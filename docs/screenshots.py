@@ -23,10 +23,10 @@ from fastapi import FastAPI
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.seats import Seats
+from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import ReplyFrame
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import JOURNAL_NAME, head_of
-from src.rollout.tokens import PolicyVersion
 from src.server.view_only import create_viewer
 from src.viewer.chat import SeatedTutor
 from src.viewer.routes import add_viewer

@@ -14,8 +14,8 @@ from pathlib import Path
 from config.base import GenerationConfig, LoraConfig, VllmConfig
 from config.train_rl_model import TeacherModelConfig
 from src.errors import DataError
+from src.models.policy_version import PolicyVersion
 from src.rollout.engines import Sampling
-from src.rollout.tokens import PolicyVersion
 from src.vllm.engine import VllmEngine
 from tests.conftest import GPU_SHARE
 

@@ -10,20 +10,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from src.classroom.record import ConversationRecord, SampleResponse
 from src.errors import ClassroomError, DataError
 from src.models.policy_folder import check_policy
+from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records
-from src.rollout.tokens import PolicyVersion
-from src.server.schemas import (
-    ConversationRecord,
-    Health,
-    LoadWeightsRequest,
-    LoadWeightsResponse,
-    RewardRequest,
-    RewardResponse,
-    SampleRequest,
-    SampleResponse,
-)
+from src.rollout.requests import SampleRequest
+from src.server.schemas import Health, LoadWeightsRequest, LoadWeightsResponse, RewardRequest, RewardResponse
 
 Batches = list[list[ConversationRecord]]
 

@@ -19,12 +19,13 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom, classroom_rules
 from src.classroom.phases import PHASED, Concurrent, PhaseClock
+from src.classroom.record import ConversationRecord
 from src.classroom.rewards import default_weights
 from src.classroom.seats import Seats
 from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
+from src.rollout.requests import SampleRequest
 from src.server.sampling_service import BatchDesk
-from src.server.schemas import ConversationRecord, SampleRequest
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 SCORES = {

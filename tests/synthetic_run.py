@@ -9,14 +9,15 @@ from typing import Any, Optional
 import yaml
 
 from src.classroom.conversation import ClassroomRules, Conversation, State
+from src.classroom.record import ConversationRecord
 from src.classroom.rewards import pedagogical
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Scores, Verdict, parse_verdict
 from src.results.evaluation_files import write_records
 from src.results.statistics import summarise
 from src.rollout.datasets import Problem
+from src.rollout.requests import SampleRequest
 from src.rollout.tokens import Turn
-from src.server.schemas import ConversationRecord, SampleRequest
 from src.toy_language.lessons import Lesson, render_problem
 from src.toy_language.rubric_judge import analyse, verdict
 from src.toy_language.scripts import Teacher, play

@@ -6,10 +6,11 @@ import json
 import pytest
 
 from config.base import GenerationConfig
+from src.classroom.record import ConversationRecord
 from src.errors import DataError, EngineFailure, PolicyMismatch, UnknownConversation
+from src.models.policy_version import PolicyVersion
 from src.rollout.journal import read_journal
-from src.rollout.tokens import PolicyVersion
-from src.server.schemas import ConversationRecord, SampleRequest
+from src.rollout.requests import SampleRequest
 from tests.scripted_room import SCORES, Room
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 

@@ -28,9 +28,9 @@ from src.errors import StorageError
 from src.grpo.run import _open_run_folder
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.models.policy_folder import check_policy, policy_path, write_policy, write_whole
+from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import write_rollouts
 from src.rollout.journal import Journal, read_journal
-from src.rollout.tokens import PolicyVersion
 from src.system.storage import refuse_full_disk, storage_errors
 from tests.scripted_room import Room
 from tests.test_durability import save_model

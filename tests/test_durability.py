@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from config.load import ROOT
 from src.errors import ConfigError, DataError, DeadlineExceeded
 from src.models.policy_folder import check_policy, policy_path, remove_old_policies, write_policy
+from src.models.policy_version import PolicyVersion
 from src.rollout.journal import Journal, read_journal
-from src.rollout.tokens import PolicyVersion
 from src.system.run_lock import claim
 from src.vllm.weights_gate import WeightsGate
 

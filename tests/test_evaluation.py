@@ -15,9 +15,11 @@ import pytest
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import SampleResponse
 from src.errors import ConfigError, DataError, DeadlineExceeded, PolicyMismatch
 from src.evaluation.report.tables import measurement_table
 from src.evaluation.run import evaluate
+from src.models.policy_version import PolicyVersion
 from src.results.evaluation_files import read_records, write_records
 from src.results.statistics import (
     mean_scores,
@@ -28,8 +30,8 @@ from src.results.statistics import (
     summarise,
     talk,
 )
-from src.rollout.tokens import PolicyVersion, Turn
-from src.server.schemas import SampleRequest, SampleResponse
+from src.rollout.requests import SampleRequest
+from src.rollout.tokens import Turn
 from src.toy_language.grammar import answer, find_slips, inject
 from src.toy_language.lessons import make_lessons, parse_problem, render_problem
 from src.toy_language.scripts import hint, ideal, ignores_errors

@@ -31,9 +31,9 @@ from src.memory.budget import GIB, Launch
 from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
 from src.memory.report import report, show_evaluation_shares
 from src.memory.sources import NotReckoned, gpu_is_there, gpu_memory, memory_by_nvidia_smi
+from src.models.precision import PRECISIONS, check_precision
 from src.sft.run import _refuse_hidden_data_parallelism
 from src.system.processes import Signals
-from src.training.precision import PRECISIONS, check_precision
 from src.vllm.engine_base import EngineProcess
 
 TRAINED = sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml"))

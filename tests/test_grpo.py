@@ -14,13 +14,14 @@ from trl import GRPOTrainer
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Scores, Verdict
 from src.errors import ConfigError, DeadlineExceeded, EngineFailure, PolicyMismatch, TooManyFailedJudgements
 from src.grpo.config import grpo_config
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.rollout.tokens import PolicyVersion, Turn
+from src.models.policy_version import PolicyVersion
+from src.rollout.tokens import Turn
 from src.server.client import ClassroomClient
-from src.server.schemas import ConversationRecord
 from src.training.collective import on_every_process, on_main_process
 from src.training.judge_monitor import JudgeGuard
 from src.training.sample_batch import ClassroomRollout, batch_metrics, construct_reward_func, to_rollout

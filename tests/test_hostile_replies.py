@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import parse_verdict
 from src.errors import JudgeOutputError, ProviderFailure, RequestRefused
 from src.inference_providers.call_ledger import IN_FLIGHT, LOST, USABLE, CallLedger
@@ -27,7 +28,6 @@ from src.inference_providers.http_client import LARGEST_REPLY
 from src.launch.rejudge import rejudge
 from src.results.rollout_files import read_records, write_rollouts
 from src.rollout.journal import read_journal
-from src.server.schemas import ConversationRecord
 from src.server.view_only import create_viewer
 from tests.chat_client import PRICES, Client, in_turn, question
 from tests.judge_endpoint import Behaviour, Exchange, JudgeEndpoint, completion, judge_endpoint, says

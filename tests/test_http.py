@@ -29,12 +29,13 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import AccessDenied, ClassroomError, ConfigError, EngineFailure, RequestTooLarge, UnknownConversation
 from src.grpo.run import connect
 from src.models.policy_folder import policy_path, write_policy
+from src.models.policy_version import PolicyVersion
 from src.rollout.journal import read_journal
-from src.rollout.tokens import PolicyVersion
+from src.rollout.requests import LARGEST_BATCH, SampleRequest
 from src.server.auth import TOKEN_VARIABLE, token_for
 from src.server.client import ClassroomClient
 from src.server.middleware import BodyCheck, HostCheck
-from src.server.schemas import LARGEST_BATCH, LARGEST_BODY, SampleRequest
+from src.server.schemas import LARGEST_BODY
 from src.training.server_assignment import OwnServer, own_server
 from tests.conftest import free_port
 from tests.scripted_room import Room, serving

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, ModelCard
 
-import src.models.hub
+import src.results.hub
 from config.base import HuggingFaceConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from src.errors import ConfigError
-from src.models.hub import push_to_hub, release, write_card
+from src.results.hub import push_to_hub, release, write_card
 
 
 def test_card_carries_configuration_and_results(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_pushing_needs_a_name() -> None:
 def test_a_release_has_its_card_and_is_pushed_if_that_is_wanted(tmp_path: Path, monkeypatch, push: bool) -> None:
     config = load(TrainSFTConfig, "train_sft", ["huggingface.name=me/tutor", f"huggingface.push_to_hub={push}"])
     pushed = []
-    monkeypatch.setattr(src.models.hub, "push_to_hub", lambda folder, target: pushed.append((folder, target.name)))
+    monkeypatch.setattr(src.results.hub, "push_to_hub", lambda folder, target: pushed.append((folder, target.name)))
     release(tmp_path, config, "some/base", "sft", {"step": 3, "loss": 1.5, "eval_loss": 2.5})
     card = ModelCard.load(tmp_path / "README.md")
     assert [(each.metric_name, each.metric_value) for each in card.data.eval_results] == [

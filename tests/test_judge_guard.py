@@ -20,6 +20,7 @@ from config.train_rl_model import GuardsConfig, TrainRLConfig
 from src.classroom.canaries import CANARIES
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.phases import PhaseClock
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_verdict
 from src.errors import JudgeOutputError
 from src.results.agreement import rank_correlation
@@ -27,16 +28,10 @@ from src.results.run_folder import JUDGE_CHECKS_NAME, found_something, read_line
 from src.rollout.datasets import Problem
 from src.rollout.engines import Ledger
 from src.rollout.journal import read_journal
+from src.rollout.requests import SampleRequest
 from src.server.client import ClassroomClient
 from src.server.judge_check import JudgeCheck
-from src.server.schemas import (
-    CanaryVerdict,
-    ConversationRecord,
-    JudgeCheckRequest,
-    JudgeCheckResponse,
-    SampleRequest,
-    SecondOpinion,
-)
+from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 from src.toy_language.rubric_judge import RubricJudge
 from src.training.judge_monitor import JudgeGuard, weigh_check
 from tests.conftest import free_port

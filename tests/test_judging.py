@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.values import SCORING_RULES
 from src.classroom import verdicts as judging
 from src.classroom.verdicts import (
-    SCORING_RULES,
     Scores,
     Verdict,
     answer_schema,

@@ -14,9 +14,10 @@ from src.evaluation.error_labels import label_errors, read_labels
 from src.evaluation.metrics.language import language_metrics, plan_progress, read_lesson
 from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.message_rules.feedback import falsely_corrects, feedback_kind, hands_over, nearest_phrase, repairs, takes_up
-from src.message_rules.messages import holds, normal, read_message, sentences
+from src.message_rules.messages import holds, read_message, sentences
 from src.message_rules.plans import Phrase, Plan, read_plan
 from src.rollout.datasets import load_problems
+from src.rollout.text import normal
 from src.rollout.tokens import Turn
 from src.toy_language.lessons import parse_problem
 from tests.labelled import agreement, compare, conversations, kappa

@@ -20,7 +20,7 @@ from config.base import GenerationConfig
 from config.load import ROOT
 from src.errors import ConfigError
 from src.launch.cli import check_accelerate_flags, main, split_arguments, with_accelerate_config
-from src.launch.server_process import server_url
+from src.server.client import server_url
 from src.system.ports import refuse_taken_port
 
 GENEROUS_S = 60.0

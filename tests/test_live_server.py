@@ -16,13 +16,14 @@ from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
+from src.classroom.record import SampleResponse
 from src.errors import EngineFailure, PolicyMismatch
 from src.models.policy_folder import policy_path, write_policy
+from src.models.policy_version import PolicyVersion
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.tokens import PolicyVersion
+from src.rollout.requests import SampleRequest
 from src.server.auth import TOKEN_VARIABLE
 from src.server.sampling_service import BatchDesk
-from src.server.schemas import SampleRequest, SampleResponse
 from tests.conftest import free_port
 from tests.scripted_room import SCORES, Room, application, serving
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge

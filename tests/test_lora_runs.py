@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from src.models.lora import adapter_shape
 from src.models.policy_folder import MARKER, policy_path
+from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records
-from src.rollout.tokens import PolicyVersion
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.test_lora import loaded, scores

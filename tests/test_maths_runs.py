@@ -13,8 +13,8 @@ from statistics import fmean
 import pytest
 
 from config.load import ROOT
+from src.classroom.record import ConversationRecord
 from src.results.rollout_files import read_records
-from src.server.schemas import ConversationRecord
 from tests.conftest import free_port
 from tests.judge_endpoint import Behaviour, fails, judge_endpoint, says
 from tests.test_language_tutor_run import with_long_context

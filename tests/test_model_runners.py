@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from config.base import LoraConfig
 from src.models.policy_folder import write_policy
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
 from tests.conftest import ROOT
 from tests.lora_engine import COOLER, PROMPT
 from tests.test_lora import LORA, adapted, publish, scores, step

@@ -9,8 +9,8 @@ import pytest
 
 from config.base import GenerationConfig
 from src.classroom.conversation import ClassroomRules, visible_text
+from src.classroom.record import ConversationRecord
 from src.rollout.engines import Completion, Sampling
-from src.server.schemas import ConversationRecord
 from src.training.sample_batch import batch_metrics, to_rollout
 from tests.scripted_room import Room
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge

@@ -19,8 +19,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import encode_chat
-from src.rollout.tokens import PolicyVersion
 from src.server.openai_routes import OnePolicyPerAnswer, _Held
 from src.toy_language.corpus import DRILL_PROMPT
 from src.toy_language.grammar import find_slips

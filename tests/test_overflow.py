@@ -14,7 +14,7 @@ from config.values import SCRIPT
 from src.errors import ContextOverflow, DataError, TooManyFailedJudgements
 from src.results.rollout_files import read_records, write_records
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.server.schemas import SampleRequest
+from src.rollout.requests import SampleRequest
 from src.toy_language.scripted_teacher import ScriptedTeacher
 from src.training.sample_batch import batch_metrics, to_rollout
 from src.viewer.journal_tail import JournalTail

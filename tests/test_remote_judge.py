@@ -18,6 +18,7 @@ import pytest
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import SampleResponse
 from src.classroom.seats import JUDGE_CALLS_NAME
 from src.errors import ContentRefused, ContextOverflow, ProviderFailure, SpendingCapReached, StorageError
 from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger, Usage
@@ -25,8 +26,8 @@ from src.inference_providers.open_router_inference import ApiChatEngine, ChatEng
 from src.launch.rejudge import main, rejudge
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import read_journal
+from src.rollout.requests import SampleRequest
 from src.server.sampling_service import BatchDesk
-from src.server.schemas import SampleRequest, SampleResponse
 from tests.chat_client import SPEED, fast_api
 from tests.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,

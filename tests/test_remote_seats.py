@@ -16,6 +16,7 @@ from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import SampleResponse
 from src.errors import ConfigError, DataError, ProviderFailure, SpendingCapReached
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
@@ -23,9 +24,9 @@ from src.inference_providers.open_router_inference import ApiChatEngine
 from src.results.rollout_files import read_records, write_records
 from src.rollout.engines import Sampling
 from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.requests import SampleRequest
 from src.rollout.tokens import approximate_tokens
 from src.server.sampling_service import BatchDesk
-from src.server.schemas import SampleRequest, SampleResponse
 from tests.chat_client import PRICES, SPEED
 from tests.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 from tests.scripted_room import Room

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from src.classroom.record import ConversationRecord
 from src.errors import DataError
 from src.evaluation.report.build import answer, as_text, facts, main, minutes, render_report, write_report
 from src.evaluation.report.examples import choose_pairs, describe
@@ -16,7 +17,6 @@ from src.evaluation.report.tables import compare, comparison_table
 from src.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
 from src.results.run_folder import load_run
 from src.rollout.tokens import Turn
-from src.server.schemas import ConversationRecord
 from src.toy_language.grammar import Slip
 from src.toy_language.lessons import make_lessons
 from src.toy_language.scripts import Teacher, ideal, ignores_errors, speaks_for_the_student

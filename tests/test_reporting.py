@@ -8,7 +8,8 @@ import pytest
 
 from config.base import LoggingConfig
 from src.errors import ClassroomError, ConfigError
-from src.training.metrics_callback import Progress, report_to
+from src.results.trackers import report_to
+from src.training.metrics_callback import Progress
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.base import GenerationConfig
+from config.values import SCORING_RULES
 from src.classroom.classroom import classroom_rules
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
 from src.classroom.rewards import MATHS_REWARDS, REWARDS, default_weights, pedagogical, weighted_sum
 from src.classroom.setup import ConversationType, Setup
-from src.classroom.verdicts import SCORING_RULES, Scores, Verdict
+from src.classroom.verdicts import Scores, Verdict
 from src.rollout.datasets import Problem
 from src.rollout.tokens import Turn
 

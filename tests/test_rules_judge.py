@@ -15,13 +15,13 @@ from config.base import GenerationConfig, lesson_plans
 from config.checks import check_train_rl
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
+from config.values import RULES_VERSION
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.seats import embedded_judge, engine_seats
 from src.classroom.verdicts import Scores, parse_judge_output, parse_verdict
 from src.errors import ConfigError, DataError
 from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import RulesJudge, analyse, holds_error
-from src.message_rules.version import RULES_VERSION
 from src.rollout.datasets import load_problems
 from src.rollout.engines import Ledger
 from tests.labelled import judge_agreement, kappa

@@ -18,13 +18,13 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ClassroomError, ConfigError, DeadlineExceeded, EngineFailure
 from src.models.policy_folder import policy_path, write_policy
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
 from src.server.app import serve
 from src.server.client import ClassroomClient
 from src.server.engine_sleep import this_process
+from src.server.gpu_lease import GpuLease
 from src.server.schemas import ProcessId
 from src.system.run_lock import claim
-from src.training.gpu_lease import GpuLease
 from tests.conftest import free_port, quickstart_overrides
 from tests.test_shared_gpus import RecordingEngine, in_order, no_openai_routes, until
 
@@ -98,7 +98,7 @@ class KeptServer:
         self._tokenizer = tokenizer
         monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: self._load())
         monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
-        monkeypatch.setattr("src.training.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
+        monkeypatch.setattr("src.server.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
         self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}")
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()

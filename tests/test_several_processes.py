@@ -14,7 +14,7 @@ import torch
 
 from src.errors import DataError
 from src.models.policy_folder import policy_path
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
 from src.server.schemas import Health
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides
 from tests.replay_server import Batches, Replay, recorded_batches, served

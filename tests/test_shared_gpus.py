@@ -24,11 +24,14 @@ from config.base import GenerationConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import SampleResponse
 from src.errors import ConfigError, GpuFull
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
+from src.rollout.engines import EngineHealth
+from src.rollout.requests import SampleRequest
 from src.server.client import ClassroomClient
 from src.server.engine_sleep import is_alive, this_process
-from src.server.schemas import EngineHealth, Health, ProcessId, SampleRequest, SampleResponse
+from src.server.schemas import Health, ProcessId
 from src.training.gpu_sharing import SharedGpus, takes_turns
 from src.training.server_assignment import own_server
 from tests.conftest import free_port, quickstart_overrides

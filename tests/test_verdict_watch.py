@@ -9,9 +9,9 @@ import pytest
 from accelerate import PartialState
 
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Scores, Verdict
 from src.server.client import ClassroomClient
-from src.server.schemas import ConversationRecord
 from src.training.judge_monitor import JudgeGuard
 from src.training.verdict_watch import VerdictWatch, dependence
 from tests.test_grpo import record

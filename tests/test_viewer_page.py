@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 
 from src.results.rollout_files import write_rollouts
+from src.rollout.requests import SampleRequest
 from src.server.error_responses import add_error_answers
-from src.server.schemas import SampleRequest
 from src.server.view_only import create_viewer
 from src.viewer.routes import add_viewer
 from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest

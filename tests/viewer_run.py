@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Verdict
+from src.models.policy_version import PolicyVersion
 from src.results.learning import Movement, write_learning
 from src.results.rollout_files import write_rollouts
 from src.results.run_folder import JUDGE_CHECKS_NAME
-from src.rollout.tokens import PolicyVersion, Turn
-from src.server.schemas import ConversationRecord
+from src.rollout.tokens import Turn
 from tests.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 HOSTILE = {

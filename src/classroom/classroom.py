@@ -16,6 +16,7 @@ from config.base import GenerationConfig
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.classroom.phases import Attendance, Concurrent, Schedule
 from src.classroom.prompt_check import refuse_long_opening
+from src.classroom.record import TOKEN_FIELDS, ConversationRecord, SampleResponse
 from src.classroom.replay import History, graded, replay
 from src.classroom.rewards import REWARDS, weighted_sum
 from src.classroom.seats import Seats
@@ -24,13 +25,14 @@ from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids
 from src.classroom.verdicts import Verdict, failed_verdict, parse_judge_output, parse_verdict
 from src.errors import ContextOverflow, EngineFailure, PolicyMismatch, ProviderFailure, RequestRefused, StorageError
 from src.inference_providers.call_ledger import BATCH
+from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import Message, encode_chat
 from src.rollout.datasets import Problem
 from src.rollout.engines import Completion, Sampling, ask_judge
 from src.rollout.journal import Journal, conversation_id
 from src.rollout.prompts import render
-from src.rollout.tokens import PolicyVersion, Turn, approximate_tokens
-from src.server.schemas import TOKEN_FIELDS, ConversationRecord, SampleRequest, SampleResponse
+from src.rollout.requests import SampleRequest
+from src.rollout.tokens import Turn, approximate_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from functools import wraps
 from statistics import fmean
 
 from src.classroom.conversation import END_OF_CONVERSATION, Conversation, thoughts_in, visible_text
-from src.message_rules.messages import UNSPACED, normal
+from src.rollout.text import UNSPACED, normal
 
 Reward = Callable[[Conversation], float | None]
 LEAST_OF_A_THOUGHT = 5

@@ -22,8 +22,7 @@ from src.message_rules.rules_judge import RulesJudge
 from src.models.pretrained import check_context, check_model, load_tokenizer
 from src.rollout.chat_template import ReplyFrame, roles_as_rendered
 from src.rollout.datasets import Problem
-from src.rollout.engines import ChatEngine, EmbeddedJudge, Judge, Sampling
-from src.server.schemas import EngineHealth
+from src.rollout.engines import ChatEngine, EmbeddedJudge, EngineHealth, Judge, Sampling
 from src.toy_language.rubric_judge import RubricJudge
 from src.toy_language.scripted_teacher import ScriptedTeacher, is_script
 

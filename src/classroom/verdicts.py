@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from config.values import SCORING_RULES
 from src.errors import ContentRefused, JudgeOutputError
 from src.rollout.text import nests_deeper, without_surrogates
-
-SCORING_RULES = frozenset({"pedagogical_eval"})
-"""Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
 LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 """Decision rules that evaluations report by name."""

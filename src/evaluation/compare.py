@@ -13,7 +13,8 @@ from typing import Any
 from config.base import ApiModelConfig
 from config.eval_model import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig
 from config.load import record_run
-from config.values import SCRIPT
+from config.values import RULES_VERSION, SCRIPT
+from src.classroom.record import ConversationRecord
 from src.evaluation.error_labels import Labels
 from src.evaluation.extra_judges import Opinions, ask_extra_judges, summarise_judges
 from src.evaluation.metrics.compared import FIGURES, ByLesson, figures_by_lesson
@@ -21,14 +22,12 @@ from src.evaluation.playing import play_all
 from src.evaluation.report.comparison_report import write_comparison_report
 from src.evaluation.report.comparison_table import comparison_text
 from src.message_rules.plans import read_plan
-from src.message_rules.version import RULES_VERSION
 from src.models.lora import merge_adapter
 from src.results.evaluation_files import write_compared
 from src.results.paired_tests import differences
 from src.results.statistics import lacks_verdict, mean_with_ci, share
 from src.results.trackers import log_to_wandb
 from src.rollout.datasets import Problem, load_problems
-from src.server.schemas import ConversationRecord
 from src.system.storage import write_whole
 
 logger = logging.getLogger(__name__)

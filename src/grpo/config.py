@@ -10,8 +10,8 @@ from trl import GRPOConfig
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
+from src.results.trackers import report_to
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
-from src.training.metrics_callback import report_to
 from src.training.model_loading import weights_dtype
 
 _COMPUTING_S = 1800

@@ -17,8 +17,9 @@ from src.classroom.prompt_check import check_lengths
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.grpo.config import grpo_config
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.models.hub import release
 from src.models.lora import check_adapter, check_checkpoint
+from src.models.precision import check_precision
+from src.results.hub import release
 from src.results.learning import describe, write_learning
 from src.results.rollout_files import drop_rollouts_from
 from src.server.client import ClassroomClient
@@ -29,7 +30,6 @@ from src.training.collective import on_every_process, on_main_process
 from src.training.gpu_sharing import SharedGpus
 from src.training.metrics_callback import last_metrics
 from src.training.plot_callback import PlotLog
-from src.training.precision import check_precision
 from src.training.resume import check_resume
 from src.training.run_length import load_training_problems, report_length
 from src.training.server_assignment import OwnServer, own_server

@@ -13,12 +13,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
 from src.models.lora import peft_config
 from src.models.policy_folder import write_whole
 from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.datasets import Problem
 from src.server.client import ClassroomClient
-from src.server.schemas import ConversationRecord
 from src.training.checkpoints import UNFINISHED, ConfiguredRates, OrderOfEpoch, complete_checkpoint, remove_unfinished
 from src.training.collective import on_every_process, on_main_process
 from src.training.gpu_sharing import SharedGpus

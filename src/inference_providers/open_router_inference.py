@@ -11,10 +11,11 @@ from src.errors import ContentRefused, ContextOverflow, JudgeOutputError, Reques
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
 from src.inference_providers.responses import Answer
+from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import Message
 from src.rollout.engines import ChatEngine, Completion, Sampling
 from src.rollout.prompts import render
-from src.rollout.tokens import PolicyVersion, approximate_tokens
+from src.rollout.tokens import approximate_tokens
 
 _PLAIN_WORDS = "Hello! Please go on. "
 

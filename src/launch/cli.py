@@ -30,9 +30,9 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.launch.server_process import KeptServer, ServerProcess
 from src.memory.sources import gpu_is_there
+from src.models.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
 from src.results.run_folder import METRICS_NAME
 from src.system.processes import Child, Interrupted, Signals
-from src.training.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
 from src.training.resume import check_resume
 
 _HYDRA_FLAGS = ("--config-name", "-cn", "--config-dir", "-cd")

@@ -12,8 +12,8 @@ from config.eval_model import EvalConfig, check_eval
 from config.load import command_line, load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
-from src.launch.server_process import server_url
 from src.memory.sources import gpu_is_there
+from src.server.client import server_url
 
 NAME = ["--config-name", "quickstart"]
 SFT_PREFIX = "sft."

@@ -17,7 +17,6 @@ from src.system.terminal import Waiting
 _PAUSE_S = 0.3
 _GRACE_WHILE_LOADING_S = 3.0
 _RESTARTS = 3
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ServerProcess(Child):
@@ -124,9 +123,3 @@ class KeptServer:
             flush=True,
         )
         self.process = self._start()
-
-
-def server_url(generation: GenerationConfig) -> str:
-    """The address at which programs on this machine reach the server."""
-    host = _ANY_ADDRESS.get(generation.server_host, generation.server_host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{generation.server_port}"

@@ -43,7 +43,7 @@ from src.memory.sources import (
     refuse_context,
 )
 from src.models.lora import adapter_shape
-from src.training.precision import check_precision
+from src.models.precision import check_precision
 from src.vllm.adapter_slot import SLOTS, served_rank
 
 _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, for float32 models, too

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable
 from difflib import SequenceMatcher
 
-from src.message_rules.messages import RETRY, holds, normal, own_words, quotes, read_message, sentences, spoken
+from src.message_rules.messages import RETRY, holds, own_words, quotes, read_message, sentences, spoken
 from src.message_rules.plans import Plan
+from src.rollout.text import normal
 from src.toy_language.grammar import Slip, corrected, find_slips, holds_statement, parse_sentence
 
 KINDS = ("explicit", "recast", "metalinguistic", "repetition", "clarification", "elicitation", "none")

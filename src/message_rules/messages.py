@@ -5,11 +5,11 @@ measured against hand-labelled conversations (docs/evaluation.md says how far th
 """
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
 from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.rollout.text import UNSPACED, normal
 
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^“”]+”|«[^«»]+»|„[^„“”]+[“”]|「[^「」]+」")
 _INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")
@@ -35,16 +35,7 @@ _SAME_TASK = re.compile(
 RETRY = re.compile(r"\b(?:again|once more|one more time)\b|\btry (?:it|that|to)\b", re.IGNORECASE)
 """Asks the student to say something another time."""
 
-UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
 _FRAGMENT_WORDS = 3
-
-
-@lru_cache(maxsize=512)
-def normal(text: str) -> str:
-    """Letters and digits alone, in lower case, words apart by one space: what two spellings of a phrase share."""
-    letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in text.casefold()]
-    plain = " ".join("".join(letters).replace("_", " ").split())
-    return plain.replace(" ", "") if UNSPACED.search(plain) else plain
 
 
 def holds(text: str, phrase: str) -> bool:

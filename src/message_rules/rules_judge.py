@@ -11,15 +11,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from config.values import RULES_VERSION, SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION, visible_text
 from src.classroom.setup import ERROR_PERSONA
-from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError, DataError
 from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
-from src.message_rules.messages import RETRY, Message, holds, normal, own_words, read_message
+from src.message_rules.messages import RETRY, Message, holds, own_words, read_message
 from src.message_rules.plans import Phrase, Plan, read_plan
-from src.message_rules.version import RULES_VERSION
 from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Ledger
+from src.rollout.text import normal
 from src.toy_language.rubric_judge import (
     LONGEST_ACKNOWLEDGEMENT,
     Coverage,

@@ -10,8 +10,8 @@ import xxhash
 
 from src.errors import ConfigError, DataError
 from src.models.lora import ADAPTER_CONFIG
+from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_weights
-from src.rollout.tokens import PolicyVersion
 from src.system.storage import refuse_full_disk, storage_errors
 
 MARKER = "COMPLETE"

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from src.classroom.conversation import Solution
+from src.classroom.record import ConversationRecord
 from src.errors import DataError
 from src.results import rollout_files
-from src.server.schemas import ConversationRecord
 
 _SAMPLING = "sampling"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from src.server.schemas import ConversationRecord
+from src.classroom.record import ConversationRecord
 from src.system.storage import storage_errors
 
 ROWS_PER_GROUP = 128

@@ -10,10 +10,10 @@ from typing import Any, Optional
 
 import yaml
 
+from src.classroom.record import ConversationRecord
 from src.errors import DataError
 from src.results.evaluation_files import read_records
 from src.results.statistics import Estimate, paired_change, rewards_by_lesson
-from src.server.schemas import ConversationRecord
 
 METRICS_NAME = "metrics.jsonl"
 LEARNING_NAME = "learning.json"

@@ -1,11 +1,16 @@
 """An evaluation's figures in Weights & Biases."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from transformers.integrations import get_available_reporting_integrations
+
+from config.base import LoggingConfig
 from config.eval_model import EvalConfig
+from src.errors import ConfigError
 from src.results.run_folder import is_number
 
 
@@ -15,8 +20,6 @@ def log_to_wandb(config: EvalConfig, metrics: Mapping[str, Any], folder: Path) -
     if not (config.logging.wandb or "wandb" in config.logging.report_to):
         return
     import wandb
-
-    from src.training.metrics_callback import set_tracker_environment
 
     set_tracker_environment(config.logging, folder)
     with wandb.init(name=config.logging.wandb_run_name, config=asdict(config)) as run:
@@ -30,3 +33,32 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from numbers(value, f"{prefix}{name}/")
         elif is_number(value):
             yield prefix + name, value
+
+
+def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
+    """The trackers, with what they read from the environment set.
+
+    Raises:
+        ConfigError: if one is not installed.
+    """
+    trackers = list(dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])]))
+    for name in sorted(set(trackers) - set(get_available_reporting_integrations()) - {"flyte"}):
+        raise ConfigError(
+            f"logging asks for {name}, which is not installed or is turned off in the environment: pip install {name}, "
+            "or take it out of logging.report_to."
+        )
+    set_tracker_environment(logging, run_folder)
+    return trackers or ["none"]
+
+
+def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
+    """Set what trackers read from the environment. Where somebody has said where their files go, that stays."""
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
+    os.environ.setdefault("WANDB_DIR", str(run_folder))
+    wandb = {
+        "WANDB_PROJECT": logging.wandb_project,
+        "WANDB_ENTITY": logging.wandb_entity,
+        "WANDB_RUN_GROUP": logging.run_group,
+        "WANDB_TAGS": ",".join(logging.wandb_tags),
+    }
+    os.environ.update({name: value for name, value in wandb.items() if value})

@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Optional, Protocol
 
-from src.rollout.tokens import PolicyVersion
+from pydantic import BaseModel, Field
+
+from src.models.policy_version import PolicyVersion
 
 
 @dataclass(frozen=True)
@@ -109,3 +111,16 @@ def ask_judge(
     if isinstance(judge, EmbeddedJudge):
         return judge.judge(rule, conversation, problem, attempt, ledger)
     return judge.judge(rule, conversation, problem, attempt)
+
+
+class EngineHealth(BaseModel):
+    """One seat: which model, whose engine, the process ids of its workers and the GPUs they have; whether the engine
+    can give its GPU's memory back, and whether it sleeps at present."""
+
+    model: str
+    engine: str
+    engine_version: str
+    pids: list[int]
+    gpus: list[str] = Field(default_factory=list)
+    can_sleep: bool = False
+    asleep: bool = False

@@ -5,7 +5,9 @@ file, no database and no answer over HTTP can.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -37,3 +39,14 @@ def _held(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
+
+
+UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
+
+
+@lru_cache(maxsize=512)
+def normal(text: str) -> str:
+    """Letters and digits alone, in lower case, words apart by one space: what two spellings of a phrase share."""
+    letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in text.casefold()]
+    plain = " ".join("".join(letters).replace("_", " ").split())
+    return plain.replace(" ", "") if UNSPACED.search(plain) else plain

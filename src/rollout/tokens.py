@@ -8,21 +8,9 @@ did not write) is appended as given. A transcript is never rendered again to fin
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from src.models.policy_version import PolicyVersion
+
 _BYTES_PER_TOKEN = 4
-
-
-@dataclass(frozen=True)
-class PolicyVersion:
-    """Which weights the teacher engine holds: the run that published them, and its counter.
-
-    A server that was never published to holds the model it was started with: run "" and version 0.
-    """
-
-    run_id: str = ""
-    version: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.run_id or 'initial weights'} v{self.version}"
 
 
 @dataclass(frozen=True)

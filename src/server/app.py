@@ -16,19 +16,21 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from config.checks import reward_weights, solutions_are_graded
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord, SampleResponse
 from src.classroom.rewards import REWARDS
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
 from src.models.policy_folder import inside_run_folder
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
+from src.rollout.requests import SampleRequest
 from src.server.auth import token_for
 from src.server.error_responses import add_error_answers, answer_with_message
+from src.server.gpu_lease import GpuLease
 from src.server.judge_check import open_judge_check
 from src.server.long_poll import unless_gone
 from src.server.middleware import add_guards
 from src.server.openai_routes import add_openai_routes
 from src.server.sampling_service import BatchDesk, open_desk
 from src.server.schemas import (
-    ConversationRecord,
     Health,
     JudgeCheckRequest,
     JudgeCheckResponse,
@@ -37,13 +39,10 @@ from src.server.schemas import (
     RestResponse,
     RewardRequest,
     RewardResponse,
-    SampleRequest,
-    SampleResponse,
     SleepRequest,
 )
 from src.system.ports import refuse_taken_port
 from src.system.run_lock import claim
-from src.training.gpu_lease import GpuLease
 from src.viewer.chat import SeatedTutor
 from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files

@@ -10,6 +10,8 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter
 
+from config.base import GenerationConfig
+from src.classroom.record import SampleResponse
 from src.errors import (
     AccessDenied,
     ClassroomError,
@@ -24,8 +26,10 @@ from src.errors import (
     SpendingCapReached,
     UnknownConversation,
 )
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
+from src.rollout.requests import SampleRequest
 from src.server.auth import token_from_environment
+from src.server.client import ClassroomClient
 from src.server.schemas import (
     LARGEST_BODY,
     Health,
@@ -36,8 +40,6 @@ from src.server.schemas import (
     ProcessId,
     RestResponse,
     RewardResponse,
-    SampleRequest,
-    SampleResponse,
     SleepRequest,
 )
 
@@ -280,3 +282,12 @@ def get_pedagogical_reward(conversations: Sequence[str], server_port: int) -> li
 
 def _local(server_port: int) -> ClassroomClient:
     return ClassroomClient(f"http://127.0.0.1:{server_port}")
+
+
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def server_url(generation: GenerationConfig) -> str:
+    """The address at which programs on this machine reach the server."""
+    host = _ANY_ADDRESS.get(generation.server_host, generation.server_host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{generation.server_port}"

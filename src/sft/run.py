@@ -22,18 +22,19 @@ from config.load import record_run
 from config.train_sft_model import MUON, ConversationSource, TrainSFTConfig
 from src.errors import ConfigError, DataError
 from src.models.checkpoint_safety import refuse_unsafe_checkpoint
-from src.models.hub import release
 from src.models.lora import check_adapter, check_checkpoint, peft_config
 from src.models.policy_folder import write_whole
+from src.models.precision import check_precision
 from src.models.pretrained import check_model
 from src.models.pretrained import load_tokenizer as load_any_tokenizer
+from src.results.hub import release
+from src.results.trackers import report_to
 from src.rollout.datasets import gather, load_rows
 from src.sft.muon import MuonWithAdamW
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.training.checkpoints import ConfiguredRates
-from src.training.metrics_callback import Progress, last_metrics, report_to
+from src.training.metrics_callback import Progress, last_metrics
 from src.training.model_loading import device_for_weights, weights_dtype
-from src.training.precision import check_precision
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 
 logger = logging.getLogger(__name__)

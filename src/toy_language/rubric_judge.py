@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Optional
 
+from config.values import SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION, visible_text
-from src.classroom.verdicts import SCORING_RULES
 from src.errors import ConfigError
 from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Ledger
 from src.toy_language.grammar import Question, Slip, find_slips, holds_statement, parse_question

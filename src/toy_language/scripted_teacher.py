@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from config.eval_model import ACKNOWLEDGES, IDEAL
 from config.values import SCRIPT
 from src.errors import ConfigError, DataError
+from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import Message
-from src.rollout.engines import Completion, Sampling
-from src.rollout.tokens import PolicyVersion, approximate_tokens
-from src.server.schemas import EngineHealth
+from src.rollout.engines import Completion, EngineHealth, Sampling
+from src.rollout.tokens import approximate_tokens
 from src.toy_language.lessons import Lesson, parse_problem
 from src.toy_language.scripts import ideal
 

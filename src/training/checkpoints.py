@@ -43,7 +43,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def remove_leftovers(run_folder: Path) -> None:
     """Remove what a trainer that was killed, or met a full disk, left in its run folder: a checkpoint, policies and
-    models that it had begun to write, and its lease on the GPUs (src/training/gpu_lease.py), which a server would otherwise wait
+    models that it had begun to write, and its lease on the GPUs (src/server/gpu_lease.py), which a server would otherwise wait
     for if it cannot tell whether that trainer lives. Only for who has the trainer's claim on the folder: then no other
     trainer lives there."""
     remove_unfinished(run_folder / "checkpoints")

@@ -1,7 +1,7 @@
 """The trainer's side of GPUs that it shares with the server: they take turns.
 
     engines asleep     the trainer steps, and writes the new weights to disk; a server that dies now comes back without
-                       engines (src/training/gpu_lease.py)
+                       engines (src/server/gpu_lease.py)
     make_room          what the trainer keeps for later use only goes back to the GPU, on every rank
     /load_weights      the teacher wakes for its new weights
     leave              the other engines wake, and every rank samples
@@ -23,8 +23,8 @@ from accelerate.utils.memory import clear_device_cache
 from src.errors import ConfigError
 from src.server.client import ClassroomClient
 from src.server.engine_sleep import this_process
+from src.server.gpu_lease import GpuLease
 from src.server.schemas import Health, ProcessId
-from src.training.gpu_lease import GpuLease
 from src.training.server_assignment import OwnServer
 from src.vllm.worker_extension import gpu_id
 

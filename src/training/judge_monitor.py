@@ -12,12 +12,13 @@ from typing import Any
 
 from config.train_rl_model import GuardsConfig, TrainRLConfig
 from src.classroom.canaries import CANARIES
+from src.classroom.record import ConversationRecord
 from src.errors import ClassroomError, JudgeOutputError, StorageError
 from src.results.agreement import rank_correlation
 from src.results.run_folder import JUDGE_CHECKS_NAME, read_lines
 from src.results.statistics import Estimate, mean_with_ci
 from src.server.client import ClassroomClient
-from src.server.schemas import ConversationRecord, JudgeCheckRequest, JudgeCheckResponse
+from src.server.schemas import JudgeCheckRequest, JudgeCheckResponse
 from src.system.storage import write_whole
 from src.training.collective import Processes, on_main_process
 from src.training.verdict_watch import VerdictWatch

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -10,40 +9,9 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import get_available_reporting_integrations
 
-from config.base import LoggingConfig
-from src.errors import ClassroomError, ConfigError
+from src.errors import ClassroomError
 from src.results.run_folder import METRICS_NAME, last_figures, read_lines
-
-
-def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
-    """The trackers, with what they read from the environment set.
-
-    Raises:
-        ConfigError: if one is not installed.
-    """
-    trackers = list(dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])]))
-    for name in sorted(set(trackers) - set(get_available_reporting_integrations()) - {"flyte"}):
-        raise ConfigError(
-            f"logging asks for {name}, which is not installed or is turned off in the environment: pip install {name}, "
-            "or take it out of logging.report_to."
-        )
-    set_tracker_environment(logging, run_folder)
-    return trackers or ["none"]
-
-
-def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
-    """Set what trackers read from the environment. Where somebody has said where their files go, that stays."""
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
-    os.environ.setdefault("WANDB_DIR", str(run_folder))
-    wandb = {
-        "WANDB_PROJECT": logging.wandb_project,
-        "WANDB_ENTITY": logging.wandb_entity,
-        "WANDB_RUN_GROUP": logging.run_group,
-        "WANDB_TAGS": ",".join(logging.wandb_tags),
-    }
-    os.environ.update({name: value for name, value in wandb.items() if value})
 
 
 def last_metrics(run_folder: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from config.base import GenerationConfig
 from src.errors import ConfigError
-from src.launch.server_process import server_url
 from src.server.auth import token_for
+from src.server.client import server_url
 from src.training.collective import Processes, on_every_process
 
 Result = TypeVar("Result")

@@ -13,8 +13,8 @@ from itertools import combinations
 from math import sqrt
 from statistics import fmean, mode
 
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Verdict
-from src.server.schemas import ConversationRecord
 
 LEAST_FOR_SAME = 128
 LEAST_FOR_DEPENDENCE = 256

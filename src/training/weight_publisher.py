@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.models.policy_folder import policy_path, remove_old_policies, write_policy
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
 from src.server.client import ClassroomClient
 from src.training.collective import on_main_process
 from src.training.server_assignment import OwnServer

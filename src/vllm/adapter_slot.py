@@ -7,7 +7,7 @@ from config.base import ModelConfig
 from config.values import SERVED_RANKS
 from src.errors import ConfigError, DataError
 from src.models.lora import adapter_shape
-from src.rollout.tokens import PolicyVersion
+from src.models.policy_version import PolicyVersion
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

@@ -9,9 +9,9 @@ from config.base import GenerationConfig, ModelConfig
 from src.errors import ContextOverflow, EngineFailure
 from src.models.lora import check_published
 from src.models.policy_folder import check_policy
+from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import Message, ReplyFrame, encode_chat
 from src.rollout.engines import Completion, Sampling
-from src.rollout.tokens import PolicyVersion
 from src.vllm.adapter_slot import AdapterSlot, adapter_arguments
 from src.vllm.engine_base import EngineProcess
 from src.vllm.weights_gate import WeightsGate

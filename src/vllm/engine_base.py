@@ -11,7 +11,7 @@ import psutil
 from config.base import GenerationConfig, ModelConfig
 from src.classroom.phases import PHASED
 from src.errors import DataError, EngineFailure
-from src.server.schemas import EngineHealth
+from src.rollout.engines import EngineHealth
 from src.vllm.sleep import Rest
 from src.vllm.weights_gate import WeightsGate
 

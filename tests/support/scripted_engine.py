@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.models.policy_folder import check_policy
+from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import Message, ReplyFrame, encode_text
-from src.rollout.engines import Completion, Sampling
-from src.rollout.tokens import PolicyVersion
-from src.server.schemas import EngineHealth
+from src.rollout.engines import Completion, EngineHealth, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

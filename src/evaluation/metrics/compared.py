@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from src.classroom.record import ConversationRecord
 from src.evaluation.metrics.language import ErrorLabels, read_lessons
 from src.evaluation.report.tables import Measure
 from src.message_rules.feedback import KINDS
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import judgement_of, rewards_by_lesson
-from src.server.schemas import ConversationRecord
 from src.toy_language.turn_pairs import read_exchanges
 
 ByLesson = dict[str, dict[str, list[float]]]

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from config.values import RULES_VERSION
 from src.classroom.conversation import visible_text
+from src.classroom.record import ConversationRecord
 from src.classroom.setup import ERROR_PERSONA
 from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.message_rules.feedback import (
@@ -21,12 +23,11 @@ from src.message_rules.feedback import (
     repairs,
     takes_up,
 )
-from src.message_rules.messages import RETRY, holds, normal, own_words, read_message
+from src.message_rules.messages import RETRY, holds, own_words, read_message
 from src.message_rules.plans import Plan, answers, questions_asked, read_plan
-from src.message_rules.version import RULES_VERSION
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import Estimate, mean_with_ci
-from src.server.schemas import ConversationRecord
+from src.rollout.text import normal
 
 Values = dict[str, list[float]]
 """By figure: the values that its mean is taken over."""

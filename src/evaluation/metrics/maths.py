@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Optional
 
+from config.values import SCORING_RULES
 from src.classroom.conversation import Solution
-from src.classroom.verdicts import SCORING_RULES
+from src.classroom.record import ConversationRecord
 from src.results.statistics import Estimate, judgement_of, lacks_verdict, mean_with_ci, share
-from src.server.schemas import ConversationRecord
 
 SOLVED, SCORED = "solve_rate", "solution_score"
 """Where the grades of solutions stand in metrics.json: shares of right answers, or means of a reward model's scores."""

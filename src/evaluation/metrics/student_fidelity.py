@@ -7,8 +7,9 @@ from statistics import fmean
 from typing import Any
 
 from src.classroom.setup import ERROR_PERSONA
-from src.message_rules.messages import normal, own_words, read_message, sentences, spoken
+from src.message_rules.messages import own_words, read_message, sentences, spoken
 from src.message_rules.plans import Plan
+from src.rollout.text import normal
 from src.toy_language.grammar import parse_question
 
 CORRECT_PERSONA = "correct_student"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from src.classroom.record import ConversationRecord
 from src.evaluation.report.build import SAMPLING_NAMES, page_template
 from src.evaluation.report.comparison_table import (
     difference_rows,
@@ -15,7 +16,6 @@ from src.evaluation.report.comparison_table import (
     samplings_of,
 )
 from src.evaluation.report.examples import Pair, ShownConversation, show
-from src.server.schemas import ConversationRecord
 
 Records = Mapping[str, Sequence[tuple[str, ConversationRecord]]]
 """Tutor → (sampling, record) of each conversation, in the same order for all tutors."""

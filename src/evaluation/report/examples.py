@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Verdict
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import lacks_verdict
 from src.rollout.tokens import Turn
-from src.server.schemas import ConversationRecord
 from src.toy_language.grammar import Slip
 from src.toy_language.turn_pairs import Exchange, read_exchanges
 

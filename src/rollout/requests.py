@@ -1,0 +1,73 @@
+"""What a trainer or an evaluation asks an environment for."""
+
+import hashlib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from src.models.policy_version import PolicyVersion
+from src.rollout.text import nests_deeper
+
+LARGEST_BATCH = 4096
+"""Conversations that one request may ask for: all of them are held at once."""
+
+
+_LEVELS_OF_META = 20
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class SampleRequest(StrictModel):
+    """Body of `POST /sample_conversations`: one entry of `problems` per conversation, a group's entries repeated.
+
+    `request_id` names this piece of work: sent again with the same body it gives the same answer and is not run
+    again. `run_id` and `policy_version` null accept whatever weights are loaded (evaluation). `greedy` samples the
+    teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
+    tutors can be compared; training leaves it off. `meta` (one mapping per conversation, of at most 20
+    levels) is kept with the record.
+    `judge_again` makes judge attempts that brought no verdict once more, in a request that was answered before.
+    """
+
+    problems: list[str] = Field(min_length=1)
+    answers: list[str]
+    meta: list[dict[str, Any]] | None = None
+    request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
+    seed: int
+    step: int
+    run_id: str | None = None
+    policy_version: int | None = None
+    greedy: bool = False
+    fixed_seeds: bool = False
+    judge_again: bool = False
+
+    @field_validator("meta")
+    @classmethod
+    def _meta_is_flat_enough(cls, meta: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for place, each in enumerate(meta or ()):
+            if nests_deeper(each, _LEVELS_OF_META):
+                raise ValueError(f"entry {place} holds values within values on more than {_LEVELS_OF_META} levels")
+        return meta
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> "SampleRequest":
+        counts = {"problems": len(self.problems), "answers": len(self.answers)}
+        if self.meta is not None:
+            counts["meta"] = len(self.meta)
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"problems, answers and meta must have one entry per conversation, but hold {counts}")
+        if (self.run_id is None) != (self.policy_version is None):
+            raise ValueError("run_id and policy_version come together: give both, or neither")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Stands for what is asked for: two requests with one digest are the same piece of work."""
+        return hashlib.sha256(self.model_dump_json(exclude={"judge_again"}).encode()).hexdigest()
+
+    @property
+    def wanted_policy(self) -> PolicyVersion | None:
+        if self.run_id is None or self.policy_version is None:
+            return None
+        return PolicyVersion(self.run_id, self.policy_version)
