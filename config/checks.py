@@ -22,6 +22,7 @@ from config.values import (
     EMBEDDED_JUDGES,
     ENGINE_DTYPES,
     IMPORTANCE_SAMPLING_MODES,
+    LARGEST_BATCH,
     LOSS_TYPES,
     OPTIMIZERS,
     RESPONSE_FORMATS,
@@ -42,7 +43,6 @@ from config.values import (
 )
 from src.classroom.rewards import REWARDS, default_weights
 from src.errors import ConfigError
-from src.rollout.requests import LARGEST_BATCH
 
 if TYPE_CHECKING:
     from config.eval_model import EvalConfig

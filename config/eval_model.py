@@ -24,10 +24,9 @@ from config.checks import (
 )
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
 from config.train_rl_model import RewardModelConfig
-from config.values import EMBEDDED_JUDGES, SCORING_RULES, check_url
+from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, SCORING_RULES, check_url
 from src.classroom.rewards import default_weights
 from src.errors import ConfigError
-from src.rollout.requests import LARGEST_BATCH
 
 SAMPLINGS = ("sampled", "greedy")
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"

@@ -11,6 +11,8 @@ from dataclasses import Field, fields, is_dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from src.errors import ConfigError
 
 RULES = "rules"
@@ -161,3 +163,7 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 
 RULES_VERSION = "1"
 """Stands beside every figure that comes from the rules on messages; raised whenever one of them changes."""
+
+
+LARGEST_BATCH = 4096
+"""Conversations that one request may ask for: all of them are held at once."""

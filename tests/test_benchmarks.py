@@ -19,7 +19,7 @@ def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp
         lines = {"teacher": lambda _: "Hello! Where do you go?", "student": lambda _: "I go home."}
         return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
 
-    monkeypatch.setattr("src.classroom.seats._start_engines", start)
+    monkeypatch.setattr("src.server.open_models._start_engines", start)
     config = load(TrainRLConfig, "train_rl", quickstart_overrides(tmp_path, world / "blank", world, 1), check_train_rl)
     show(asyncio.run(measure(config, rounds=2, judge_s=0.001)))
     printed = capsys.readouterr().out

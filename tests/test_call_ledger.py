@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.errors import StorageError
-from src.inference_providers.call_ledger import _SCHEMA, BATCH, LOST, UNUSABLE, USABLE, CallLedger, Figures, Usage
+from src.inference_providers.call_ledger import _SCHEMA, LOST, UNUSABLE, USABLE, CallLedger, Figures
+from src.rollout.usage import BATCH, Usage
 from tests.conftest import ROOT
 
 

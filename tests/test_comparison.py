@@ -374,7 +374,7 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
         lines = {"teacher": lambda _: "Good! What do you say?", "student": lambda _: "abc"}
         return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
 
-    monkeypatch.setattr("src.classroom.seats._start_engines", start)
+    monkeypatch.setattr("src.server.open_models._start_engines", start)
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")  # the model whose tokenizer it is has a short context
     model = str(world / "blank")
     with judge_endpoint(_answer) as endpoint:

@@ -13,10 +13,10 @@ from config.base import ApiModelConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.seats import open_seats
 from src.errors import ConfigError
 from src.memory.report import report
 from src.models.pretrained import context_length, too_long_for
+from src.server.open_models import open_seats
 from tests.test_pretrained import edit
 
 LLAMA = {

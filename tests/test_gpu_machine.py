@@ -18,7 +18,7 @@ from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.seats import engine_seats, open_seats
+from src.classroom.seats import engine_seats
 from src.errors import ConfigError, EngineFailure
 from src.grpo import run as grpo_run
 from src.grpo.config import grpo_config
@@ -32,6 +32,7 @@ from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
 from src.memory.report import report, show_evaluation_shares
 from src.memory.sources import NotReckoned, gpu_is_there, gpu_memory, memory_by_nvidia_smi
 from src.models.precision import PRECISIONS, check_precision
+from src.server.open_models import open_seats
 from src.sft.run import _refuse_hidden_data_parallelism
 from src.system.processes import Signals
 from src.vllm.engine_base import EngineProcess

@@ -26,12 +26,13 @@ import src.server.middleware
 from config.base import GenerationConfig
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
+from config.values import LARGEST_BATCH
 from src.errors import AccessDenied, ClassroomError, ConfigError, EngineFailure, RequestTooLarge, UnknownConversation
 from src.grpo.run import connect
 from src.models.policy_folder import policy_path, write_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import read_journal
-from src.rollout.requests import LARGEST_BATCH, SampleRequest
+from src.rollout.requests import SampleRequest
 from src.server.auth import TOKEN_VARIABLE, token_for
 from src.server.client import ClassroomClient
 from src.server.middleware import BodyCheck, HostCheck

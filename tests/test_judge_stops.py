@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from src.errors import ProviderFailure, SpendingCapReached
-from src.inference_providers.call_ledger import Usage
+from src.rollout.usage import Usage
 from src.server.client import _ERRORS
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
-from src.classroom.seats import _sampling, engine_seats
+from src.classroom.seats import engine_seats
+from src.server.open_models import _sampling
 from tests.scripted_room import Room
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
@@ -62,7 +63,7 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
 
     async def judge() -> str:
         models = ApiModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
-        seats = await src.classroom.seats.open_seats(*models, generation, 1, tmp_path)
+        seats = await src.server.open_models.open_seats(*models, generation, 1, tmp_path)
         try:
             said = [{"role": "teacher", "content": "Hello."}]
             return await seats.judge.judge("does_not_leak_answer", said, "fractions", 0)

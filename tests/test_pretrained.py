@@ -14,9 +14,9 @@ import src.vllm.engine
 from config.base import ApiModelConfig, ModelConfig, VllmConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.seats import open_seats
 from src.errors import ConfigError, EngineFailure
 from src.models.pretrained import check_model, load_tokenizer
+from src.server.open_models import open_seats
 from tests.test_chat_template import NO_SYSTEM
 
 KEY = "teacher_model.model_name_or_path"

@@ -423,6 +423,6 @@ def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts,
     config = load(TrainRLConfig, "train_rl", [])
     generation = all_prompts("teacher_prompt_path", "nowhere.txt")
     models = config.teacher_model, config.student_model, config.judge_model
-    opening = src.classroom.seats.open_seats(*models, generation, 1, tmp_path)
+    opening = src.server.open_models.open_seats(*models, generation, 1, tmp_path)
     with pytest.raises(DataError, match="There is no prompt template nowhere.txt"):
         opening.send(None)

@@ -19,14 +19,15 @@ from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import SampleResponse
-from src.classroom.seats import JUDGE_CALLS_NAME
 from src.errors import ContentRefused, ContextOverflow, ProviderFailure, SpendingCapReached, StorageError
-from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger, Usage
+from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.launch.rejudge import main, rejudge
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import read_journal
 from src.rollout.requests import SampleRequest
+from src.rollout.usage import Usage
+from src.server.open_models import JUDGE_CALLS_NAME
 from src.server.sampling_service import BatchDesk
 from tests.chat_client import SPEED, fast_api
 from tests.judge_endpoint import (

@@ -11,10 +11,11 @@ from config.base import ApiModelConfig, GenerationConfig, ModelConfig, VllmConfi
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import RewardModelConfig, TrainRLConfig
-from src.classroom.seats import engine_seats, needed_reward_model, open_seats
+from src.classroom.seats import engine_seats, needed_reward_model
 from src.errors import ConfigError, DataError
 from src.memory.budget import CUDA_CONTEXT, GIB
 from src.memory.report import report
+from src.server.open_models import open_seats
 from src.vllm.reward_engine import RewardEngine
 from tests.reward_models import classifier_logit, math_rm_logit, save_classifier, save_math_rm
 from tests.scripted_room import Room

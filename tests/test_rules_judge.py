@@ -17,13 +17,14 @@ from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from config.values import RULES_VERSION
 from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.seats import embedded_judge, engine_seats
+from src.classroom.seats import engine_seats
 from src.classroom.verdicts import Scores, parse_judge_output, parse_verdict
 from src.errors import ConfigError, DataError
 from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import RulesJudge, analyse, holds_error
 from src.rollout.datasets import load_problems
 from src.rollout.engines import Ledger
+from src.server.open_models import embedded_judge
 from tests.labelled import judge_agreement, kappa
 from tests.scripted_language import BAD_TEACHERS, GOOD_TEACHERS, HINTS, ideal, moment, play
 from tests.scripted_room import Room

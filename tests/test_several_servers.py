@@ -13,7 +13,6 @@ from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.seats import open_seats
 from src.errors import ConfigError
 from src.grpo.run import connect
 from src.launch.cli import main as launcher
@@ -21,6 +20,7 @@ from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.server.app import own_part
 from src.server.auth import TOKEN_VARIABLE
 from src.server.engine_sleep import GpuLoan, this_process
+from src.server.open_models import open_seats
 from src.server.schemas import ProcessId
 from src.system.run_lock import claim
 from src.training.server_assignment import OwnServer, own_server

@@ -24,7 +24,6 @@ from src.classroom.setup import ConversationType, SetupOptions, draw_setup, pers
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
 from src.classroom.verdicts import Verdict, failed_verdict, parse_judge_output, parse_verdict
 from src.errors import ContextOverflow, EngineFailure, PolicyMismatch, ProviderFailure, RequestRefused, StorageError
-from src.inference_providers.call_ledger import BATCH
 from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import Message, encode_chat
 from src.rollout.datasets import Problem
@@ -33,6 +32,7 @@ from src.rollout.journal import Journal, conversation_id
 from src.rollout.prompts import render
 from src.rollout.requests import SampleRequest
 from src.rollout.tokens import Turn, approximate_tokens
+from src.rollout.usage import BATCH
 
 logger = logging.getLogger(__name__)
 

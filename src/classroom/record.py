@@ -7,10 +7,11 @@ from pydantic import BaseModel
 from src.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Verdict
-from src.inference_providers.call_ledger import Usage
 from src.models.policy_version import PolicyVersion
 from src.rollout.datasets import Problem
+from src.rollout.requests import SampleRequest
 from src.rollout.tokens import Turn
+from src.rollout.usage import Usage
 
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs"})
 """What makes up most of a record; the journal keeps them with the turns."""

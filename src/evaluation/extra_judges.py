@@ -12,7 +12,6 @@ from config.eval_model import EvalConfig
 from config.values import EMBEDDED_JUDGES
 from src.classroom.conversation import visible_text
 from src.classroom.record import ConversationRecord
-from src.classroom.seats import embedded_judge
 from src.classroom.verdicts import Verdict, failed_verdict, parse_verdict, sum_up
 from src.errors import EngineFailure, ProviderFailure, StorageError
 from src.inference_providers.call_ledger import CallLedger
@@ -22,6 +21,7 @@ from src.results.agreement import krippendorff_alpha, rank_correlation
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import judgement_of, mean_with_ci
 from src.rollout.engines import Judge, Ledger, ask_judge
+from src.server.open_models import embedded_judge
 
 logger = logging.getLogger(__name__)
 

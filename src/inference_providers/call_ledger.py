@@ -9,12 +9,12 @@ import sqlite3
 import time
 from collections import Counter
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from src.errors import StorageError
+from src.rollout.usage import BATCH, Usage
 
 IN_FLIGHT, USABLE, UNUSABLE, LOST = "in flight", "usable", "unusable", "lost"
 
@@ -22,8 +22,6 @@ LARGEST_COUNT, LARGEST_COST_USD = 10**9, 10_000.0
 """Tokens and dollars that one reply can have taken, on any account. Whoever states more is not believed: sums of such
 figures could not be kept, and would use up any cap."""
 
-BATCH: ContextVar[str] = ContextVar("batch", default="")
-"""The piece of work that requests belong to, for the figures of a step; set by whoever starts it."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -52,23 +50,6 @@ class Figures:
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float | None = None
-
-
-@dataclass
-class Usage:
-    """What a batch took of one seat's API: requests sent, how many of them were repeats after a failure, replies that
-    were paid for and of no use (a judge's without a verdict), failures by kind, the provider's tokens and dollars, and
-    dollars held for requests whose fate is unknown. `run_cost_usd` is the whole run's spending so far."""
-
-    calls: int = 0
-    retries: int = 0
-    unusable: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float = 0.0
-    reserved_usd: float = 0.0
-    run_cost_usd: float = 0.0
 
 
 @dataclass(frozen=True)

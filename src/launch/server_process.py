@@ -8,7 +8,7 @@ from typing import Self
 
 from config.base import GenerationConfig
 from src.errors import DeadlineExceeded, EngineFailure
-from src.server.client import ClassroomClient
+from src.server.client import ClassroomClient, server_url
 from src.server.schemas import Health
 from src.system.ports import refuse_taken_port
 from src.system.processes import Child, Signals

@@ -8,10 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from src.models.policy_version import PolicyVersion
 from src.rollout.text import nests_deeper
 
-LARGEST_BATCH = 4096
-"""Conversations that one request may ask for: all of them are held at once."""
-
-
 _LEVELS_OF_META = 20
 
 

@@ -29,7 +29,6 @@ from src.errors import (
 from src.models.policy_version import PolicyVersion
 from src.rollout.requests import SampleRequest
 from src.server.auth import token_from_environment
-from src.server.client import ClassroomClient
 from src.server.schemas import (
     LARGEST_BODY,
     Health,

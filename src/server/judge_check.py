@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from config.values import EMBEDDED_JUDGES
 from src.classroom.canaries import CANARIES
 from src.classroom.conversation import Conversation, State
-from src.classroom.seats import embedded_judge
 from src.classroom.verdicts import Verdict, failed_verdict, parse_verdict, sum_up
 from src.errors import ConfigError
-from src.inference_providers.call_ledger import BATCH, CallLedger
+from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
 from src.rollout.engines import Judge, ask_judge
+from src.rollout.usage import BATCH
+from src.server.open_models import embedded_judge
 from src.server.sampling_service import BatchDesk
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 

@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from config.values import LARGEST_BATCH
 from src.classroom.classroom import Classroom, classroom_rules
 from src.classroom.conversation import Conversation
 from src.classroom.phases import PHASED, PHASES, Concurrent, PhaseClock, Schedule
 from src.classroom.record import TOKEN_FIELDS, ConversationRecord, SampleResponse
 from src.classroom.replay import replay_tokens
-from src.classroom.seats import Seats, needed_reward_model, open_seats
+from src.classroom.seats import Seats, needed_reward_model
 from src.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
 from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import Journal, request_of
-from src.rollout.requests import LARGEST_BATCH, SampleRequest
+from src.rollout.requests import SampleRequest
 from src.server.engine_sleep import GpuLoan
+from src.server.open_models import open_seats
 
 if TYPE_CHECKING:
     from config.base import GenerationConfig

@@ -2,11 +2,12 @@
 
 from pydantic import BaseModel, Field
 
+from config.values import LARGEST_BATCH
 from src.classroom.verdicts import Verdict
-from src.inference_providers.call_ledger import Usage
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import EngineHealth
-from src.rollout.requests import LARGEST_BATCH, StrictModel
+from src.rollout.requests import StrictModel
+from src.rollout.usage import Usage
 
 LARGEST_BODY = 64 * 1024**2
 """Bytes that the body of a request may have: 16 KiB for each conversation of the largest batch."""

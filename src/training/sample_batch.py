@@ -14,10 +14,10 @@ from accelerate.utils import gather_object
 from src.classroom.record import ConversationRecord, SampleResponse
 from src.classroom.verdicts import sum_up
 from src.errors import PolicyMismatch, TooManyFailedJudgements
-from src.inference_providers.call_ledger import Usage
 from src.results.rollout_files import write_rollouts
 from src.rollout.datasets import Problem
 from src.rollout.requests import SampleRequest
+from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
 from src.training.judge_monitor import JudgeGuard
