@@ -11,8 +11,7 @@ from dataclasses import Field, fields, is_dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from pydantic import Field
-
+from config.values import SCRIPT
 from src.errors import ConfigError
 
 RULES = "rules"
@@ -167,3 +166,8 @@ RULES_VERSION = "1"
 
 LARGEST_BATCH = 4096
 """Conversations that one request may ask for: all of them are held at once."""
+
+
+def is_script(name: str) -> bool:
+    """Whether a teacher model's name stands for a script."""
+    return name.startswith(SCRIPT)

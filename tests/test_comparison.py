@@ -12,6 +12,7 @@ import pytest
 from config.base import ApiModelConfig, JudgeModelConfig
 from config.eval_model import EvalConfig, TutorConfig, check_eval
 from config.load import load
+from config.values import is_script
 from src.errors import ConfigError, DataError
 from src.evaluation.compare import arms_of, summarise_comparison
 from src.evaluation.extra_judges import ask_extra_judges, summarise_judges
@@ -27,7 +28,7 @@ from src.rollout.tokens import Turn
 from src.server.sampling_service import BatchDesk
 from src.toy_language.lessons import make_lessons, render_problem
 from src.toy_language.rubric_judge import RubricJudge
-from src.toy_language.scripted_teacher import ScriptedTeacher, is_script
+from src.toy_language.scripted_teacher import ScriptedTeacher
 from src.toy_language.scripts import SCRIPTED_TEACHERS
 from tests.judge_endpoint import judge_endpoint, says
 from tests.scripted_room import Room

@@ -1,23 +1,25 @@
-"""The one place that picks an engine for a role."""
+"""Who speaks in which role, and which of the roles a configuration needs engines for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig
 from config.train_rl_model import RewardModelConfig
-from config.values import EMBEDDED_JUDGES
+from config.values import EMBEDDED_JUDGES, is_script
 from src.grading.checker import AnswerChecker
-from src.inference_providers.chat_api import ChatApi
-from src.inference_providers.open_router_inference import ApiChatEngine
 from src.rollout.datasets import Problem
-from src.rollout.engines import ChatEngine, EmbeddedJudge, EngineHealth, Judge, Sampling
-from src.toy_language.scripted_teacher import ScriptedTeacher, is_script
-
-if TYPE_CHECKING:
-    from src.vllm.engine import VllmEngine
-    from src.vllm.engine_base import EngineProcess
-    from src.vllm.reward_engine import RewardEngine
+from src.rollout.engines import (
+    Api,
+    ChatEngine,
+    EmbeddedJudge,
+    Engine,
+    EngineHealth,
+    Judge,
+    RewardModel,
+    Sampling,
+    Teacher,
+    TokenEngine,
+)
 
 
 @dataclass
@@ -28,15 +30,15 @@ class Seats:
     graded by the model in `reward`, or else by `answers`, which compares their boxed answers with the reference.
     """
 
-    teacher: "VllmEngine | ApiChatEngine | ScriptedTeacher"
+    teacher: Teacher
     teacher_sampling: Sampling
     student: ChatEngine
     student_sampling: Sampling
     judge: Judge | EmbeddedJudge | None
-    engines: dict[str, "EngineProcess"] = field(default_factory=dict)
-    apis: dict[str, ChatApi] = field(default_factory=dict)
+    engines: dict[str, Engine] = field(default_factory=dict)
+    apis: dict[str, Api] = field(default_factory=dict)
     answers: AnswerChecker = field(default_factory=AnswerChecker)
-    reward: "RewardEngine | None" = None
+    reward: RewardModel | None = None
 
     async def grade(self, problem: Problem, solution: str) -> float:
         """The reward model's score of a solution; without such a model 1 if its boxed answer is right, else 0.
@@ -53,7 +55,7 @@ class Seats:
     @property
     def teacher_has_tokens(self) -> bool:
         """Whether the teacher takes and gives token ids; one behind an API, or a script, takes and gives text."""
-        return not isinstance(self.teacher, ApiChatEngine | ScriptedTeacher)
+        return isinstance(self.teacher, TokenEngine)
 
     def health(self) -> dict[str, EngineHealth]:
         """What is in each seat but an embedded judge.
@@ -65,8 +67,8 @@ class Seats:
             seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[])
             for seat, api in self.apis.items()
         }
-        scripted = {"teacher": self.teacher.health()} if isinstance(self.teacher, ScriptedTeacher) else {}
-        return {seat: engine.health() for seat, engine in self.engines.items()} | remote | scripted
+        own = {} if "teacher" in self.apis else {"teacher": self.teacher.health()}  # an engine's, or a script's
+        return own | {seat: engine.health() for seat, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:
         """Raises:
@@ -92,7 +94,7 @@ def engine_seats(
     reward: ModelConfig | None = None,
 ) -> dict[str, ModelConfig]:
     """The seats whose models are loaded into engines of this server."""
-    models = _models_in_use(teacher, student, judge, generation)
+    models = models_in_use(teacher, student, judge, generation)
     wanted: dict[str, ModelConfig] = {seat: model for seat, model in models.items() if not model.is_remote}
     if reward is not None:
         wanted["reward"] = reward
@@ -107,9 +109,10 @@ def needed_reward_model(
     return reward if reward.is_model and needed else None
 
 
-def _models_in_use(
+def models_in_use(
     teacher: ApiModelConfig, student: ApiModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
 ) -> dict[str, ApiModelConfig]:
+    """The models behind the seats: no script, and no judge where nothing is judged or the judge has no model."""
     models = {"teacher": teacher, "student": student}
     if is_script(teacher.model_name_or_path):
         del models["teacher"]

@@ -4,9 +4,8 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from config.base import LoraConfig
 from src.errors import ConfigError, DataError
 from src.models.hub_connection import read_options
 from src.models.pretrained import check_model
@@ -18,7 +17,17 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
 
-def peft_config(lora: LoraConfig) -> "peft.LoraConfig":
+class LoraOptions(Protocol):
+    """What `model.lora` and `teacher_model.lora` hold of an adapter."""
+
+    rank: int
+    alpha: int
+    target_modules: list[str] | str
+    dropout: float
+    bias: str
+
+
+def peft_config(lora: LoraOptions) -> "peft.LoraConfig":
     """PEFT's configuration of an adapter for a causal language model."""
     from peft import LoraConfig as PeftLoraConfig
 
@@ -44,7 +53,7 @@ class AdapterShape:
     inputs: int
 
 
-def adapter_shape(key: str, name: str, lora: LoraConfig) -> AdapterShape:
+def adapter_shape(key: str, name: str, lora: LoraOptions) -> AdapterShape:
     """The shape of a model's adapter. The model is built without memory; its weights are not read.
 
     Args:
@@ -91,7 +100,7 @@ def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...]
     )
 
 
-def check_adapter(key: str, name: str, lora: LoraConfig) -> None:
+def check_adapter(key: str, name: str, lora: LoraOptions) -> None:
     """Refuse a model that cannot be loaded, or that the adapter does not fit. To be called before DeepSpeed is set up:
     with ZeRO-3, transformers splits every model that it makes.
 
@@ -110,7 +119,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
-def check_published(folder: Path, model: str, lora: LoraConfig | None) -> None:
+def check_published(folder: Path, model: str, lora: LoraOptions | None) -> None:
     """Refuse published weights of another kind than an engine serves.
 
     Args:
@@ -145,7 +154,7 @@ def check_published(folder: Path, model: str, lora: LoraConfig | None) -> None:
         )
 
 
-def check_checkpoint(folder: Path, model: str, lora: LoraConfig | None) -> None:
+def check_checkpoint(folder: Path, model: str, lora: LoraOptions | None) -> None:
     """Refuse to go on from a checkpoint of another kind: what does not fit would be left out without a word.
 
     Raises:

@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Optional, Protocol
+from typing import Optional, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field
 
 from src.models.policy_version import PolicyVersion
+from src.rollout.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Completion:
         return len(self.ids) if self.counted is None else self.counted
 
 
+@runtime_checkable
 class TokenEngine(Protocol):
     """A trainable seat: token ids in, token ids out."""
 
@@ -54,6 +56,49 @@ class ChatEngine(Protocol):
     """A seat that is only talked to: messages in, text out."""
 
     async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion: ...
+
+
+class Engine(Protocol):
+    """A model that is loaded: it says what it is, may die, sleeps, and is ended."""
+
+    def health(self) -> "EngineHealth": ...
+    def check_alive(self) -> None: ...
+    def shutdown(self) -> None: ...
+    async def sleep(self, timeout_s: float) -> None: ...
+    async def wake_up(self) -> None: ...
+
+
+class Teacher(Protocol):
+    """The seat under training: a `TokenEngine` or a `ChatEngine`. `policy` names the weights that answer, and `weights`
+    stands for their content."""
+
+    policy: Optional[PolicyVersion]
+    weights: str
+
+
+class RewardModel(Protocol):
+    """Grades a dialogue of {"role": "user" | "assistant", "content"} with one number."""
+
+    model_name: str
+
+    async def score(self, dialogue: Sequence[dict[str, str]]) -> float: ...
+
+
+class CallAccounts(Protocol):
+    """What requests to an API cost."""
+
+    def usage(self, batch: str) -> Usage: ...
+    def close(self) -> None: ...
+
+
+class Api(Protocol):
+    """What a seat behind an API is asked through. `land` waits for the requests that are under way."""
+
+    model: str
+    url: str
+    ledger: CallAccounts
+
+    async def land(self) -> None: ...
 
 
 class Judge(Protocol):

@@ -1,14 +1,16 @@
-"""The one place that picks an engine for a role."""
+"""The one place that picks an engine for a role, and loads it."""
 
 import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
-from config.values import EMBEDDED_JUDGES
+from config.values import EMBEDDED_JUDGES, is_script
 from src.classroom.phases import PHASED
 from src.classroom.prompt_check import check_prompts
+from src.classroom.seats import Seats, engine_seats, models_in_use
 from src.errors import ConfigError
 from src.grading.checker import AnswerChecker
 from src.inference_providers.call_ledger import CallLedger
@@ -20,11 +22,13 @@ from src.models.pretrained import check_context, check_model, load_tokenizer
 from src.rollout.chat_template import ReplyFrame, roles_as_rendered
 from src.rollout.engines import EmbeddedJudge, Judge, Sampling
 from src.toy_language.rubric_judge import RubricJudge
-from src.toy_language.scripted_teacher import ScriptedTeacher, is_script
+from src.toy_language.scripted_teacher import ScriptedTeacher
+
+if TYPE_CHECKING:
+    from src.vllm.engine import VllmEngine
+    from src.vllm.engine_base import EngineProcess
 
 logger = logging.getLogger(__name__)
-
-
 _EMBEDDED: dict[str, type[EmbeddedJudge]] = {"rubric": RubricJudge, "rules": RulesJudge}
 
 
@@ -56,7 +60,7 @@ async def open_seats(
     wanted = engine_seats(teacher, student, judge, generation, reward)
     apis = {
         seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", _cap_usd(model, generation)), seat)
-        for seat, model in _models_in_use(teacher, student, judge, generation).items()
+        for seat, model in models_in_use(teacher, student, judge, generation).items()
         if model.is_remote
     }
     remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))

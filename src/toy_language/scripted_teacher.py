@@ -35,11 +35,6 @@ _SIDES = {"assistant": "teacher", "user": "student"}
 SCRIPTS: dict[str, Callable[[Sequence[Message]], str]] = {ACKNOWLEDGES: acknowledges, IDEAL: plays_the_ideal}
 
 
-def is_script(name: str) -> bool:
-    """Whether a teacher model's name stands for a script."""
-    return name.startswith(SCRIPT)
-
-
 def _lesson_in(prompt: str) -> Lesson:
     found = _LESSON.search(prompt)
     if found is None:
