@@ -11,7 +11,6 @@ from dataclasses import Field, fields, is_dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from config.values import SCRIPT
 from src.errors import ConfigError
 
 RULES = "rules"

@@ -16,6 +16,7 @@ from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
 from src.models.lora import peft_config
 from src.models.policy_folder import write_whole
+from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.datasets import Problem
 from src.server.client import ClassroomClient
@@ -96,6 +97,11 @@ class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
         self.use_vllm = True
         self.vllm_generation = self.publisher
         self._last_loaded_step = -1
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """The version that was published last, and that the next batch has to be sampled from."""
+        return self.publisher.policy
 
     def record_metric(self, name: str, value: float) -> None:
         """Log a number with this step's metrics; it is averaged over processes."""

@@ -73,6 +73,7 @@ def adapter_shape(key: str, name: str, lora: LoraOptions) -> AdapterShape:
 @cache
 def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...], dropout: float) -> AdapterShape | str:
     import torch
+    from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
     from peft.tuners.lora import LoraLayer
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -82,7 +83,9 @@ def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...]
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)
     try:
-        adapted = get_peft_model(model, peft_config(LoraConfig(rank=rank, target_modules=targets, dropout=dropout)))
+        adapted = get_peft_model(
+            model, PeftLoraConfig(r=rank, target_modules=targets, lora_dropout=dropout, task_type="CAUSAL_LM")
+        )
     except ValueError as error:
         return str(error)
     ends = (adapted.get_input_embeddings(), adapted.get_output_embeddings())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -20,10 +20,8 @@ from src.rollout.requests import SampleRequest
 from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
+from src.training.context import TrainerContext
 from src.training.judge_monitor import JudgeGuard
-
-if TYPE_CHECKING:
-    from src.grpo.trainer import ClassroomGRPOTrainer
 
 logger = logging.getLogger(__name__)
 _SCORES = ("task_final_score", "forward_progression_score", "overall_momentum_score")
@@ -58,7 +56,7 @@ class ClassroomRollout:
         self._guard = guard
         self._first = True
 
-    def __call__(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> dict[str, list[Any]]:
+    def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
         """Play one conversation per prompt (a problem id, repeated for its group).
 
         Raises:
@@ -83,9 +81,9 @@ class ClassroomRollout:
         trainer.show_conversations(records)
         return to_rollout(records)
 
-    def _request(self, prompts: Sequence[str], trainer: "ClassroomGRPOTrainer") -> SampleRequest:
+    def _request(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]
-        policy, step, accelerator = trainer.publisher.policy, trainer.state.global_step, trainer.accelerator
+        policy, step, accelerator = trainer.policy, trainer.state.global_step, trainer.accelerator
         # A trainer that is started again asks for its batch by the same id, and gets what was played of it already.
         # What stopped the one before may have been the judge: the first batch is judged again where that failed.
         first, self._first = self._first, False

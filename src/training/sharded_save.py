@@ -13,13 +13,14 @@ from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import save_file
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from src.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from src.training.collective import Result, on_main_process
+from src.training.context import TrainerContext
 
 logger = logging.getLogger(__name__)
 SHARD_BYTES = 1_000_000_000
@@ -35,7 +36,7 @@ def weight_bytes(model: torch.nn.Module, only_trained: bool = False) -> int:
     return sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in counted)
 
 
-def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
+def save_together(trainer: TrainerContext, write: Callable[[Save], None]) -> None:
     """Have the main process save the trained model, an adapter merged into it; all processes take part. The folder is
     like any that transformers saves, with smaller shards.
 
@@ -57,7 +58,7 @@ def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
     use_together(trainer, pieces, lambda: write(save))
 
 
-def save_adapter_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
+def save_adapter_together(trainer: TrainerContext, write: Callable[[Save], None]) -> None:
     """Have the main process save the adapter alone, as PEFT does: its weights and its configuration. All processes take
     part; `write` and errors are as for `save_together`."""
     model = trained_model(trainer)
@@ -78,12 +79,12 @@ def _config_to_publish(config: PeftConfig) -> str:
     return json.dumps({key: sorted(value) if isinstance(value, set) else value for key, value in fields}, indent=2)
 
 
-def trained_model(trainer: Trainer) -> PreTrainedModel | PeftModel:
+def trained_model(trainer: TrainerContext) -> PreTrainedModel | PeftModel:
     """The model under training, without what accelerate and DeepSpeed put around it."""
     return trainer.accelerator.unwrap_model(trainer.model_wrapped)
 
 
-def use_together(trainer: Trainer, pieces: Iterator[Weights], use: Callable[[], Result]) -> Result:
+def use_together(trainer: TrainerContext, pieces: Iterator[Weights], use: Callable[[], Result]) -> Result:
     """Have the main process run `use`, which goes through the pieces, and give its result to all; all processes take
     part.
 

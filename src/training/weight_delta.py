@@ -8,11 +8,11 @@ from typing import Optional
 import torch
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
-from transformers import Trainer
 
 from src.errors import ConfigError
 from src.models.pretrained import weight_files
 from src.results.learning import Movement
+from src.training.context import TrainerContext
 from src.training.sharded_save import (
     Weights,
     adapted_layers,
@@ -26,7 +26,7 @@ from src.training.sharded_save import (
 logger = logging.getLogger(__name__)
 
 
-def parameter_movement(trainer: Trainer, start: str) -> Optional[Movement]:
+def parameter_movement(trainer: TrainerContext, start: str) -> Optional[Movement]:
     """How far the trained model is from the one that the training began with, a resumed one too; all processes take
     part, no second model is held.
 

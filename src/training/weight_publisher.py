@@ -2,17 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from src.models.policy_folder import policy_path, remove_old_policies, write_policy
 from src.models.policy_version import PolicyVersion
 from src.server.client import ClassroomClient
 from src.training.collective import on_main_process
+from src.training.context import TrainerContext
 from src.training.server_assignment import OwnServer
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-
-if TYPE_CHECKING:
-    from src.grpo.trainer import ClassroomGRPOTrainer
 
 
 class WeightPublisher:
@@ -24,7 +21,7 @@ class WeightPublisher:
 
     def __init__(
         self,
-        trainer: "ClassroomGRPOTrainer",
+        trainer: TrainerContext,
         client: ClassroomClient,
         server: OwnServer,
         run_folder: Path,
