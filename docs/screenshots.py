@@ -30,9 +30,9 @@ from src.rollout.journal import JOURNAL_NAME, head_of
 from src.server.view_only import create_viewer
 from src.viewer.chat import SeatedTutor
 from src.viewer.routes import add_viewer
-from tests.browser import Browser, open_browser
 from tests.conftest import free_port
-from tests.scripted_room import serving
+from tests.support.browser import Browser, open_browser
+from tests.support.scripted_room import serving
 
 FOLDER = Path(__file__).with_name("screenshots")
 STEPS_OF_A_RUN_IN_PROGRESS = 18

@@ -17,7 +17,7 @@ import pytest
 from config.base import GenerationConfig
 from src.launch.cli import gpu_is_there
 from src.server.client import ClassroomClient
-from tests.scripted_room import TEMPLATES, Room
+from tests.support.scripted_room import TEMPLATES, Room
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_SHARE = 0.1

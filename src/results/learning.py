@@ -25,7 +25,7 @@ LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"
 
 LEAST_RISE = 0.02
 """A reward that rose by less is no evidence: in five trainings of tiny models on shuffled rewards it wandered by −0.007
-to +0.010, two of the intervals above 0 (`tests/test_learning_run.py`)."""
+to +0.010, two of the intervals above 0 (`tests/training/test_learning_run.py`)."""
 
 _MOST_BATCHES = 10
 _MANY_WITHOUT_VARIANCE = 0.5

@@ -1,0 +1,111 @@
+"""A whole evaluation of a maths tutor with real engines, its figures worked out again from what it left."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+import pytest
+from transformers import AutoTokenizer
+
+from config.load import ROOT
+from src.classroom.conversation import Solution, visible_text
+from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
+from src.evaluation.metrics.pedagogical_reward import scored_dialogues
+from src.results.evaluation_files import read_records
+from src.rollout.chat_template import encode_dialogue
+from src.rollout.prompts import render
+from tests.grpo.test_language_tutor_run import with_long_context
+from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
+from tests.support.reward_models import logits_of, save_classifier
+
+DECISIONS = {"leak": "handed over the", "pedagogy": "judge whether a tutor taught one student well"}
+
+
+def judge_by_problem(problems: list[str]):
+    """Rejects the first conversation for leaking, the second for its pedagogy, has no verdict on the third."""
+
+    def judge(body: dict, nth: int) -> Behaviour:
+        prompt = body["messages"][0]["content"]
+        number = next(i for i, problem in enumerate(problems) if problem in prompt)
+        rule = next(name for name, words in DECISIONS.items() if words in " ".join(prompt.split()))
+        if number == 2:
+            return says("I would rather not say.")
+        decision = "REJECT" if (number, rule) in ((0, "leak"), (1, "pedagogy")) else "OK"
+        return says(json.dumps({"reasoning": f"{rule} {number}", "decision": decision}))
+
+    return judge
+
+
+@pytest.mark.full
+def test_a_whole_evaluation_with_real_engines(world: Path, tmp_path: Path):
+    """Teacher, student, two reward models on vLLM: their figures come again from the run folder and transformers."""
+    model = with_long_context(world / "blank", tmp_path / "model")
+    scorer = save_classifier(tmp_path / "scorer", model)
+    lines = (ROOT / "data/maths/test.jsonl").read_text(encoding="utf-8").splitlines()[:4]
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    problems = [json.loads(line)["problem"] for line in lines]
+    engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, number_of_gpus_per_instance: 1}"
+    with judge_endpoint(judge_by_problem(problems)) as endpoint:
+        overrides = [
+            *(f"{seat}_model.vllm={engine}" for seat in ("teacher", "student", "reward")),
+            f"pedagogical_reward_vllm={engine}",
+            *(f"{seat}_model.model_name_or_path={model}" for seat in ("teacher", "student")),
+            f"reward_model.model_name_or_path={scorer}",
+            f"pedagogical_reward_model={scorer}",
+            f"judge_model.base_url={endpoint.url}",
+            f"dataset.eval_datasets=[{{name_or_path: {tmp_path / 'problems.jsonl'}}}]",
+            f"logging.save_dir={tmp_path / 'eval'}",
+            "generation.max_turns=3",
+            "generation.max_tokens_in_conversation=8000",
+            "generation.max_tokens_per_turn=24",
+            "generation.max_tokens_per_student_attempt=24",
+            "generation.number_student_attempts=2",
+            "generation.number_judge_attempts=1",
+        ]
+        command = [sys.executable, "eval.py", "--config-name", "TutorRL.yaml", *overrides]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Exception ignored" not in done.stderr
+    found = json.loads((tmp_path / "eval" / "metrics.json").read_text())["sampled"]
+    records = read_records(tmp_path / "eval" / "conversations.parquet")["sampled"]
+    table = pd.read_parquet(tmp_path / "eval" / "conversations.parquet")
+    place = [problems.index(record.problem) for record in records]
+    assert sorted(place) == [0, 1, 2, 3] and {record.type for record in records} <= {"guided", "attempt"}
+    assert {problems.index(r.problem): r.rejected for r in records} == {0: True, 1: True, 2: False, 3: False}
+
+    tokenizer = AutoTokenizer.from_pretrained(scorer)
+    dialogues, said = [], []
+    for record, row in zip(records, table.itertuples(), strict=True):
+        initial = [Solution(**each) for each in json.loads(row.initial_solutions)]
+        assert len(initial) == 2 and len(record.solutions) == (0 if record.problem == problems[2] else 2)
+        for solution in [*initial, *record.solutions]:
+            reply = {"role": "assistant", "content": visible_text(solution.text)}
+            dialogues.append([{"role": "user", "content": record.problem}, reply])
+            said.append(solution.grade)
+        shown = scored_dialogues(record, render("prompt_templates/pedagogical_reward_prompt.txt"))
+        assert len(shown) == sum(turn.role == "teacher" for turn in record.turns) >= 1
+        dialogues += shown
+        said += list(row.message_scores)
+    assert said == pytest.approx(logits_of(scorer, [encode_dialogue(tokenizer, each) for each in dialogues]), abs=1e-3)
+
+    judged = [record for record in records if record.problem != problems[2]]
+    final = [fmean(solution.grade for solution in record.solutions) for record in judged]
+    before = {
+        row.problem: fmean(each["grade"] for each in json.loads(row.initial_solutions)) for row in table.itertuples()
+    }
+    scores = found["solution_score"]
+    assert (scores["final"]["mean"], scores["final"]["n"]) == (pytest.approx(fmean(final)), 3)
+    gains = [after - before[record.problem] for after, record in zip(final, judged, strict=True)]
+    assert scores["gain"]["mean"] == pytest.approx(fmean(gains))
+    assert (
+        found["rejected_by"][LEAK_RULE]["mean"] == found["rejected_by"][PEDAGOGY_RULE]["mean"] == pytest.approx(1 / 3)
+    )
+    assert found["without_verdict"] == {"share": 0.25, "n": 4}
+    by_message = [score for row in table.itertuples() for score in row.message_scores]
+    assert found["pedagogical_reward"]["micro"]["mean"] == pytest.approx(fmean(by_message))
+    assert "Pedagogical reward, mean of messages" in done.stdout
+    paid = json.loads((tmp_path / "eval" / "metrics.json").read_text())["paid"]["judge"]
+    assert paid["cost_usd"] == pytest.approx(endpoint.billed_usd) and f"${paid['cost_usd']:.4f}" in done.stdout

@@ -1,0 +1,390 @@
+"""LoRA: what is trained, published, served and merged, on tiny models; whole runs are in test_lora_runs.py."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from config.base import LoraConfig
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from config.train_sft_model import TrainSFTConfig, check_train_sft
+from config.values import ADAPTER_BIASES, SERVED_RANKS
+from src.errors import ConfigError, DataError
+from src.grpo.run import _tell_about_learning_rate
+from src.grpo.trainer import ClassroomGRPOTrainer, _without_dropout
+from src.models.lora import adapter_shape, check_checkpoint, check_published, peft_config
+from src.models.policy_folder import MARKER, check_policy, write_policy
+from src.models.policy_version import PolicyVersion
+from src.models.pretrained import check_model
+from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
+from src.vllm.adapter_slot import served_rank
+from tests.conftest import ROOT, on_this_machine
+from tests.support.lora_engine import PROMPT
+from tests.training.test_gather import model_from_folder, weights_in
+
+LORA = {"rank": 5, "alpha": 20, "dropout": 0.0}
+
+
+def adapted(base: Path, lora: LoraConfig, dtype: torch.dtype = torch.float32) -> PeftModel:
+    """A model with an untrained adapter, as the trainer makes it."""
+    torch.manual_seed(3)
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), peft_config(lora))
+
+
+def step(model: PeftModel, seed: int = 0) -> None:
+    """One optimizer step on a few tokens, and a shake, as an untrained B of zeros leaves A without gradient."""
+    torch.manual_seed(seed)
+    ids = torch.randint(0, 90, (2, 12))
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.05)
+    for _ in range(2):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trainer_of(model: PeftModel, tokenizer: object = None) -> SimpleNamespace:
+    """What saving needs of a trainer."""
+    return SimpleNamespace(
+        model=model, model_wrapped=model, accelerator=Accelerator(cpu=True), processing_class=tokenizer
+    )
+
+
+def publish(model: PeftModel, folder: Path, version: int) -> Path:
+    policy = PolicyVersion("run", version)
+    save_adapter_together(trainer_of(model), lambda save: write_policy(folder, policy, save))
+    return folder
+
+
+def scores(model: torch.nn.Module, prompt: list[int], ids: list[int]) -> torch.Tensor:
+    """Log-probs of `ids` after `prompt`."""
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+
+
+# The configuration --------------------------------------------------------------------------------------------------
+
+
+def loaded(*overrides: str) -> TrainRLConfig:
+    return load(TrainRLConfig, "train_rl", list(overrides), check_train_rl)
+
+
+def test_defaults_are_those_that_users_know() -> None:
+    known = LoraConfig(False, 16, 32, "all-linear", 0.01, "none")
+    assert loaded().teacher_model.lora == known and loaded().teacher_model.adapter is None
+    sft = load(TrainSFTConfig, "train_sft", [], check_train_sft).model.lora
+    assert sft == replace(known, rank=256, alpha=512)
+    enabled = loaded("teacher_model.lora={enable: true, target_modules: [q_proj, v_proj]}").teacher_model.adapter
+    assert enabled == replace(known, enable=True, target_modules=["q_proj", "v_proj"])
+
+
+def test_every_option_reaches_peft() -> None:
+    made = peft_config(LoraConfig(True, 4, 12, ["q_proj"], 0.25, "lora_only"))
+    assert (made.r, made.lora_alpha, made.target_modules, made.lora_dropout) == (4, 12, {"q_proj"}, 0.25)
+    assert made.bias == "lora_only" and made.task_type == "CAUSAL_LM"
+
+
+@pytest.mark.parametrize("schema", ["train_rl", "train_sft"])
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("target_modules", "q_proj", r"all-linear, or a list of module names such as \[q_proj"),
+        ("target_modules", "[]", "or a list of module names"),
+        ("target_modules", "[1]", "or a list of module names"),
+        ("bias", "some", "must be one of none, all, lora_only"),
+        ("dropout", "1", "at least 0 and below 1"),
+        ("rank", "0", "must be at least 1"),
+    ],
+)
+def test_what_peft_would_refuse_is_refused_with_the_rule(schema: str, key: str, value: str, rule: str) -> None:
+    classes = {"train_rl": (TrainRLConfig, check_train_rl), "train_sft": (TrainSFTConfig, check_train_sft)}
+    name = {"train_rl": "teacher_model", "train_sft": "model"}[schema] + f".lora.{key}"
+    with pytest.raises(ConfigError, match=f"{name} .*{rule}"):
+        load(classes[schema][0], schema, [f"{name}={value}"], classes[schema][1])
+
+
+def test_an_adapter_that_no_engine_serves_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lora.bias is all; vLLM serves no adapters with biases"):
+        loaded("teacher_model.lora.bias=all")
+    with pytest.raises(ConfigError, match="lora.rank is 513; it must be from 1 to 512"):
+        loaded("teacher_model.lora.rank=513")
+
+
+def test_muon_is_for_a_models_own_weights() -> None:
+    with pytest.raises(ConfigError, match="train.optimizer is muon, .* take another, such as adamw_torch"):
+        load(TrainSFTConfig, "train_sft", ["model.lora.enable=true", "train.optimizer=muon"], check_train_sft)
+
+
+def test_the_names_and_ranks_on_offer_are_those_of_the_libraries() -> None:
+    from peft.tuners.lora.config import LoraConfig as PeftLoraConfig
+    from vllm.config.lora import MaxLoRARanks
+
+    assert get_args(MaxLoRARanks) == SERVED_RANKS
+    assert get_args(get_type_hints(PeftLoraConfig)["bias"]) == ADAPTER_BIASES
+    assert [served_rank(rank) for rank in (1, 2, 16, 17, 300, 512)] == [1, 8, 16, 32, 320, 512]
+
+
+@pytest.mark.parametrize(("enable", "rate", "told"), [(True, 5e-7, True), (True, 2e-5, False), (False, 5e-7, False)])
+def test_a_learning_rate_for_all_weights_is_told_about(enable: bool, rate: float, told: bool, caplog) -> None:
+    _tell_about_learning_rate(loaded(f"teacher_model.lora.enable={enable}", f"train.learning_rate={rate}"))
+    assert ("an adapter hardly learns with it" in caplog.text) is told
+
+
+# What an adapter is -------------------------------------------------------------------------------------------------
+
+
+def test_an_adapters_shape_by_hand(tmp_path: Path) -> None:
+    """Two layers of hidden size 32, MLP 48, four heads of 8 with two for keys and values."""
+    model_from_folder("tied", tmp_path)
+    attention = [(32, 32), (32, 16), (32, 16), (32, 32)]
+    mlp = [(32, 48), (32, 48), (48, 32)]
+    shape = adapter_shape("key", str(tmp_path), LoraConfig(rank=4))
+    assert shape.modules == ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    assert shape.parameters == 2 * 4 * sum(a + b for a, b in attention + mlp)
+    assert shape.inputs == 2 * sum(a for a, _ in attention + mlp)
+    only = adapter_shape("key", str(tmp_path), LoraConfig(rank=4, target_modules=["q_proj"]))
+    assert (only.modules, only.parameters, only.inputs) == (("q_proj",), 2 * 4 * 64, 2 * 32)
+
+
+@pytest.mark.parametrize(
+    ("modules", "reason"),
+    [
+        (["nonsense"], "nonsense"),
+        (["lm_head"], "neither can have an adapter: leave them out of target_modules"),
+        (["q_proj", "embed_tokens"], "neither can have an adapter"),
+    ],
+)
+def test_modules_that_do_not_fit_are_refused_with_the_key(modules: list[str], reason: str, tmp_path: Path) -> None:
+    model_from_folder("untied", tmp_path)
+    with pytest.raises(ConfigError, match=rf"teacher_model\.lora does not fit .*{reason}"):
+        adapter_shape("teacher_model.lora", str(tmp_path), LoraConfig(target_modules=modules))
+
+
+# What is saved ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["untied", "tied", "fused experts"])
+@pytest.mark.parametrize("bias", ["none", "all"])
+def test_the_merged_models_logits_are_those_of_base_and_adapter(kind: str, bias: str, tmp_path: Path) -> None:
+    base = model_from_folder(kind, tmp_path / "base")
+    model = adapted(tmp_path / "base", LoraConfig(bias=bias, **LORA))
+    step(model)
+    save_together(trainer_of(model, SimpleNamespace(save_pretrained=lambda _: None)), lambda save: save(tmp_path / "m"))
+    assert set(weights_in(tmp_path / "m")) == set(weights_in(tmp_path / "base"))
+    merged, notes = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not any(notes[name] for name in ("missing_keys", "unexpected_keys"))
+    ids = torch.randint(0, 90, (3, 16))
+    with torch.no_grad():
+        wanted, found, before = (each.eval()(ids).logits for each in (model, merged, base))
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert not torch.allclose(found, before, atol=1e-2), "the adapter learned nothing"
+
+
+def test_what_is_published_is_the_adapter_alone(tmp_path: Path) -> None:
+    model_from_folder("tied", tmp_path / "base")
+    model = adapted(tmp_path / "base", LoraConfig(**LORA))
+    step(model)
+    folder = publish(model, tmp_path / "policy" / "v000001", 1)
+    assert {path.name for path in folder.iterdir()} == {"adapter_model.safetensors", "adapter_config.json", MARKER}
+    parameters = adapter_shape("key", str(tmp_path / "base"), LoraConfig(**LORA)).parameters
+    written = load_file(folder / "adapter_model.safetensors")
+    assert sum(each.numel() for each in written.values()) == parameters
+    assert weight_bytes(model, only_trained=True) == 4 * parameters < weight_bytes(model) / 2
+    assert 4 * parameters < (folder / "adapter_model.safetensors").stat().st_size < 4 * parameters + 10_000
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["inference_mode"] is True
+    assert config["target_modules"] == sorted(config["target_modules"]) and len(config["target_modules"]) > 6
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder)
+    ids = list(range(10, 30))
+    assert torch.equal(scores(again, ids[:5], ids[5:]), scores(model, ids[:5], ids[5:]))
+
+
+def test_adapters_are_equal_if_their_weights_and_their_scale_are(tmp_path: Path) -> None:
+    model_from_folder("tied", tmp_path / "base")
+    model = adapted(tmp_path / "base", LoraConfig(**LORA))
+    first, same = (check_policy(publish(model, tmp_path / f"v{i}", i), PolicyVersion("run", i)) for i in (1, 2))
+    model.peft_config["default"].lora_alpha = 40
+    scaled = check_policy(publish(model, tmp_path / "v3", 3), PolicyVersion("run", 3))
+    step(model)
+    trained = check_policy(publish(model, tmp_path / "v4", 4), PolicyVersion("run", 4))
+    assert first == same and len({first, scaled, trained}) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_adapter_is_float32_beside_weights_of_any_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    model_from_folder("tied", tmp_path)
+    model = adapted(tmp_path, LoraConfig(**LORA), dtype)
+    assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
+    assert {each.dtype for each in model.parameters() if not each.requires_grad} == {dtype}
+
+
+# What does not fit --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    model_from_folder("tied", tmp_path / "base")
+    return publish(adapted(tmp_path / "base", LoraConfig(**LORA)), tmp_path / "v1", 1)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_published_weights_of_another_kind_are_refused(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, lora = str(published.parent / "base"), LoraConfig(enable=True, **LORA)
+    check_published(published, base, lora)
+    monkeypatch.chdir(published.parent)
+    check_published(published, "base", lora)
+    with pytest.raises(DataError, match="holds an adapter, but this server was started with .*lora.enable=false"):
+        check_published(published, base, None)
+    with pytest.raises(DataError, match="holds whole weights, but this server .*lora.enable=true"):
+        check_published(Path(base), base, lora)
+    with pytest.raises(DataError, match=rf"an adapter for another base, {base}; the teacher here is some/model"):
+        check_published(published, "some/model", lora)
+    with pytest.raises(DataError, match="of rank 5, but this server was started with teacher_model.lora.rank=4"):
+        check_published(published, base, replace(lora, rank=4))
+    (published / "adapter_model.safetensors").rename(published / "model.safetensors")
+    with pytest.raises(DataError, match="holds no adapter_model.safetensors"):
+        check_published(published, base, lora)
+    (published / "adapter_config.json").write_text("[")
+    with pytest.raises(DataError, match=r"adapter_config\.json is damaged"):
+        check_published(published, base, lora)
+
+
+def test_a_checkpoint_of_another_kind_is_refused(published: Path) -> None:
+    base, lora = str(published.parent / "base"), LoraConfig(enable=True, **LORA)
+    check_checkpoint(published, base, lora)
+    check_checkpoint(Path(base), base, None)
+    for folder, wanted, message in (
+        (published, None, "was made with LoRA, but this training is without it"),
+        (Path(base), lora, "was made without LoRA, but this training is with it"),
+        (published, replace(lora, rank=6), "was made with lora.rank=5, not 6"),
+        (published, replace(lora, alpha=1), "was made with lora.alpha=20, not 1"),
+    ):
+        with pytest.raises(ConfigError, match=f"{message}.*another logging.save_dir"):
+            check_checkpoint(folder, base, wanted)
+    with pytest.raises(ConfigError, match="holds an adapter for another base, .*, not for some/model"):
+        check_checkpoint(published, "some/model", lora)
+
+
+def test_an_adapter_is_no_model_and_the_merged_one_beside_it_is_named(published: Path) -> None:
+    merged = published.parent / "model"
+    with pytest.raises(ConfigError, match="holds a PEFT adapter for .*/base and no model of its own") as caught:
+        check_model("teacher_model.model_name_or_path", str(published))
+    assert str(merged) not in str(caught.value)
+    merged.mkdir()
+    with pytest.raises(ConfigError, match=f"the merged model, which is in {merged}"):
+        check_model("teacher_model.model_name_or_path", str(published))
+
+
+# Scoring ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_scored_is_scored_without_dropout_and_what_is_learned_with_it(tmp_path: Path, monkeypatch) -> None:
+    model_from_folder("tied", tmp_path)
+    model = adapted(tmp_path, LoraConfig(rank=4, alpha=16, dropout=0.5)).train()
+    step(model)
+    ids = torch.randint(0, 90, (1, 12))
+    monkeypatch.setattr("trl.GRPOTrainer._get_per_token_logps_and_entropies", lambda self, model: model(ids).logits)
+    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
+    trainer.model = model
+    with torch.no_grad():
+        first, second = (trainer._get_per_token_logps_and_entropies(model) for _ in range(2))
+    assert torch.equal(first, second) and torch.equal(first, model.eval()(ids).logits)
+    model.train()
+    first, second = (trainer._get_per_token_logps_and_entropies(model) for _ in range(2))
+    assert not torch.equal(first, second)
+    with _without_dropout(model):
+        assert model.training, "TRL reads from it which metrics these are"
+
+
+# A real engine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ask(world: Path) -> Iterator[Callable[..., SimpleNamespace]]:
+    """An engine of its own, which is asked with `ask(folder, version)`."""
+    arguments = [str(world / "blank"), json.dumps(LORA)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.lora_engine", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def ask(folder: Path | str = "", version: int = 0) -> SimpleNamespace:
+        process.stdin.write(f"{folder}\t{version}\n")
+        process.stdin.flush()
+        line = next(line for line in process.stdout if line.startswith("answer "))
+        return SimpleNamespace(**json.loads(line.removeprefix("answer ")))
+
+    try:
+        yield ask
+    finally:
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
+
+
+@pytest.mark.gpu
+def test_an_engine_answers_with_the_adapter_that_was_published_last(
+    ask: Callable[..., SimpleNamespace], world: Path, tmp_path: Path
+) -> None:
+    """Before the first one the base answers alone. A version that is published again with other weights counts."""
+    model = adapted(world / "blank", LoraConfig(**LORA))
+    answer = ask()
+    assert (answer.version, answer.adapters) == (0, [])
+    base = AutoModelForCausalLM.from_pretrained(world / "blank", dtype=torch.float32)
+    assert torch.allclose(scores(base, PROMPT, answer.ids), torch.tensor(answer.logprobs), atol=on_this_machine(1e-3))
+    for count, version in enumerate((1, 2, 2), start=1):
+        before = copy.deepcopy(model)
+        step(model, seed=count)
+        answer = ask(publish(model, tmp_path / f"v{version}", version), version)
+        assert (answer.version, answer.adapters, answer.refused) == (version, [count], None)
+        differences = scores(model, PROMPT, answer.ids) - torch.tensor(answer.logprobs)
+        assert differences.abs().max() < 0.02 and differences.abs().mean() < 0.002
+        for other in (before, base):
+            assert (scores(other, PROMPT, answer.ids) - torch.tensor(answer.logprobs)).abs().mean() > 0.02
+
+
+@pytest.mark.gpu
+def test_an_adapter_that_does_not_fit_leaves_the_one_before(
+    ask: Callable[..., SimpleNamespace], world: Path, tmp_path: Path
+) -> None:
+    model = adapted(world / "blank", LoraConfig(**LORA))
+    step(model)
+    good = ask(publish(model, tmp_path / "v5", 5), 5)
+    tensors = publish(model, tmp_path / "v6", 6)
+    edit(tensors, target_modules=["nonsense"], use_dora=True)
+    refused = ask(tensors, 6)
+    assert "vLLM did not take the adapter in" in refused.refused and "DoRA" in refused.refused
+    assert (refused.version, refused.adapters) == (5, good.adapters)
+    assert torch.allclose(
+        scores(model, PROMPT, refused.ids), torch.tensor(refused.logprobs), atol=on_this_machine(1e-3)
+    )
+    assert "holds whole weights" in ask(publish_whole(world, tmp_path / "v7"), 7).refused
+
+
+def publish_whole(world: Path, folder: Path) -> Path:
+    model = AutoModelForCausalLM.from_pretrained(world / "blank")
+    tokenizer = AutoTokenizer.from_pretrained(world / "blank")
+    trainer = trainer_of(model, tokenizer)
+    save_together(trainer, lambda save: write_policy(folder, PolicyVersion("run", 7), save))
+    return folder

@@ -1,0 +1,186 @@
+"""Model folders that somebody else left: what is missing or damaged is said before anything heavy starts."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import src.classroom.seats
+import src.vllm.engine
+from config.base import ApiModelConfig, ModelConfig, VllmConfig
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError, EngineFailure
+from src.models.pretrained import check_model, load_tokenizer
+from src.server.open_models import open_seats
+from tests.rollout.test_chat_template import NO_SYSTEM
+
+KEY = "teacher_model.model_name_or_path"
+
+
+@pytest.fixture
+def model(world: Path, tmp_path: Path) -> Path:
+    """A whole model, to be damaged."""
+    return Path(shutil.copytree(world / "blank", tmp_path / "model"))
+
+
+def edit(name: str, **changes: object) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        path = model / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def write(name: str, content: str) -> Callable[[Path], object]:
+    return lambda model: (model / name).write_text(content)
+
+
+def cut_weights(model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def pickle_weights(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    torch.save(weights, model / "pytorch_model.bin")
+
+
+def lose_a_shard(model: Path) -> None:
+    path = model / "model.safetensors"
+    index = {"weight_map": dict.fromkeys(load_file(path), "model-00002-of-00002.safetensors")}
+    path.rename(model / "model-00001-of-00002.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def only_adapter(model: Path) -> None:
+    for path in model.iterdir():
+        path.unlink()
+    save_file({"lora_A": torch.zeros(2, 2)}, model / "adapter_model.safetensors")
+    (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-8B", "r": 8}))
+
+
+def test_a_whole_model_passes(model: Path) -> None:
+    check_model(KEY, str(model))
+    assert load_tokenizer(KEY, str(model)).chat_template
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, r"but there is no such folder \(seen from .*\), and it is no name on the Hub"),
+        (lambda model: (shutil.rmtree(model), model.write_text("x")), "which is a file. A model is a folder"),
+        (lambda model: (shutil.rmtree(model), model.mkdir()), "holds no config.json, so it is no model. It is empty"),
+        (
+            lambda model: (model / "config.json").unlink(),
+            "holds no config.json, so it is no model. It holds: chat",
+        ),
+        (write("config.json", '{"model_type": '), r"config\.json is damaged, it is not JSON: .*line 1 column"),
+        (write("config.json", "[]"), r"config\.json is damaged, it holds no JSON object"),
+        (edit("config.json", model_type="zork"), "cannot be loaded: .*model type `zork`"),
+        (edit("config.json", model_type="zork", auto_map={"AutoConfig": "mine.Config"}), "contains custom code"),
+        (edit("config.json", hidden_size="wide"), "cannot be loaded: .*'hidden_size'"),
+        (cut_weights, r"model\.safetensors is missing or damaged .*incomplete"),
+        (write("model.safetensors", ""), r"model\.safetensors is missing or damaged .*header too small"),
+        (pickle_weights, r"holds its weights as pytorch_model\.bin only. Such files can run code"),
+        (lambda model: (model / "model.safetensors").unlink(), r"holds no \.safetensors file. It holds: "),
+        (lose_a_shard, r"model-00002-of-00002\.safetensors is missing or damaged"),
+        (write("model.safetensors.index.json", "{"), r"model\.safetensors\.index\.json is damaged, it is not JSON"),
+        (
+            only_adapter,
+            r"holds a PEFT adapter for Qwen/Qwen3-8B and no model of its own. Name the base model",
+        ),
+    ],
+)
+def test_a_damaged_model_is_refused_with_what_is_wrong(model: Path, damage, message: str) -> None:
+    damage(model)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_model(KEY, str(model))
+    assert str(model) in str(caught.value)
+
+
+def test_a_models_own_code_is_not_run(model: Path) -> None:
+    edit("config.json", model_type="zork", auto_map={"AutoConfig": "mine.Config"})(model)
+    (model / "mine.py").write_text(f"open({str(model / 'ran')!r}, 'w')\n")
+    edit("tokenizer_config.json", auto_map={"AutoTokenizer": ["mine.Tokenizer", None]}, tokenizer_class="Zork")(model)
+    with pytest.raises(ConfigError):
+        check_model(KEY, str(model))
+    with pytest.raises(ConfigError):
+        load_tokenizer(KEY, str(model))
+    assert not (model / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda model: [path.unlink() for path in model.glob("tokenizer*")], "holds no tokenizer"),
+        (write("tokenizer.json", "{"), "the tokenizer of .* cannot be loaded"),
+        (lambda model: (model / "chat_template.jinja").unlink(), "has no chat template"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_with_what_is_wrong(model: Path, damage, message: str) -> None:
+    damage(model)
+    with pytest.raises(ConfigError, match=f"^{KEY}: .*{message}"):
+        load_tokenizer(KEY, str(model))
+
+
+def test_a_name_that_is_not_on_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=f"{KEY}: the model nobody/nothing cannot be loaded"):
+        check_model(KEY, "nobody/nothing")
+
+
+@pytest.mark.parametrize("seat", ["teacher", "student"])
+def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path, world: Path, monkeypatch, seat: str):
+    async def start(*_: object) -> None:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(src.vllm.engine.VllmEngine, "start", start)
+    cut_weights(model)
+    config = load(TrainRLConfig, "train_rl", [])
+    models = {name: ApiModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
+    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, model)
+    with pytest.raises(ConfigError, match="missing or damaged"):
+        opening.send(None)
+
+
+@pytest.mark.parametrize("seat", ["teacher", "student"])
+def test_the_server_refuses_an_unusable_chat_template_before_any_engine_starts(model: Path, world: Path, seat: str):
+    write("chat_template.jinja", "{{ raise_exception('Only tools may speak') }}")(model)
+    config = load(TrainRLConfig, "train_rl", [])
+    models = {name: ApiModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
+    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, model)
+    with pytest.raises(ConfigError, match=f"^{seat}_model.model_name_or_path: {model}: .*Only tools may speak"):
+        opening.send(None)
+
+
+def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch, caplog):
+    async def no_engines(*_: object) -> None:
+        raise EngineFailure("none here")
+
+    monkeypatch.setattr(src.classroom.seats, "_start_engines", no_engines)
+    config = load(TrainRLConfig, "train_rl", [])
+    seats = [ApiModelConfig(str(model), VllmConfig(max_length=1024)) for _ in range(2)]
+    own = (model / "chat_template.jinja").read_text(encoding="utf-8")
+    for template, told in ((own, False), (NO_SYSTEM, True)):
+        caplog.clear()
+        write("chat_template.jinja", template)(model)
+        with caplog.at_level("INFO"), pytest.raises(EngineFailure):
+            open_seats(*seats, config.judge_model, config.generation, 1, model).send(None)
+        assert ("the prompt goes as the user's" in caplog.text) == told
+
+
+def test_vllm_reads_safetensors_only_and_runs_no_code_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def from_engine_args(arguments: object) -> None:
+        asked.update(vars(arguments))
+
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", from_engine_args)
+    src.vllm.engine.load_engine(ModelConfig("some/model"), seed=1, sleep_mode=False, runner="generate")
+    assert (asked["load_format"], asked["trust_remote_code"]) == ("safetensors", False)

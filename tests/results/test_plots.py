@@ -1,0 +1,169 @@
+"""Plots of a run: which are drawn, what is in them, how they reach the trackers; and rollouts as one table."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from datasets import load_dataset
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+from transformers import TrainingArguments
+from transformers.integrations import TensorBoardCallback
+
+from src.results import plots
+from src.results.plots import write_plots
+from src.results.rollout_files import write_rollouts
+from src.results.run_folder import load_run
+from src.training.plot_callback import PlotLog
+from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
+
+
+def line(step: int) -> dict:
+    """A step of a training with everything that can be drawn."""
+    checks = {
+        "guard/gap": step / 100,
+        "guard/held_out_reward": 0.3,
+        "guard/canary_praise": 0.1,
+        "guard/canary_leak": 0.6,
+    }
+    return step_line(
+        step,
+        0.4 + step / 100,
+        frac_reward_zero_std=0.25,
+        grad_norm=0.1,
+        **{"completions/mean_length": 60 - step, "completions/min_length": 20, "completions/max_length": 90},
+        **{"conversation/messages": 9.0, "judge/failed_share": 0.01, "conversation/rejected_share": 0.1},
+        **{"mismatch/mean_abs_logprob_diff": 1e-6, "mismatch/k3_kl": 0.0},
+        **(checks if step % 10 == 1 else {}),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    write_training(folder, [line(step) for step in range(1, 41)])
+    for when, reward in (("before", 0.4), ("after", 0.8)):
+        records = [
+            record_of(f"lesson {i % 5}", [], [scored(1, 1, 1)], index=i, reward=reward + i / 100) for i in range(10)
+        ]
+        write_evaluation(folder / "eval" / when, {"sampled": records, "greedy": records})
+    return folder
+
+
+def drawn(run: Path, panel: plots.Panel) -> dict[str, list[tuple[float, float]]]:
+    """What a panel draws: the points of each line that has a name."""
+    axes = Figure().subplots()
+    assert panel(axes, load_run(run))
+    lines = {each.get_label(): each.get_xydata().tolist() for each in axes.get_lines()}
+    return {name: [tuple(point) for point in points] for name, points in lines.items() if not name.startswith("_")}
+
+
+def test_every_plot_of_a_run_that_holds_everything(run: Path) -> None:
+    paths = write_plots(load_run(run))
+    assert [path.name for path in paths] == [f"{name}.png" for name in plots._PLOTS]
+    assert sorted(path.name for path in (run / "plots").iterdir()) == sorted(path.name for path in paths)
+    for path in paths:
+        height, width, _ = imread(path).shape
+        assert width > 900 and height > 400
+        assert (imread(path)[:, :, :3] < 0.9).any(axis=2).mean() > 0.01, f"{path.name} is empty"
+
+
+def test_the_figures_are_those_of_the_run(run: Path) -> None:
+    reward = drawn(run, plots._reward)
+    assert reward["held-out judge"] == [(step, 0.3) for step in (1, 11, 21, 31)]
+    assert len(reward["training, running mean"]) == 40 and reward["training, running mean"][19][1] == pytest.approx(0.6)
+    parts = drawn(run, plots._parts)
+    assert parts["overall momentum / 10"][19] == parts["task-final discipline"][19] == (20, pytest.approx(0.6))
+    checks = drawn(run, plots._judge_checks)
+    assert checks["judge − held-out judge"] == [(step, step / 100) for step in (1, 11, 21, 31)]
+    assert set(checks) == {"judge − held-out judge", "canary: praise", "canary: leak"}
+    assert set(drawn(run, plots._mismatch)) == {"mean |Δ log-prob|"}, "no logarithm of 0"
+    assert drawn(run, plots._judge_failures)["rejected"][0] == (1, pytest.approx(0.1))
+
+
+def test_the_rewards_of_a_maths_tutor_are_parts(tmp_path: Path) -> None:
+    rewards = {"rewards/end_rm/mean": 0.5, "rewards/length/mean": -0.1}
+    write_training(tmp_path, [{"step": 1, "reward": 0.4, **rewards}, {"step": 2, "reward": 0.5, **rewards}])
+    assert drawn(tmp_path, plots._parts) == {
+        "end_rm": [(1, 0.5), (2, 0.5)],
+        "length": [(1, pytest.approx(-0.1)), (2, pytest.approx(-0.1))],
+    }
+
+
+def test_what_a_run_does_not_hold_is_not_drawn(tmp_path: Path) -> None:
+    write_training(tmp_path, [{"step": 1, "reward": 0.4}, {"step": 2, "reward": float("nan")}])
+    assert [path.name for path in write_plots(load_run(tmp_path))] == ["reward.png"]
+
+
+def test_images_reach_tensorboard_with_every_checkpoint(run: Path, tmp_path: Path) -> None:
+    board = tmp_path / "tensorboard"
+    writer = TensorBoardCallback(SummaryWriter(log_dir=str(board)))
+    log = PlotLog(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[writer])))
+    arguments = TrainingArguments(report_to=["tensorboard"])
+    for step in (20, 40):
+        log.on_save(arguments, SimpleNamespace(is_world_process_zero=True, global_step=step), None)
+    log.on_train_end(arguments, SimpleNamespace(is_world_process_zero=True, global_step=40), None)
+    writer.tb_writer.close()
+    events = EventAccumulator(str(board)).Reload()
+    assert set(events.Tags()["images"]) == {f"plots/{name}" for name in plots._PLOTS}
+    assert [image.step for image in events.Images("plots/reward")] == [20, 40], "the last step once"
+    assert events.Images("plots/reward")[0].encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_images_reach_wandb(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    log = PlotLog(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
+    with wandb.init(dir=str(tmp_path)) as tracked:
+        state = SimpleNamespace(is_world_process_zero=True, global_step=40)
+        log.on_save(TrainingArguments(report_to=["wandb"]), state, None)
+        folder = Path(tracked.dir)
+    found = sorted(path.name.rsplit("_", 2)[0] for path in (folder / "media" / "images" / "plots").glob("*.png"))
+    assert found == sorted(plots._PLOTS)
+
+
+def test_images_reach_trackio(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = []
+    tracker = SimpleNamespace(Image=imread, log=lambda metrics, step: logged.append((step, metrics)))
+    monkeypatch.setitem(sys.modules, "trackio", tracker)
+    log = PlotLog(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
+    log.on_save(
+        SimpleNamespace(report_to=["trackio"]), SimpleNamespace(is_world_process_zero=True, global_step=4), None
+    )
+    ended = SimpleNamespace(is_world_process_zero=True, global_step=5)
+    log.on_train_end(SimpleNamespace(report_to=["trackio"]), ended, None)  # transformers has ended its run before
+    [(step, images)] = logged
+    assert step == 4 and set(images) == {f"plots/{name}" for name in plots._PLOTS}
+    assert all((image == imread(run / f"{name}.png")).all() for name, image in images.items())
+
+
+def test_only_the_main_process_draws_and_nothing_before_the_first_step(tmp_path: Path) -> None:
+    log = PlotLog(tmp_path, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
+    log.on_train_end(TrainingArguments(report_to=[]), SimpleNamespace(is_world_process_zero=True, global_step=0), None)
+    write_training(tmp_path, [step_line(1, 0.5)])
+    log.on_save(TrainingArguments(report_to=[]), SimpleNamespace(is_world_process_zero=False, global_step=1), None)
+    assert not (tmp_path / "plots").exists()
+
+
+def test_rollouts_of_all_steps_are_one_table(tmp_path: Path) -> None:
+    """As users of `datasets` read them, ranks and steps alike, those without a verdict or without turns too."""
+    for step in range(3):
+        for rank in range(2):
+            records = [
+                record_of(f"p{i}", [], [FAILED if i else scored(1, 0.5, 5)], index=i, reward=None if i else step / 2)
+                for i in range(2)
+            ]
+            records = [record.model_copy(update={"step": step}) for record in records]
+            write_rollouts(tmp_path, step, rank, records)
+    cache = str(tmp_path / "cache")
+    table = load_dataset("parquet", data_dir=str(tmp_path / "rollouts"), split="train", cache_dir=cache)
+    assert len(table) == 3 * 2 * 2 and sorted(table.unique("step")) == [0, 1, 2]
+    assert sorted(each for each in table["reward"] if each is not None) == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
+    assert table["reward"].count(None) == 6 and table[0]["completion_ids"] == [3]
+    assert json.loads(table[0]["verdicts"])[0]["scores"]["forward_progression_score"] == 0.5

@@ -1,0 +1,154 @@
+"""Token in, token out, on a real engine: what the server returns is what the engine was given and sampled.
+
+The model has random weights and a chat template that drops thoughts from history, and it is made to think often.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from config.base import ModelConfig, VllmConfig
+from config.checks import reward_weights, solutions_are_graded
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.classroom import Classroom, classroom_rules
+from src.classroom.conversation import visible_text
+from src.classroom.record import ConversationRecord
+from src.classroom.seats import Seats
+from src.rollout.engines import Completion, Sampling
+from src.rollout.journal import Journal
+from src.rollout.requests import SampleRequest
+from src.server.sampling_service import BatchDesk
+from src.toy_language.rubric_judge import RubricJudge
+from src.vllm.engine import VllmEngine
+from tests.conftest import GPU_SHARE
+from tests.server.test_server import logprob_differences, request_for
+
+_FORGETFUL_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'].split('</think>')[-1] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+class _Listener:
+    """Passes everything on to the real engine and keeps what went in and came out."""
+
+    def __init__(self, engine: VllmEngine):
+        self._engine = engine
+        self.calls: list[tuple[list[int], Completion]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        completion = await self._engine.generate(prompt_ids, sampling)
+        self.calls.append((list(prompt_ids), completion))
+        return completion
+
+
+def thoughtful_model(blank: Path, folder: Path) -> Path:
+    """The untrained model with `<think>` and `</think>` as tokens that it is likely to sample."""
+    shutil.copytree(blank, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template = _FORGETFUL_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    loud = tokenizer.convert_tokens_to_ids(["<think>", "</think>", "<|im_end|>"])
+    with torch.no_grad():
+        ids = tokenizer("<|im_start|>system\nYou teach English.<|im_end|>", return_tensors="pt").input_ids
+        hidden = model.model(ids).last_hidden_state[0].mean(0)
+        model.get_input_embeddings().weight[loud] = 4.5 * hidden / hidden.square().sum()
+    model.save_pretrained(folder)
+    return folder
+
+
+async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> tuple[list[ConversationRecord], list]:
+    model = ModelConfig(
+        str(model_folder),
+        VllmConfig(1.0, max_length=1024, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True),
+    )
+    config = load(TrainRLConfig, "train_rl", ["generation.max_turns=7", "generation.max_tokens_per_turn=16"])
+    engine = await VllmEngine.start(model, 5, config.generation)
+    try:
+        teacher = _Listener(engine)
+        sampling = Sampling(1.0, max_tokens=16)
+        seats = Seats(teacher, sampling, engine, sampling, RubricJudge(), {"teacher": teacher})
+        weights = reward_weights(config)
+        rules = classroom_rules(config.generation, weights, 1024, solutions_are_graded(config))
+        journal = Journal(run_folder)
+        desk = BatchDesk(Classroom(config.generation, seats, journal, weights, rules), journal)
+        return (await desk.sample(request)).conversations, teacher.calls
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.gpu
+def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_path: Path) -> None:
+    folder = thoughtful_model(world / "blank", tmp_path / "model")
+    request = request_for(lessons, "tokens", groups=4, size=6)
+    records, calls = asyncio.run(play(folder, tmp_path / "run", request))
+
+    by_prompt = {(tuple(prompt), completion.ids): completion for prompt, completion in calls}
+    turns = 0
+    for record in records:
+        for turn in record.turns:
+            if turn.role != "teacher":
+                continue
+            first, last = turn.span
+            prompt = tuple(record.prompt_ids + record.completion_ids[:first])
+            completion = by_prompt[prompt, tuple(record.completion_ids[first:last])]
+            assert record.logprobs[first:last] == list(completion.logprobs)
+            assert record.mask[first:last] == [1] * (last - first)
+            turns += 1
+        sampled = {i for t in record.turns if t.span for i in range(*t.span)}
+        assert [i for i, bit in enumerate(record.mask) if bit] == sorted(sampled)
+        assert all(record.logprobs[i] == 0.0 for i, bit in enumerate(record.mask) if not bit)
+    assert turns == len(calls)
+
+    thoughts = [t.text for r in records for t in r.turns if t.role == "teacher" and "<think>" in t.text]
+    assert len(thoughts) >= 5
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    kept = [r for r in records if any("</think>" in t.text for t in r.turns[:-1] if t.role == "teacher")]
+    assert kept and all("</think>" in tokenizer.decode(record.completion_ids) for record in kept)
+    cut = [t for r in records for t in r.turns if t.role == "teacher" and not t.ended]
+    assert cut and all(t.tokens == 16 for t in cut)
+
+    class Response:
+        conversations = records
+
+    differences = logprob_differences(folder, Response)
+    assert differences.abs().max() < 0.02 and differences.abs().mean() < 0.002
+    entropy = -sum(x for r in records for x, bit in zip(r.logprobs, r.mask, strict=True) if bit) / len(differences)
+    assert entropy > 1.0, "certain tokens would agree whatever was wrong"
+
+
+def test_thoughts_are_hidden_from_the_student(world: Path, lessons: list[str], tmp_path: Path) -> None:
+    """Reads the journal's turns against what the student's prompt may hold; the engine is scripted here."""
+    from tests.support.scripted_engine import ScriptedEngine
+
+    tokenizer = AutoTokenizer.from_pretrained(world / "blank")
+    lines = iter(["<think>secret plan</think>Say hello.", "Now go.<think>it is the secret", "Fine."])
+    teacher = ScriptedEngine(tokenizer, lambda _: next(lines))
+    student = ScriptedEngine(tokenizer, lambda _: "Hello.")
+    config = load(TrainRLConfig, "train_rl", ["generation.max_turns=5"])
+    weights = reward_weights(config)
+    rules = classroom_rules(config.generation, weights, 1024, graded=False)
+    seats = Seats(teacher, Sampling(1.0, max_tokens=48), student, Sampling(1.0), RubricJudge(), {"teacher": teacher})
+    journal = Journal(tmp_path)
+    desk = BatchDesk(Classroom(config.generation, seats, journal, weights, rules), journal)
+    record = asyncio.run(desk.sample(request_for(lessons, "hidden", groups=1, size=1))).conversations[0]
+    heard = [tokenizer.decode(prompt) for prompt, _, _ in student.calls]
+    assert len(heard) == 2 and "Say hello." in heard[0] and "Now go." in heard[1]
+    assert not any("secret" in prompt for prompt in heard)
+    assert "secret plan" in tokenizer.decode(teacher.calls[1][0])
+    assert [visible_text(turn.text) for turn in record.turns] == ["Say hello.", "Hello.", "Now go.", "Hello.", "Fine."]
+    assert "secret" not in json.dumps(record.model_dump()["verdicts"])

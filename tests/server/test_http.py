@@ -1,0 +1,580 @@
+"""The server's HTTP side with scripted engines: who is let in, what is refused, and what is said then."""
+
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import requests
+from fastapi import FastAPI, WebSocket
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient, WebSocketDenialResponse
+
+import src.server.app
+import src.server.middleware
+from config.base import GenerationConfig
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
+from config.values import LARGEST_BATCH
+from src.errors import AccessDenied, ClassroomError, ConfigError, EngineFailure, RequestTooLarge, UnknownConversation
+from src.grpo.run import connect
+from src.models.policy_folder import policy_path, write_policy
+from src.models.policy_version import PolicyVersion
+from src.rollout.journal import read_journal
+from src.rollout.requests import SampleRequest
+from src.server.auth import TOKEN_VARIABLE, token_for
+from src.server.client import ClassroomClient
+from src.server.middleware import BodyCheck, HostCheck
+from src.server.schemas import LARGEST_BODY
+from src.training.server_assignment import OwnServer, own_server
+from tests.conftest import free_port
+from tests.rollout.test_durability import save_model
+from tests.support.scripted_room import Room, serving
+from tests.support.scripted_room import application as application_of
+
+HERE = "http://127.0.0.1:8005"
+TOKEN = "0123456789abcdef-0123456789"
+BODY = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
+    """Makes the real application with scripted engines in its seats."""
+    return application_of(room, generation, monkeypatch)
+
+
+@pytest.fixture
+def http(app: Callable[..., FastAPI]) -> Iterator[TestClient]:
+    with TestClient(app(), base_url=HERE, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def listening(app: Callable[..., FastAPI]) -> Iterator[str]:
+    """The URL of the application on a port of this machine."""
+    port = free_port()
+    with serving(app(port=port), port) as url:
+        yield url
+
+
+# Bad requests ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "named"),
+    [
+        ("GET", "/conversations/none", None, "none"),
+        ("GET", "/wait_batch?request_id=none", None, "No request none runs here"),
+        ("POST", "/get_pedagogical_reward", {"conversations": ["none"]}, "no finished conversation none"),
+        ("POST", "/get_beauty_reward", {"conversations": ["none"]}, "There is no reward beauty. There are: "),
+    ],
+)
+def test_an_unknown_id_is_404_and_named(http: TestClient, method: str, path: str, body: dict, named: str) -> None:
+    answer = http.request(method, path, json=body)
+    assert answer.status_code == 404 and named in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"answers": ["1/2", "1/3"]}, "{'problems': 1, 'answers': 2}"),
+        ({"meta": []}, "{'problems': 1, 'answers': 1, 'meta': 0}"),
+        ({"problems": [], "answers": []}, "body.problems: List should have at least 1 item"),
+        ({"problems": [7]}, "body.problems.0: Input should be a valid string"),
+        ({"request_id": "../r"}, "body.request_id: String should match pattern"),
+        ({"surprise": 1}, "body.surprise: Extra inputs are not permitted"),
+        ({"policy_version": 1}, "run_id and policy_version come together"),
+    ],
+)
+def test_a_body_that_breaks_a_rule_is_422_with_field_and_rule(http: TestClient, room: Room, change, said: str) -> None:
+    answer = http.post("/sample_conversations", json=BODY | change)
+    assert answer.status_code == 422 and said in answer.json()["detail"]
+    assert not room.teacher.calls
+
+
+def test_a_body_that_is_no_json_is_422_and_not_sent_back(http: TestClient) -> None:
+    answer = http.post("/sample_conversations", content="{" + "x" * 5000, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422 and "JSON decode error" in answer.json()["detail"] and len(answer.text) < 500
+
+
+HALF = "half: \ud800"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"problems": [HALF]}, "body.problems.0"),
+        ({"answers": [HALF]}, "body.answers.0"),
+        ({"request_id": HALF}, "body.request_id"),
+        ({"run_id": HALF, "policy_version": 1}, "body.run_id"),
+        ({"meta": [{"a": [1, {"note": HALF}]}]}, "body.meta.0.a.1.note"),
+        ({"meta": [{HALF: 1}]}, "body.meta.0.half: \ufffd"),
+        ({HALF: 1}, "body.half: \ufffd"),
+    ],
+)
+@pytest.mark.parametrize("ascii", [True, False])
+def test_half_a_character_anywhere_in_a_body_is_422_with_its_field(http, room: Room, change, where, ascii) -> None:
+    content = json.dumps(BODY | change, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
+    answer = http.post("/sample_conversations", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"].startswith(f"{where}: Text may hold no half of a character (a lone surrogate")
+    assert not room.teacher.calls
+
+
+@pytest.mark.parametrize("path", ["/load_weights", "/sleep", "/get_pedagogical_reward", "/check_judge", "/api/chat"])
+def test_half_a_character_is_422_on_every_other_route_too(http: TestClient, path: str) -> None:
+    answer = http.post(path, content=json.dumps({"problem": [HALF]}), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422 and answer.json()["detail"].startswith("body.problem.0: Text may hold no half")
+
+
+def test_half_a_character_in_a_mounted_route_is_400_as_openai_says_it(app: Callable[..., FastAPI]) -> None:
+    application = app()
+    application.mount("/v1", answers_everything)
+    body = {"messages": [{"role": "user", "content": HALF}]}
+    with TestClient(application, base_url=HERE) as client:
+        answer = client.post("/v1/chat/completions", content=json.dumps(body))
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "body.messages.0.content"
+        body["messages"][0]["content"] = "whole: \U0001f642, \\ud800"
+        assert client.post("/v1/chat/completions", content=json.dumps(body)).status_code == 200
+
+
+def test_whole_characters_are_taken_however_they_are_escaped(http: TestClient) -> None:
+    content = json.dumps(BODY | {"problems": ["a smile: \U0001f642, and \\ud800"]})
+    answer = http.post("/sample_conversations", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200
+    assert answer.json()["conversations"][0]["problem"] == "a smile: \U0001f642, and \\ud800"
+
+
+def test_meta_that_nests_deep_is_422_and_its_id_may_be_used_again(http: TestClient, room: Room) -> None:
+    for levels in (25, 500, 900):
+        content = json.dumps(BODY | {"meta": ["deep"]}).replace('"deep"', '{"a":' * levels + "1" + "}" * levels)
+        answer = http.post("/sample_conversations", content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422
+        assert "body.meta: Value error, entry 0 holds values within values on more than 20" in answer.json()["detail"]
+    assert not room.teacher.calls
+    assert http.post("/sample_conversations", json=BODY | {"meta": [{"a": {"b": [1]}}]}).status_code == 200
+
+
+def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, generation) -> None:
+    """The cause is told, and no work goes on that nobody waits for."""
+    request = SampleRequest.model_construct(**BODY | {"meta": [{"a": HALF}], "judge_again": False})
+
+    async def ask() -> None:
+        with pytest.raises(PydanticSerializationError, match="surrogates not allowed"):
+            await room.open(generation).sample(request)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(ask())
+
+
+def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
+    desk = room.open(generation)
+
+    async def fail(_: SampleRequest) -> None:
+        desk._batches.clear()
+        raise EngineFailure("the cause")
+
+    desk.classroom.sample = fail
+    with pytest.raises(EngineFailure, match="the cause"):
+        asyncio.run(desk.sample(SampleRequest(**BODY)))
+
+
+def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, capfd) -> None:
+    async def break_down() -> None:
+        raise LookupError("nobody thought of this \ud800")
+
+    port = free_port()
+    application = app(port=port)
+    application.router.add_api_route("/break", break_down)
+    with serving(application, port) as url:
+        answer = requests.get(f"{url}/break", timeout=60)
+    assert answer.status_code == 500
+    assert (
+        "LookupError: nobody thought of this \ufffd. It goes on; the traceback is in its log" in answer.json()["detail"]
+    )
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_journal_that_was_deleted_is_told_with_what_to_do(http: TestClient, room: Room) -> None:
+    played = http.post("/sample_conversations", json=BODY).json()["conversations"][0]["id"]
+    (room.folder / "journal.jsonl").unlink()
+    for answer in (
+        http.get(f"/conversations/{played}"),
+        http.post("/get_pedagogical_reward", json={"conversations": [played]}),
+        http.post("/sample_conversations", json=BODY | {"request_id": "next"}),
+    ):
+        assert answer.status_code == 507
+        for part in (str(room.folder / "journal.jsonl"), "was deleted or moved away", "End the server", "put it back"):
+            assert part in answer.json()["detail"]
+    assert http.get("/health").status_code == 200 and not (room.folder / "journal.jsonl").exists()
+
+
+def test_more_conversations_than_a_server_holds_are_422(http: TestClient, room: Room) -> None:
+    many = LARGEST_BATCH + 1
+    answer = http.post("/sample_conversations", json=BODY | {"problems": ["p"] * many, "answers": [""] * many})
+    assert (
+        answer.status_code == 422
+        and f"asks for {many} conversations, but a server holds {LARGEST_BATCH}" in answer.text
+    )
+    assert not room.teacher.calls and len(answer.text) < 500
+
+
+def test_a_problem_longer_than_the_context_is_422_and_named(http: TestClient, room: Room) -> None:
+    problems = ["fractions", "Long division, " + "again and " * 900]
+    answer = http.post("/sample_conversations", json=BODY | {"problems": problems, "answers": ["", ""]})
+    assert answer.status_code == 422
+    for part in ("'Long division, again", "tokens, but a conversation may have 900", "max_tokens_in_conversation"):
+        assert part in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_an_oversized_body_is_413_and_not_read_into_memory(http: TestClient, monkeypatch, announced: bool) -> None:
+    monkeypatch.setattr(src.server.middleware, "LARGEST_BODY", 1000)
+    content = b" " * 1001 if announced else (b" " * 100 for _ in range(11))
+    headers = {"Content-Type": "application/json"}
+    answer = http.post("/sample_conversations", content=content, headers=headers)
+    assert answer.status_code == 413 and f"larger than the {LARGEST_BODY} bytes" in answer.json()["detail"]
+    assert http.post("/sample_conversations", json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(("announced", "most_read"), [(b"2000", 0), (None, 1100)])
+def test_reading_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch, announced: bytes | None, most_read: int) -> None:
+    monkeypatch.setattr(src.server.middleware, "LARGEST_BODY", 1000)
+    read, sent = 0, []
+
+    async def receive() -> dict:
+        nonlocal read
+        read += 100
+        return {"type": "http.request", "body": b" " * 100, "more_body": True}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    async def reads_all(scope: dict, receive: Callable, send: Callable) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    headers = [(b"content-length", announced)] if announced else []
+    asyncio.run(BodyCheck(reads_all)({"type": "http", "headers": headers}, receive, send))
+    assert sent[0]["status"] == 413 and read == most_read
+
+
+def test_a_taken_port_is_refused_before_models_are_loaded_with_who_holds_it(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        config = load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={tmp_path}"])
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*Process {os.getpid()} listens there"):
+            src.server.app.serve(config)
+
+
+def test_a_server_that_cannot_start_ends_with_the_message_alone(tmp_path: Path) -> None:
+    overrides = ["generation.teacher_prompt_path=nowhere.txt", f"logging.save_dir={tmp_path}"]
+    command = [sys.executable, "vllm_server.py", f"generation.server_port={free_port()}", *overrides]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 2
+    assert "error: generation.teacher_prompt_path: There is no prompt template nowhere.txt." in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+
+
+# Paths ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published(room: Room) -> Path:
+    folder = policy_path(room.folder, 1)
+    write_policy(folder, PolicyVersion("run", 1), save_model)
+    return folder
+
+
+def outside(room: Room, published: Path) -> str:
+    elsewhere = room.folder.parent / "elsewhere"
+    write_policy(elsewhere, PolicyVersion("run", 1), save_model)
+    return str(elsewhere)
+
+
+def linked_folder(room: Room, published: Path) -> str:
+    (room.folder / "policy" / "v000009").symlink_to(outside(room, published))
+    return str(room.folder / "policy" / "v000009")
+
+
+def linked_file(room: Room, published: Path) -> str:
+    (published / "model.safetensors").unlink()
+    (published / "model.safetensors").symlink_to(Path(outside(room, published)) / "model.safetensors")
+    return str(published)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (outside, "is not inside this server's run folder"),
+        (linked_folder, "is not inside this server's run folder"),
+        (linked_file, "is not inside this server's run folder"),
+        (lambda room, published: f"{published}/../../../elsewhere", "is not inside this server's run folder"),
+        (lambda *_: "/etc", "is not inside this server's run folder"),
+        (lambda *_: "policy\0/v000001", "is no path"),
+        (lambda *_: "x" * 5000, "is no"),
+        (lambda room, published: str(published.parent), "no file COMPLETE in it"),
+        (lambda room, published: str(published / "nowhere"), "no file COMPLETE in it"),
+    ],
+)
+def test_weights_come_from_inside_the_run_folder_only(
+    http: TestClient, room: Room, published: Path, path, said
+) -> None:
+    loaded = room.teacher.policy
+    body = {"run_id": "run", "version": 1, "path": path(room, published)}
+    answer = http.post("/load_weights", json=body)
+    assert answer.status_code == 422 and said in answer.json()["detail"]
+    assert room.teacher.policy == loaded
+
+
+# Whose request it is --------------------------------------------------------------------------------------------
+
+FOREIGN_NAMES = [
+    "evil.example",
+    "evil.example:8005",
+    "127.evil.example",
+    "127.0.0.1.evil.example:8005",
+    "localhost.evil",
+]
+FOREIGN_PAGES = ["http://evil.example", "https://evil.example:8005", "null", "http://localhost:3000", "file://"]
+
+
+def every_route(application: FastAPI) -> list[tuple[str, str]]:
+    """Those of the server, of a mounted application, and some that are not there."""
+    known = [(method, route.path) for route in application.routes for method in getattr(route, "methods", ())]
+    others = [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/no/such/route"), ("OPTIONS", "/sleep")]
+    return [*known, *others]
+
+
+@pytest.mark.parametrize(
+    "headers", [*({"Host": name} for name in FOREIGN_NAMES), *({"Origin": p} for p in FOREIGN_PAGES)]
+)
+def test_no_route_answers_under_a_foreign_name_or_for_a_foreign_page(app, room: Room, published: Path, headers) -> None:
+    application = app()
+    application.mount("/v1", answers_everything)
+    known = every_route(application)
+    assert ("POST", "/load_weights") in known and ("POST", "/wake_up") in known and ("GET", "/") in known
+    loaded = room.teacher.policy
+    with TestClient(application, base_url=HERE, raise_server_exceptions=False) as client:
+        for method, path in known:
+            answer = client.request(method, path, headers=headers)
+            assert answer.status_code == 403, (method, path)
+            assert method == "HEAD" or next(iter(headers.values())) in answer.json()["detail"]
+        weights = {"run_id": "run", "version": 1, "path": str(published)}
+        assert client.post("/load_weights", json=weights, headers=headers).status_code == 403
+        assert room.teacher.policy == loaded and not room.teacher.calls
+        for method, path in known:
+            assert client.request(method, path).status_code != 403, (method, path)
+
+
+async def answers_everything(scope: dict, receive: Callable, send: Callable) -> None:
+    await JSONResponse({})(scope, receive, send)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+def test_websockets_are_refused_under_a_foreign_name(app: Callable[..., FastAPI], headers: dict) -> None:
+    application = app()
+
+    @application.websocket("/socket")
+    async def socket(connection: WebSocket) -> None:
+        await connection.accept()
+        await connection.close()
+
+    with TestClient(application, base_url=HERE) as client:
+        with pytest.raises(WebSocketDenialResponse) as refused, client.websocket_connect("/socket", headers=headers):
+            pass
+        assert refused.value.status_code == 403
+        with client.websocket_connect("/socket", headers={"Host": "127.0.0.1:8005"}):
+            pass
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({"Host": name} for name in ("localhost:9", "LOCALHOST", "127.1.2.3:80", "[::1]:8005", "10.0.0.7:8005")),
+        {"Host": "localhost:9000", "Origin": "http://localhost:9000"},  # the page, through a tunnel
+        {"Host": "192.0.2.7:80", "Origin": "http://192.0.2.7:80"},
+        {"Host": "Host.Docker.internal:8005", "Origin": "http://host.docker.internal:8005"},
+        {"Origin": "https://host.docker.internal"},
+    ],
+)
+def test_this_machine_s_names_addresses_and_allowed_names_are_answered(room, generation, monkeypatch, headers) -> None:
+    generation = replace(generation, allowed_hosts=["host.docker.internal"])
+    application = application_of(room, generation, monkeypatch)()
+    with TestClient(application, base_url=HERE) as client:
+        assert client.get("/health", headers=headers).status_code == 200
+
+
+LABEL = st.text("0123456789abcdefx-_.:[]%@/ \té", max_size=30)
+
+
+@settings(max_examples=100)
+@given(
+    LABEL
+    | st.sampled_from(["127.", "localhost.", "127.0.0.1@", "[::1].", "127.0.0.1:", "0x7f."]).flatmap(
+        lambda begin: LABEL.map(lambda rest: begin + rest)
+    )
+)
+def test_no_name_but_ours_is_taken_for_ours(host: str) -> None:
+    """Whatever passes is an address, with or without a port, or localhost."""
+    if status_for([(b"host", host.encode("latin-1"))]) == 200:
+        name, _, port = host.rpartition(":") if host.count(":") == 1 or "]:" in host else (host, "", "0")
+        assert port.isdecimal() and (name == "localhost" or ipaddress.ip_address(name.strip("[]")))
+
+
+@pytest.mark.parametrize("hosts", [[], ["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"], [""]])
+def test_a_request_with_no_name_or_with_two_is_refused(hosts: list[str]) -> None:
+    assert status_for([(b"host", host.encode()) for host in hosts]) == 403
+
+
+def status_for(headers: list[tuple[bytes, bytes]]) -> int:
+    sent = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/sleep", "headers": headers}
+    asyncio.run(HostCheck(answers_everything)(scope, None, send))
+    return sent[0]["status"]
+
+
+# The token -----------------------------------------------------------------------------------------------------
+
+
+def routes(application: FastAPI) -> list[tuple[str, str]]:
+    return [(method, route.path) for route in application.routes for method in route.methods]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_no_route_answers_without_the_token(app: Callable[..., FastAPI], monkeypatch, host: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    application = app(host)
+    known = [(method, path) for method, path in routes(application) if path not in ("/", "/viewer/{name}")]
+    assert ("GET", "/health") in known and ("POST", "/load_weights") in known and ("GET", "/metrics") in known
+    given = [{}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "Bearer "}]
+    with TestClient(application, raise_server_exceptions=False) as client:
+        for method, path in (*known, ("GET", "/no/such/route"), ("POST", "/health")):
+            for headers in given:
+                answer = client.request(method, path, headers=headers)
+                assert answer.status_code == 401, (method, path, headers)
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+            right = client.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
+            assert right.status_code != 401, (method, path)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "my-machine"])
+def test_a_server_for_others_does_not_start_without_a_token(app: Callable[..., FastAPI], monkeypatch, host) -> None:
+    with pytest.raises(ConfigError, match=r"other machines can reach.*CLASSROOM_TOKEN.*openssl rand -hex 32"):
+        app(host)
+    with pytest.raises(ConfigError, match="CLASSROOM_TOKEN"):
+        own_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert app(host) and token_for(host) == TOKEN
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_server_for_this_machine_needs_none(host: str) -> None:
+    assert token_for(host) is None
+
+
+@pytest.mark.parametrize("token", ["short", "with a space in the middle", "ünicode-ünicode-ünicode", "a" * 20 + "\n"])
+def test_what_is_no_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(ConfigError, match="CLASSROOM_TOKEN must be at least 16 ASCII characters") as caught:
+        token_for("127.0.0.1")
+    assert token not in str(caught.value)
+
+
+def test_the_token_is_written_nowhere(app, room: Room, monkeypatch, caplog, capfd) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    caplog.set_level(logging.DEBUG)
+    with TestClient(app("0.0.0.0"), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        assert client.post("/sample_conversations", json=BODY).status_code == 200
+        assert client.post("/load_weights", json={"run_id": "r", "version": 0, "path": "/"}).status_code == 422
+        said = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
+    src.server.app.record_run(load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server")
+    files = [path for path in room.folder.rglob("*") if path.is_file()]
+    assert len(files) >= 3
+    said += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)
+    assert TOKEN not in said
+
+
+# The client's end ----------------------------------------------------------------------------------------------
+
+
+def test_the_client_sends_the_token(listening: str) -> None:
+    assert ClassroomClient(listening).health().status == "ok"
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    return request.getfixturevalue("listening")
+
+
+def test_programs_talk_to_each_other_with_the_token_and_not_without(guarded: str, monkeypatch) -> None:
+    assert ClassroomClient(guarded).sample(SampleRequest(**BODY)).conversations[0].reward is not None
+    for wrong in (None, TOKEN + "x"):
+        monkeypatch.delenv(TOKEN_VARIABLE) if wrong is None else monkeypatch.setenv(TOKEN_VARIABLE, wrong)
+        with pytest.raises(AccessDenied, match="what the environment variable CLASSROOM_TOKEN holds"):
+            ClassroomClient(guarded).wait_until_up(60)
+
+
+def test_a_request_that_no_server_takes_is_not_sent(listening: str, room: Room) -> None:
+    body = SampleRequest(**BODY | {"problems": ["x" * LARGEST_BODY]})
+    with pytest.raises(RequestTooLarge, match=f"but a server takes {LARGEST_BODY}: make the batch or its problems"):
+        ClassroomClient(listening).sample(body)
+    assert not [event for event in read_journal(room.folder / "journal.jsonl") if event["event"] == "batch"]
+
+
+def test_the_client_says_which_conversation_is_unknown(listening: str) -> None:
+    with pytest.raises(UnknownConversation, match="no finished conversation none"):
+        ClassroomClient(listening).rewards("pedagogical", ["none"])
+
+
+def test_the_server_of_another_run_is_refused_with_both_folders(listening: str, room: Room, tmp_path: Path) -> None:
+    port = listening.rpartition(":")[2]
+
+    def config(folder: Path) -> TrainRLConfig:
+        return load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={folder}"])
+
+    assert connect(config(room.folder), OwnServer(0, listening, True)).url == listening
+    with pytest.raises(ConfigError) as caught:
+        connect(config(tmp_path / "other"), OwnServer(0, listening, True))
+    for part in (str(room.folder), str(tmp_path / "other"), "same logging.save_dir", "generation.server_port"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", ["hello", '{"status": "up"}'])
+def test_another_program_on_the_port_is_told_from_a_server(answer: str) -> None:
+    application = FastAPI()
+
+    @application.get("/health")
+    async def health() -> object:
+        from starlette.responses import Response
+
+        return Response(answer)
+
+    with (
+        serving(application, free_port()) as url,
+        pytest.raises(ClassroomError, match="is no server of this project.*generation.server_port"),
+    ):
+        ClassroomClient(url).wait_until_up(60)

@@ -1,0 +1,250 @@
+"""A server that lives longer than its trainers and their connections."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy
+import pytest
+import requests
+from fastapi import FastAPI
+from safetensors.numpy import save_file
+from starlette.testclient import TestClient
+
+from config.base import GenerationConfig
+from src.classroom.record import SampleResponse
+from src.errors import EngineFailure, PolicyMismatch
+from src.models.policy_folder import policy_path, write_policy
+from src.models.policy_version import PolicyVersion
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.requests import SampleRequest
+from src.server.auth import TOKEN_VARIABLE
+from src.server.sampling_service import BatchDesk
+from tests.conftest import free_port
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
+from tests.support.scripted_room import SCORES, Room, application, serving
+
+POLICY = PolicyVersion("run", 2)
+BODY = {
+    "problems": ["fractions", "fractions"],
+    "answers": ["1/2", "1/2"],
+    "request_id": "run-step000002",
+    "seed": 1,
+    "step": 2,
+    "run_id": "run",
+    "policy_version": 2,
+}
+REQUEST = SampleRequest(**BODY)
+
+
+def publish(room: Room, content: float) -> Path:
+    """The run's version 2, as a trainer with these weights publishes it."""
+    folder = policy_path(room.folder, POLICY.version)
+    weights = {"w": numpy.full(4, content, numpy.float32)}
+    write_policy(folder, POLICY, lambda target: save_file(weights, target / "model.safetensors"))
+    return folder
+
+
+class Halting:
+    """Stops whoever comes first, until told to let go; `reached` says that somebody came."""
+
+    def __init__(self) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        if not self.reached.is_set():
+            self.reached.set()
+            await self.go.wait()
+
+
+class HaltingStudent(ScriptedEngine):
+    def __init__(self, tokenizer, halt: Halting):
+        super().__init__(tokenizer, lambda _: "Hello.")
+        self._halt = halt
+
+    async def chat(self, *arguments, **named):
+        await self._halt()
+        return await super().chat(*arguments, **named)
+
+
+class HaltingJudge(ScriptedJudge):
+    def __init__(self, halt: Callable):
+        super().__init__(lambda *_: json.dumps(SCORES))
+        self._halt = halt
+
+    async def judge(self, *arguments, **named) -> str:
+        await self._halt()
+        return await super().judge(*arguments, **named)
+
+
+async def resume(room: Room, desk: BatchDesk) -> None:
+    """What a trainer does that went back to an earlier checkpoint and made the same step again, a little otherwise."""
+    await desk.load_policy(publish(room, 2.0), POLICY, 5.0)
+    room.teacher._script = lambda _: "Say goodbye."
+
+
+@pytest.mark.parametrize("when", ["finished", "talking", "judging"])
+def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_published(room: Room, generation, when) -> None:
+    async def scenario() -> tuple[SampleResponse, BatchDesk]:
+        halt = Halting()
+        if when == "talking":
+            room.student = HaltingStudent(room.tokenizer, halt)
+        if when == "judging":
+            room.judge = HaltingJudge(halt)
+        desk = room.open(generation)
+        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
+        before = asyncio.create_task(desk.sample(REQUEST))
+        await (before if when == "finished" else halt.reached.wait())
+        await resume(room, desk)
+        after = await asyncio.wait_for(desk.sample(REQUEST), 20)
+        halt.go.set()
+        if when != "finished":
+            with pytest.raises(PolicyMismatch, match="ther weights were loaded"):
+                await before
+        said = len(room.teacher.calls)
+        assert await desk.sample(REQUEST) == after and len(room.teacher.calls) == said
+        return after, desk
+
+    after, desk = asyncio.run(scenario())
+    said = {turn.text for record in after.conversations for turn in record.turns if turn.role == "teacher"}
+    assert said == {"Say goodbye."}
+    assert [desk.record(record.id) for record in after.conversations] == after.conversations
+    events = list(read_journal(room.folder / JOURNAL_NAME))
+    begun = max(place for place, event in enumerate(events) if event["event"] == "batch")
+    since = [event["event"] for event in events[begun:]]
+    assert (since.count("turn"), since.count("verdict"), since.count("conversation")) == (10, 2, 2)
+
+
+def test_conversations_do_not_go_on_with_other_weights_of_the_same_name(room: Room, generation) -> None:
+    async def scenario() -> None:
+        halt = Halting()
+        room.student = HaltingStudent(room.tokenizer, halt)
+        desk = room.open(generation)
+        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
+        batch = asyncio.create_task(desk.sample(REQUEST))
+        await halt.reached.wait()
+        await resume(room, desk)
+        halt.go.set()
+        with pytest.raises(PolicyMismatch, match=r"Other weights were loaded as policy run v2 .* Ask for it again"):
+            await batch
+        assert desk.running == []
+
+    asyncio.run(scenario())
+
+
+def test_the_same_weights_published_again_change_nothing(room: Room, generation: GenerationConfig) -> None:
+    async def scenario() -> None:
+        desk = room.open(generation)
+        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
+        before = await desk.sample(REQUEST)
+        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
+        said = len(room.teacher.calls)
+        assert await desk.sample(REQUEST) == before and len(room.teacher.calls) == said
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    return application(room, generation, monkeypatch)
+
+
+def test_weights_conversations_and_checks_of_the_judge_over_http(room: Room, app: Callable[..., FastAPI]) -> None:
+    asked = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: asked.append(conversation) or json.dumps(SCORES))
+    with TestClient(app(), base_url="http://127.0.0.1:8005") as http:
+
+        def step(content: float) -> tuple[str, int]:
+            weights = {"run_id": "run", "version": 2, "path": str(publish(room, content))}
+            assert http.post("/load_weights", json=weights).status_code == 200
+            record = http.post("/sample_conversations", json=BODY).json()["conversations"][0]
+            asked.clear()
+            check = {"request_id": "check", "step": 2, "conversations": [record["id"]]}
+            assert http.post("/check_judge", json=check).json()["canaries"]
+            return record["turns"][0]["text"], len(asked)
+
+        first, canaries = step(1.0)
+        assert canaries > 0 and step(1.0) == (first, 0)
+        room.teacher._script = lambda _: "Say goodbye."
+        assert step(2.0) == ("Say goodbye.", canaries)
+
+
+# Connections ---------------------------------------------------------------------------------------------------
+
+
+class HeldJudge(ScriptedJudge):
+    """Judges nothing before the test lets it."""
+
+    def __init__(self, answer: Callable):
+        super().__init__(answer)
+        self.free = threading.Event()
+
+    async def judge(self, *arguments, **named) -> str:
+        while not self.free.is_set():
+            await asyncio.sleep(0.01)
+        return await super().judge(*arguments, **named)
+
+
+@contextmanager
+def listening(app: Callable[..., FastAPI], judge: HeldJudge) -> Iterator[tuple[str, FastAPI]]:
+    port = free_port()
+    application = app(port=port)
+    with serving(application, port) as url:
+        try:
+            yield f"{url}/sample_conversations", application
+        finally:
+            judge.free.set()  # or the server would not end
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_once(room, app, monkeypatch) -> None:
+    body = BODY | {"run_id": None, "policy_version": None}
+    serialised, dump = [], SampleResponse.model_dump_json
+    monkeypatch.setattr(SampleResponse, "model_dump_json", lambda self: serialised.append(self) or dump(self))
+    room.judge = HeldJudge(lambda *_: json.dumps(SCORES))
+    with listening(app, room.judge) as (url, application):
+
+        def readers() -> int:
+            batches = application.state.desk._batches
+            return batches[body["request_id"]].readers if batches else 0
+
+        for _ in range(3):
+            with pytest.raises(requests.Timeout):
+                requests.post(url, json=body, timeout=0.5)
+        wait_until(lambda: readers() == 0)
+        answers: list[bytes] = []
+        clients = [threading.Thread(target=lambda: answers.append(requests.post(url, json=body).content)) for _ in "ab"]
+        for client in clients:
+            client.start()
+        wait_until(lambda: readers() == 2)
+        room.judge.free.set()
+        for client in clients:
+            client.join(30)
+        assert len(serialised) == 1 and answers == [dump(serialised[0]).encode()] * 2
+        assert all(record.reward is not None for record in SampleResponse.model_validate_json(answers[0]).conversations)
+        assert application.state.desk._batches[body["request_id"]].body is None
+
+
+def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room: Room, app) -> None:
+    def fail(*_: object) -> str:
+        raise EngineFailure("the judge's engine hangs")
+
+    ended = threading.Event()
+    room.judge = HeldJudge(fail)
+    with listening(app, room.judge) as (url, application):
+        application.state.end = ended.set
+        with pytest.raises(requests.Timeout):
+            requests.post(url, json=BODY | {"run_id": None, "policy_version": None}, timeout=0.5)
+        room.judge.free.set()
+        assert ended.wait(30) and "the judge's engine hangs" in str(application.state.failure)

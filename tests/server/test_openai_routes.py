@@ -1,0 +1,358 @@
+"""OpenAI's API on the teacher: real clients against real engines, and the answers that a training may not wait for."""
+
+import asyncio
+import json
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import openai
+import pytest
+import requests
+import torch
+import yaml
+from fastapi import FastAPI, Request
+from starlette.responses import StreamingResponse
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from src.models.policy_version import PolicyVersion
+from src.rollout.chat_template import encode_chat
+from src.server.openai_routes import OnePolicyPerAnswer, _Held
+from src.toy_language.corpus import DRILL_PROMPT
+from src.toy_language.grammar import find_slips
+from src.toy_language.scripts import hint
+from src.vllm.weights_gate import WeightsGate
+from tests.conftest import ROOT, RunningServer
+from tests.server.test_server import publish_random_weights, request_for
+
+SAY_HELLO = [{"role": "system", "content": "You teach."}, {"role": "user", "content": "Say hello."}]
+ROUTES = ("/v1/chat/completions", "/v1/completions")
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.client.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def model_name(server: RunningServer) -> str:
+    prefix = "teacher_model.model_name_or_path="
+    return next(each.removeprefix(prefix) for each in server.overrides if each.startswith(prefix))
+
+
+def scored_chat(
+    client: openai.OpenAI, seed: int, max_tokens: int = 24
+) -> tuple[str, torch.Tensor, list[int], list[int]]:
+    """The policy that answered, the log-probs of its tokens, the ids of the prompt and of the answer."""
+    raw = client.chat.completions.with_raw_response.create(
+        model="teacher",
+        messages=SAY_HELLO,
+        seed=seed,
+        max_tokens=max_tokens,
+        logprobs=True,
+        extra_body={"return_token_ids": True},
+    )
+    body = json.loads(raw.text)
+    choice = body["choices"][0]
+    logprobs = torch.tensor([each["logprob"] for each in choice["logprobs"]["content"]])
+    return raw.headers["x-policy-version"], logprobs, body["prompt_token_ids"], choice["token_ids"]
+
+
+def difference(folder: Path, logprobs: torch.Tensor, prompt_ids: list[int], ids: list[int]) -> float:
+    """Largest difference of an answer's log-probs from those of transformers with the weights in `folder`."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        own = model(torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1 : -1].log_softmax(-1)
+    return (own.gather(1, torch.tensor(ids)[:, None])[:, 0] - logprobs).abs().max().item()
+
+
+def test_models_are_the_teacher_and_its_configured_name(server: RunningServer, client: openai.OpenAI) -> None:
+    listed = client.models.with_raw_response.list()
+    assert [model.id for model in listed.parse()] == ["teacher", model_name(server)]
+    assert listed.headers["x-policy-version"] == str(server.client.health().policy)
+    assert listed.parse().data[0].max_model_len == 1024
+
+
+def test_a_chat_is_a_turn_of_the_teacher(
+    server: RunningServer, client: openai.OpenAI, world: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The prompt, the weights and the log-probs are those of a conversation."""
+    policy = PolicyVersion("chat-test", 1)
+    folder = publish_random_weights(server, world, policy, seed=5, shards=False)
+    server.client.load_weights(policy, folder)
+    served_by, logprobs, prompt_ids, ids = scored_chat(client, seed=3)
+    assert served_by == str(policy)
+    assert prompt_ids == encode_chat(tokenizer, SAY_HELLO)
+    assert len(ids) == len(logprobs) > 8
+    assert difference(folder, logprobs, prompt_ids, ids) < 1e-3
+    assert difference(world / "blank", logprobs, prompt_ids, ids) > 0.05
+    assert scored_chat(client, seed=3)[3] == ids != scored_chat(client, seed=4)[3]
+
+
+def test_both_names_and_streaming_give_the_same_answer(server: RunningServer, client: openai.OpenAI) -> None:
+    def ask(model: str, **more):
+        return client.chat.completions.create(model=model, messages=SAY_HELLO, temperature=0, max_tokens=16, **more)
+
+    whole = ask("teacher")
+    assert whole.choices[0].message.content and whole.usage.completion_tokens <= 16
+    assert ask(model_name(server)).choices[0].message.content == whole.choices[0].message.content
+    chunks = list(ask("teacher", stream=True, stream_options={"include_usage": True}))
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == whole.choices[0].message.content and len(chunks) > 3
+    assert chunks[-1].usage == whole.usage
+
+
+def test_completions_continue_texts_and_score_them(client: openai.OpenAI) -> None:
+    """Scoring is what log-likelihood tasks ask for: a prompt sent back with its log-probs."""
+
+    def complete(prompt, **more):
+        extra = {"return_token_ids": True}
+        return client.completions.create(model="teacher", prompt=prompt, temperature=0, extra_body=extra, **more)
+
+    both = complete(["Say hello.", "Where is it?"], max_tokens=8, logprobs=1)
+    assert [each.index for each in both.choices] == [0, 1] and both.choices[0].text
+    streamed = complete("Say hello.", max_tokens=8, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == both.choices[0].text
+    said = both.choices[0].model_dump()
+    ids = said["prompt_token_ids"] + said["token_ids"]
+    given = complete(ids, max_tokens=1, logprobs=1, echo=True, seed=1234).choices[0].logprobs
+    assert len(given.token_logprobs) == len(ids) + 1 and given.token_logprobs[0] is None
+    scores = given.token_logprobs[len(said["prompt_token_ids"]) : -1]
+    assert scores == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-4)
+    assert scores == [max(top.values()) for top in given.top_logprobs[-len(scores) - 1 : -1]]
+
+
+def test_curl_chats_and_streams(server: RunningServer) -> None:
+    def curl(body: dict) -> str:
+        command = ["curl", "-sSN", "-i", f"{server.client.url}/v1/chat/completions", "-d", json.dumps(body)]
+        done = subprocess.run(
+            [*command, "-H", "Content-Type: application/json"], capture_output=True, text=True, timeout=120, check=True
+        )
+        return done.stdout.replace("\r\n", "\n")
+
+    body = {"model": "teacher", "messages": SAY_HELLO, "max_tokens": 12, "temperature": 0}
+    head, answer = curl(body).split("\n\n", 1)
+    assert head.startswith("HTTP/1.1 200") and "\nx-policy-version: " in head
+    said = json.loads(answer)["choices"][0]["message"]["content"]
+    events = curl(body | {"stream": True}).split("\n\n", 1)[1].strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == said
+
+
+def test_what_cannot_be_answered_is_refused_as_openai_does(server: RunningServer, client: openai.OpenAI) -> None:
+    def error(kind: type[openai.APIStatusError], **body) -> dict:
+        with pytest.raises(kind) as caught:
+            client.chat.completions.create(**{"model": "teacher", "messages": SAY_HELLO, "max_tokens": 8} | body)
+        assert set(caught.value.body) >= {"message", "type", "code"}
+        return caught.value.body
+
+    assert "`gpt-4o` does not exist" in error(openai.NotFoundError, model="gpt-4o")["message"]
+    too_long = [{"role": "user", "content": "word " * 2000}]
+    assert "1024" in error(openai.BadRequestError, messages=too_long)["message"]
+    assert "1024" in error(openai.BadRequestError, max_tokens=5000)["message"]
+    assert "temperature" in error(openai.BadRequestError, temperature=-1)["message"]
+    assert error(openai.BadRequestError, messages="hello")["param"]
+    for route in ROUTES:
+        answer = requests.post(server.client.url + route, data="{", headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert requests.get(f"{server.client.url}/v1/nothing", timeout=60).status_code == 404
+    ours = requests.post(f"{server.client.url}/load_weights", json={"version": 1}, timeout=60)
+    assert ours.status_code == 422 and set(ours.json()) == {"detail"}
+    unknown = requests.get(f"{server.client.url}/conversations/none", timeout=60)
+    assert unknown.status_code == 404 and set(unknown.json()) == {"detail"}
+    assert server.client.health().status == "ok"
+
+
+def test_weights_are_published_while_guests_chat(
+    server: RunningServer, client: openai.OpenAI, world: Path, lessons: list[str]
+) -> None:
+    """Every answer is wholly of the policy that it names, while conversations are played, too."""
+    policies = [PolicyVersion("guests-test", version) for version in (1, 2, 3)]
+    folders = {str(each): publish_random_weights(server, world, each, each.version, shards=False) for each in policies}
+    server.client.load_weights(policies[0], folders[str(policies[0])])
+    over = threading.Event()
+
+    def chat(seed: int) -> list[tuple]:
+        answers = []
+        while not over.is_set():
+            answers.append(scored_chat(client, seed * 1000 + len(answers), max_tokens=100))
+        return answers
+
+    with ThreadPoolExecutor(9) as pool:
+        guests = [pool.submit(chat, i) for i in range(8)]
+        try:
+            for policy in policies[1:]:
+                batch = pool.submit(server.client.sample, request_for(lessons, f"beside-{policy.version}"))
+                assert batch.result(120).conversations[0].state == "END"
+                server.client.load_weights(policy, folders[str(policy)])
+            server.client.sample(request_for(lessons, "beside-last"))
+        finally:
+            over.set()
+    answers = [answer for guest in guests for answer in guest.result()]
+    assert {answer[0] for answer in answers} == set(folders)
+    for served_by, *answer in answers:
+        assert difference(folders[served_by], *answer) < 1e-3
+
+
+def test_a_guest_that_goes_away_holds_up_nothing(server: RunningServer, client: openai.OpenAI, world: Path) -> None:
+    """Its work in the engine ends, too: `load_weights` would find it there and fail."""
+    for version in (1, 2, 3):
+        body = {"model": "teacher", "prompt": ["Say hello."] * 16, "max_tokens": 900, "stream": True}
+        stream = client.completions.create(**body, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+        policy = PolicyVersion("gone-test", version)
+        folder = publish_random_weights(server, world, policy, seed=version, shards=False)
+        loaded = server.client.load_weights(policy, folder)
+        assert loaded.policy == policy
+    assert scored_chat(client, seed=1)[0] == str(policy)
+
+
+def test_the_tasks_for_lm_eval_want_the_hints_that_the_rules_of_the_language_find() -> None:
+    rows = [json.loads(line) for line in (ROOT / "docs/lm_eval/slips.jsonl").read_text().splitlines()]
+    for row in rows:
+        slips = find_slips(row["sentence"])
+        assert row["hints"][row["right"]] == (hint(slips[0]) if slips else "Good!")
+        assert len(set(row["hints"])) == 6
+    assert Counter(row["right"] for row in rows) == dict.fromkeys(range(6), 12)
+    for name in ("quickstart_hints", "quickstart_hints_said"):
+        task = yaml.safe_load((ROOT / f"docs/lm_eval/{name}.yaml").read_text())
+        assert task["task"] == name and (ROOT / task["dataset_kwargs"]["data_files"]["test"]).is_file()
+        assert task["description"] == DRILL_PROMPT
+
+
+# An answer that is cut off ---------------------------------------------------------------------------------------
+
+
+def guarded(app: Callable | FastAPI, gate: WeightsGate, longest_s: float) -> OnePolicyPerAnswer:
+    return OnePolicyPerAnswer(app, SimpleNamespace(gate=gate, policy=PolicyVersion("run", 3)), longest_s)
+
+
+async def post(app: Callable, reads: Callable[[dict], Awaitable[None]] | None = None, body=b"{}") -> list[dict]:
+    """What a client gets that stays to the end; `reads` may keep the sender waiting."""
+    sent: list[dict] = []
+    requested = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> dict:
+        message = next(requested, None)
+        if message is None:
+            await asyncio.Event().wait()
+        return message
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+        if reads is not None:
+            await reads(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat", "app_root_path": "", "headers": headers}
+    await app({**scope, "query_string": b"", "root_path": "/v1"}, receive, send)
+    return sent
+
+
+def within_a_minute(work: Coroutine):
+    async def limited():
+        return await asyncio.wait_for(work, 60)
+
+    return asyncio.run(limited())
+
+
+async def endless(ended: asyncio.Event) -> AsyncIterator[bytes]:
+    try:
+        while True:
+            yield b"data: {}\n\n"
+            await asyncio.sleep(0.01)
+    finally:
+        ended.set()
+
+
+def test_a_stream_without_end_is_cut_off_with_an_error_event() -> None:
+    async def scenario() -> list[dict]:
+        gate, ended = WeightsGate(), asyncio.Event()
+        guest = asyncio.create_task(post(guarded(StreamingResponse(endless(ended)), gate, longest_s=0.3)))
+        await asyncio.sleep(0.1)
+        async with gate.closed(30):
+            assert ended.is_set()
+        return await guest
+
+    start, *body = within_a_minute(scenario())
+    assert start["status"] == 200 and (b"x-policy-version", b"run v3") in start["headers"]
+    assert body[-1]["more_body"] is False and len(body) > 5
+    error = json.loads(body[-1]["body"].removeprefix(b"data: "))["error"]
+    assert error["code"] == 504 and "may take 0.3 s" in error["message"]
+
+
+def test_an_answer_that_takes_too_long_is_504_and_its_work_ends() -> None:
+    from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+
+    ended = []
+
+    async def scenario() -> list[dict]:
+        app, gate = FastAPI(), WeightsGate()
+
+        @app.post("/v1/chat")
+        @with_cancellation
+        async def chat(request: dict, raw_request: Request):  # as vLLM's routes are made
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(request)
+
+        sent = await post(guarded(app, gate, longest_s=0.2))
+        async with gate.closed(1):
+            return sent
+
+    start, body = within_a_minute(scenario())
+    assert start["status"] == 504 and "half of the server's" in json.loads(body["body"])["error"]["message"]
+    assert ended == [{}]
+
+
+def test_a_reader_that_stops_reading_does_not_keep_the_gate() -> None:
+    async def scenario() -> None:
+        gate = WeightsGate()
+
+        async def stops(message: dict) -> None:
+            if message.get("body"):
+                await asyncio.Event().wait()
+
+        stream = StreamingResponse(endless(asyncio.Event()))
+        guest = asyncio.create_task(post(guarded(stream, gate, longest_s=0.2), stops))
+        await asyncio.sleep(0.05)
+        async with gate.closed(30):
+            assert not guest.done()
+        await asyncio.wait_for(guest, 30)
+
+    within_a_minute(scenario())
+
+
+def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
+    """A client that has gone away ends its request before the engine has heard of it."""
+
+    async def scenario() -> None:
+        gate, told = WeightsGate(), asyncio.Event()
+
+        async def generate(prompt: str, lora_request: str) -> AsyncIterator[str]:
+            assert lora_request == "the adapter"
+            try:
+                while True:
+                    yield prompt
+                    await asyncio.sleep(0)
+            finally:
+                await asyncio.sleep(0.05)  # the message to the engine
+                told.set()
+
+        async with gate.turn():
+            teacher = SimpleNamespace(client=SimpleNamespace(generate=generate), gate=gate, adapter="the adapter")
+            outputs = _Held(teacher).generate("a")
+            assert await anext(outputs) == "a"
+            closing = asyncio.create_task(outputs.aclose())
+            await asyncio.sleep(0)
+        async with gate.closed(5):
+            assert told.is_set()
+        await closing
+
+    within_a_minute(scenario())

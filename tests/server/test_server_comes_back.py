@@ -1,0 +1,281 @@
+"""A server that dies while a trainer uses its GPU, and weights that were loaded half. vLLM itself is replaced by the
+recording engines of test_shared_gpus.py; everything from the routes to the optimizer's step is real."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.errors import ClassroomError, ConfigError, DeadlineExceeded, EngineFailure
+from src.models.policy_folder import policy_path, write_policy
+from src.models.policy_version import PolicyVersion
+from src.server.app import serve
+from src.server.client import ClassroomClient
+from src.server.engine_sleep import this_process
+from src.server.gpu_lease import GpuLease
+from src.server.schemas import ProcessId
+from src.system.run_lock import claim
+from tests.conftest import free_port, quickstart_overrides
+from tests.server.test_shared_gpus import RecordingEngine, in_order, no_openai_routes, until
+
+# The lease ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainer() -> Iterator[subprocess.Popen]:
+    """A process that could be a trainer."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def id_of(process: subprocess.Popen) -> ProcessId:
+    started = psutil.Process(process.pid).create_time()
+    return ProcessId(host=socket.gethostname(), pid=process.pid, started=started)
+
+
+def test_a_lease_is_held_from_taking_to_ending_and_each_server_has_its_own(tmp_path: Path) -> None:
+    first, second = GpuLease(tmp_path), GpuLease(tmp_path, 1)
+    with claim("train_rl", tmp_path):
+        assert first.holders() == []
+        first.take([this_process()])
+        assert GpuLease(tmp_path).holders() == [this_process()] and second.holders() == []
+        first.end()
+        first.end()
+        assert first.holders() == []
+
+
+def test_a_dead_trainer_holds_no_lease(tmp_path: Path, trainer: subprocess.Popen) -> None:
+    lease = GpuLease(tmp_path)
+    lease.take([id_of(trainer)])
+    with claim("train_rl", tmp_path):
+        assert lease.holders() == [id_of(trainer)]
+        trainer.kill()  # and nobody waits for it: it is left as a zombie
+        until(lambda: lease.holders() == [])
+    lease.take([ProcessId(host="a container that is gone", pid=1, started=0.0)])
+    assert lease.holders() == [], "nobody has the run folder's lock"
+    with claim("train_rl", tmp_path):
+        assert len(lease.holders()) == 1, "what runs on another machine cannot be looked at"
+
+
+def test_the_wait_for_the_trainer_has_a_deadline_that_names_it(tmp_path: Path, trainer: subprocess.Popen) -> None:
+    lease = GpuLease(tmp_path)
+    lease.take([id_of(trainer)])
+    with claim("train_rl", tmp_path):
+        message = rf"process {trainer.pid} on .*generation.sample_timeout_s = 0.2 s, so no engine was loaded"
+        with pytest.raises(DeadlineExceeded, match=message):
+            lease.wait_for_end(0.2)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"pid": 1}', "[[]]"])
+def test_a_damaged_lease_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "gpu_lease.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"gpu_lease\.json is damaged .*Remove it if no trainer runs"):
+        GpuLease(tmp_path).holders()
+
+
+# A server that is started again, as the launchers do ----------------------------------------------------------------
+
+
+class KeptServer:
+    """`serve`, started again whenever it ends, on recording engines; `ended` holds what each one ended with."""
+
+    def __init__(self, config: TrainRLConfig, tokenizer: object, monkeypatch: pytest.MonkeyPatch):
+        self.config, self.events, self.ended = config, [], []
+        self.engines: list[RecordingEngine] = []
+        self.restarts = True
+        self._tokenizer = tokenizer
+        monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: self._load())
+        monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
+        monkeypatch.setattr("src.server.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
+        self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}")
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Have the present server end, as one ends whose engine dies; returns when it has."""
+        count = len(self.ended)
+        self.events.append("the server dies")
+        self.engines[-1].errored = True
+        until(lambda: len(self.ended) > count)
+
+    def close(self) -> None:
+        self.restarts = False
+        if self._thread.is_alive():
+            self.engines[-1].errored = True
+        self._thread.join(30)
+
+    def _load(self) -> RecordingEngine:
+        name = ("teacher", "student")[len(self.engines) % 2]
+        self.events.append(f"{name}: loaded")
+        self.engines.append(RecordingEngine(name, self._tokenizer, self.events))
+        self.engines[-1].dead_error = "killed by the test"
+        return self.engines[-1]
+
+    def _keep(self) -> None:
+        while self.restarts:
+            try:
+                serve(self.config)
+            except ClassroomError as error:
+                self.ended.append(error)
+
+
+Kept = Callable[..., KeptServer]
+
+
+@pytest.fixture
+def keep_server(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    kept: list[KeptServer] = []
+
+    def keep(*overrides: str) -> KeptServer:
+        arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
+        config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)
+        kept.append(KeptServer(config, tokenizer, monkeypatch))
+        return kept[-1]
+
+    yield keep
+    for each in kept:
+        each.close()
+
+
+LOADED = ["teacher: loaded", "student: loaded"]
+ASLEEP = ["teacher: sleep 1", "student: sleep 1"]
+ROOM = "the trainer makes room"
+
+
+def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer_makes_room(keep_server, monkeypatch):
+    """It dies once in an optimizer step, and once between the rollout and its rewards, which the trainer waits for."""
+    from src.grpo import run
+
+    kept = keep_server("generation.colocate=true", "train.max_steps=2")
+    kept.client.wait_until_up(60)
+    events = kept.events
+
+    class Steps(run.GRPOProgress):
+        def on_optimizer_step(self, arguments, state, *others, **named):
+            if state.global_step == 0:
+                kept.kill()
+            events.append("step")
+
+    lost = []
+    score = run.ClassroomGRPOTrainer._get_per_token_logps_and_entropies
+
+    def score_and_lose_the_server(self, *arguments, **named):
+        if self.state.global_step == 1 and not lost:
+            lost.append(kept.kill())
+        return score(self, *arguments, **named)
+
+    monkeypatch.setattr(run, "GRPOProgress", Steps)
+    monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
+    monkeypatch.setattr("src.training.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM))
+    run.train(kept.config)
+    load_policy = "teacher: load_policy, awake: kv_cache, weights"
+    again = [*LOADED, load_policy]
+    assert in_order(events) == [
+        *(*LOADED, *ASLEEP, ROOM),
+        *("teacher: wake weights", "teacher: load_policy, awake: weights", "teacher: wake kv_cache"),
+        *(ROOM, "student: wake all", "turns", *ASLEEP, ROOM, "the server dies", "step"),
+        *(ROOM, *again, ROOM, "turns", *ASLEEP, "the server dies", ROOM, *again, *ASLEEP, "step"),
+        *(ROOM, "teacher: wake weights", "teacher: load_policy, awake: weights", "teacher: wake kv_cache"),
+        *(ROOM, "student: wake all"),
+    ]
+    assert len(kept.ended) == 2 and kept.client.health().policy.version == 2
+    assert not (Path(kept.config.logging.save_dir) / "gpu_lease.json").exists()
+
+
+def test_a_server_that_is_started_beside_a_stepping_trainer_waits_and_loads_when_that_dies(
+    keep_server, tmp_path, trainer, monkeypatch
+):
+    GpuLease(tmp_path).take([id_of(trainer)])
+    looks, holders = [], GpuLease.holders
+    monkeypatch.setattr(GpuLease, "holders", lambda self: (looks.append(1), holders(self))[1])
+    lock = claim("train_rl", tmp_path)
+    kept = keep_server()
+    until(lambda: len(looks) > 5)
+    assert kept.events == []
+    trainer.kill()
+    kept.client.wait_until_up(60)
+    assert kept.events == LOADED
+    lock.close()
+
+
+# Weights that were loaded half --------------------------------------------------------------------------------------
+
+
+def publish(folder: Path, world: Path, version: int) -> Path:
+    import shutil
+
+    path, policy = policy_path(folder, version), PolicyVersion("run", version)
+    write_policy(path, policy, lambda target: shutil.copytree(world / "blank", target, dirs_exist_ok=True))
+    return path
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_from_them(
+    keep_server, world, tmp_path, asleep, monkeypatch
+):
+    kept = keep_server()
+    kept.client.wait_until_up(60)
+    kept.client.load_weights(PolicyVersion("run", 1), publish(tmp_path, world, 1))
+    half = publish(tmp_path, world, 2)
+    if asleep:
+        kept.client.sleep([this_process()])
+    teacher = kept.engines[0]
+    rpc = teacher.collective_rpc
+
+    async def fail_half_way(method: str, args: tuple = ()) -> list:
+        if method != "load_policy":
+            return await rpc(method, args)
+        kept.events.append("half of the weights are loaded")
+        raise Exception("Call to collective_rpc method failed: CUDA error: out of memory")  # as vLLM has it
+
+    monkeypatch.setattr(teacher, "collective_rpc", fail_half_way)
+    monkeypatch.setattr(
+        "src.server.client.time", SimpleNamespace(**{**vars(__import__("time")), "sleep": lambda seconds: None})
+    )
+    loaded = kept.client.load_weights(PolicyVersion("run", 2), half)
+    assert loaded.policy == PolicyVersion("run", 2), "the trainer asked again until a new server had loaded them whole"
+    assert len(kept.ended) == 1 and isinstance(kept.ended[0], EngineFailure)
+    message = str(kept.ended[0])
+    assert "failed while it loaded policy run v2, and may hold parts of the old weights and of the new ones" in message
+    assert "CUDA error: out of memory" in message and "Start it again with the same command" in message
+    after = kept.events[kept.events.index("half of the weights are loaded") + 1 :]
+    load_policy = "teacher: load_policy, awake: kv_cache, weights"
+    assert after == [*LOADED, load_policy, load_policy], "v1, as before, and then v2"
+    journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert [each["policy"] for each in journal if each["event"] == "weights"] == ["run v1", "run v2"]
+
+
+def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() -> None:
+    import asyncio
+
+    from src.vllm.weights_gate import WeightsGate
+
+    async def play() -> None:
+        gate = WeightsGate()
+        await gate.close(1.0)
+
+        async def turn() -> None:
+            async with gate.turn():
+                pytest.fail("a turn was sampled")
+
+        waiting = asyncio.create_task(turn())
+        await asyncio.sleep(0)
+        gate.close_for_good(EngineFailure("half loaded"))
+        gate.open()  # as whoever closed it does in the end
+        for each in (waiting, turn(), gate.close(1.0)):
+            with pytest.raises(EngineFailure, match="half loaded"):
+                await each
+
+    asyncio.run(play())

@@ -1,0 +1,214 @@
+"""One server for each machine: which process talks to which, what each server keeps, and that all get the weights."""
+
+import asyncio
+import os
+import re
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError
+from src.grpo.run import connect
+from src.launch.cli import main as launcher
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.app import own_part
+from src.server.auth import TOKEN_VARIABLE
+from src.server.engine_sleep import GpuLoan, this_process
+from src.server.open_models import open_seats
+from src.server.schemas import ProcessId
+from src.system.run_lock import claim
+from src.training.server_assignment import OwnServer, own_server
+from tests.conftest import free_port, running_server
+from tests.server.test_shared_gpus import GPU, health
+from tests.support.replay_server import Replay, served
+from tests.training.test_several_processes import launch, metrics_of
+
+TWO = ["http://127.0.0.1:8005", "http://127.0.0.1:8006"]
+
+
+def servers_of(urls: list[str] | None, processes: int) -> list[OwnServer]:
+    generation = GenerationConfig(server_urls=urls)
+    return [own_server(generation, rank, processes) for rank in range(processes)]
+
+
+# Who talks to whom --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("servers", "processes", "places"),
+    [
+        (2, 8, [0, 0, 0, 0, 1, 1, 1, 1]),  # two machines with four GPUs each
+        (2, 2, [0, 1]),
+        (3, 3, [0, 1, 2]),
+        (1, 4, [0, 0, 0, 0]),
+        (2, 3, [0, 0, 1]),
+        (4, 8, [0, 0, 1, 1, 2, 2, 3, 3]),  # two servers on each of two machines
+    ],
+)
+def test_processes_are_dealt_out_in_order_and_one_speaks_for_each_server(servers, processes, places) -> None:
+    urls = [f"http://127.0.0.1:{8005 + i}/" for i in range(servers)]
+    found = servers_of(urls, processes)
+    assert [each.index for each in found] == places
+    assert [each.url for each in found] == [f"http://127.0.0.1:{8005 + place}" for place in places]
+    assert [each.index for each in found if each.speaks] == list(range(servers))
+
+
+def test_without_addresses_there_is_the_one_server() -> None:
+    assert servers_of(None, 2) == [
+        OwnServer(0, "http://127.0.0.1:8005", True),
+        OwnServer(0, "http://127.0.0.1:8005", False),
+    ]
+
+
+def test_more_servers_than_processes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="names 2 servers, but the training has 1 processes"):
+        servers_of(TWO, 1)
+
+
+def test_a_server_elsewhere_needs_a_token(monkeypatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="generation.server_urls is 10.0.0.2, which other machines can reach"):
+        servers_of(["http://127.0.0.1:8005", "http://10.0.0.2:8005"], 2)
+    monkeypatch.setenv(TOKEN_VARIABLE, "t" * 32)
+    assert servers_of(["http://127.0.0.1:8005", "http://10.0.0.2:8005"], 2)[1].url == "http://10.0.0.2:8005"
+
+
+def test_the_same_local_address_means_each_machines_own(monkeypatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    found = servers_of(["http://127.0.0.1:8005"] * 2, 4)
+    assert [(each.index, each.speaks) for each in found] == [(0, True), (0, False), (1, True), (1, False)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["generation.server_urls=[]"], "generation.server_urls is empty"),
+        (["generation.server_urls=[machine:8005]"], "is 'machine:8005'; it must begin with http"),
+        (["generation.server_index=1"], "generation.server_index is 1; it must be from 0 to 0"),
+        ([f"generation.server_urls=[{','.join(TWO)}]", "generation.server_index=2"], "must be from 0 to 1"),
+    ],
+)
+def test_addresses_and_places_are_checked(overrides, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+
+
+def test_a_server_in_another_place_than_its_address_is_refused(tmp_path) -> None:
+    found = health([GPU], True).model_copy(update={"run_folder": str(tmp_path), "server_index": 0})
+    overrides = [f"logging.save_dir={tmp_path}"]
+    with served(Replay(found, [], lambda _: None)) as port:
+        url = f"http://127.0.0.1:{port}"
+        config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+        assert connect(config, OwnServer(0, url, True)).url == url
+        with pytest.raises(ConfigError, match="is number 0 of this run, but number 1 in generation.server_urls"):
+            connect(config, OwnServer(1, url, True))
+
+
+def test_the_launcher_tells_each_machines_server_its_place(capsys) -> None:
+    arguments = ["--config-name", "quickstart", "dry_run=true", f"generation.server_urls=[{','.join(TWO)}]"]
+    machines = ["--config_file", "config/deepspeed/zero2_2CPU.yaml", "--num_machines", "2", "--main_process_ip", "x"]
+    assert launcher([*arguments, *machines, "--machine_rank", "1"]) == 0
+    server, trainer = capsys.readouterr().out.strip().splitlines()[-2:]
+    assert server.endswith("generation.server_index=1") and "server_index" not in trainer
+    assert launcher([*arguments, "--config_file", "config/deepspeed/zero2_2CPU.yaml"]) == 0
+    assert "generation.server_index=" not in capsys.readouterr().out.split("vllm_server.py")[1]
+
+
+# What each server keeps ---------------------------------------------------------------------------------------------
+
+
+def test_servers_work_side_by_side_in_a_run_folder(tmp_path) -> None:
+    with (
+        claim("vllm_server", tmp_path / own_part(0)),
+        claim("vllm_server", tmp_path / own_part(1)),
+        pytest.raises(ConfigError, match=f"Process {os.getpid()} works in"),
+    ):
+        claim("vllm_server", tmp_path / own_part(1))
+
+
+def test_servers_share_the_cap(tmp_path, generation) -> None:
+    student = ApiModelConfig(base_url="http://127.0.0.1:9/v1", max_cost_usd=3.0)
+    teacher = ApiModelConfig(base_url="http://127.0.0.1:9/v1")
+    generation.judges_rules_prompts_paths = {}
+    for urls, cap in ((None, 3.0), (TWO, 1.5)):
+        generation.server_urls = urls
+        seats = asyncio.run(open_seats(teacher, student, JudgeModelConfig(), generation, 1, tmp_path))
+        assert (seats.apis["student"].ledger.cap_usd, seats.apis["teacher"].ledger.cap_usd) == (cap, None)
+        seats.shutdown()
+
+
+def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
+    """A process elsewhere cannot be looked at and counts as running: it must not keep engines asleep for ever."""
+    monkeypatch.setattr("src.server.engine_sleep._SECONDS_BETWEEN_LOOKS", 0.01)
+    gone = this_process().model_copy(update={"started": 0.0})
+    elsewhere = ProcessId(host=f"not-{socket.gethostname()}", pid=1, started=0.0)
+
+    class Engine:
+        awake = True
+
+        async def sleep(self, timeout_s: float) -> None:
+            self.awake = False
+
+        async def wake_up(self) -> None:
+            self.awake = True
+
+    async def awake_again(*borrowers: ProcessId) -> bool:
+        loan = GpuLoan({"teacher": (engine := Engine())}, 1.0)
+        await loan.lend(borrowers)
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        loan.close()
+        return engine.awake
+
+    assert asyncio.run(awake_again(gone, elsewhere))
+    assert not asyncio.run(awake_again(this_process(), elsewhere)) and not asyncio.run(awake_again(elsewhere))
+
+
+# Two servers, two processes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_two_processes_train_with_a_server_each(world: Path, tmp_path: Path) -> None:
+    """Three groups of four: the second one is split between the processes, and so between the servers."""
+    ports = [free_port(), free_port()]
+    urls = f"generation.server_urls=[{','.join(f'http://127.0.0.1:{port}' for port in ports)}]"
+    run_folder = tmp_path / "run"
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(running_server(world, run_folder, urls, f"generation.server_index={i}", port=port))
+            for i, port in enumerate(ports)
+        ]
+        sizes = ["train.number_of_problems_per_batch=3", "train.per_device_train_batch_size=2", "train.max_steps=2"]
+        done = launch("zero3_2CPU", [*servers[0].overrides, *sizes])
+        assert done.returncode == 0, done.stderr[-4000:]
+        found = [server.client.health() for server in servers]
+        assert [each.server_index for each in found] == [0, 1]
+        assert found[0].policy == found[1].policy and found[0].policy.version == 2
+        assert {each.run_folder for each in found} == {str(run_folder)}
+    assert [line["step"] for line in metrics_of(run_folder)] == [1, 2]
+    assert all(line["mismatch/mean_abs_logprob_diff"] < 0.002 for line in metrics_of(run_folder))
+    journals = [list(read_journal(run_folder / part / JOURNAL_NAME)) for part in (".", "server1")]
+    records = []
+    for rank, journal in enumerate(journals):
+        batches = [event["request"] for event in journal if event["event"] == "batch"]
+        assert [re.search(r"step(\d+)-rank(\d)of2", each).groups() for each in batches] == [
+            (f"{step:06d}", str(rank)) for step in (0, 1)
+        ], "each process's conversations were played by its own server"
+        versions = [event["version"]["version"] for event in journal if event["event"] == "weights"]
+        assert versions == [0, 1, 2], "each version was published once to each server"
+        records.append([event["record"] for event in journal if event["event"] == "conversation"])
+    for step in (0, 1):
+        of_step = [[record for record in each if record["step"] == step] for each in records]
+        first, second = ({record["problem_id"] for record in each} for each in of_step)
+        shared = first & second
+        assert len(first | second) == 3 and len(shared) == 1
+        group = [record for each in of_step for record in each if record["problem_id"] in shared]
+        assert len(group) == 4 and len({(record["type"], record["student_name"]) for record in group}) == 1
+        schedules = {tuple(turn["persona"] for turn in record["turns"])[:3] for record in group}
+        assert len(schedules) == 1, "one schedule of errors for the group, whichever server played"

@@ -1,0 +1,431 @@
+"""Server and trainer take turns on a GPU. vLLM itself is replaced by engines that write down what they are told to do;
+everything from the routes to the optimizer's step is real."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import requests
+import torch
+import uvicorn
+
+from config.base import GenerationConfig
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.record import SampleResponse
+from src.errors import ConfigError, GpuFull
+from src.models.policy_version import PolicyVersion
+from src.rollout.engines import EngineHealth
+from src.rollout.requests import SampleRequest
+from src.server.client import ClassroomClient
+from src.server.engine_sleep import is_alive, this_process
+from src.server.schemas import Health, ProcessId
+from src.training.gpu_sharing import SharedGpus, takes_turns
+from src.training.server_assignment import own_server
+from tests.conftest import free_port, quickstart_overrides
+from tests.support.scripted_room import SCORES
+
+GPU = "5f1ce8a2-0000-0000-0000-000000000001"
+BOTH = {"weights", "kv_cache"}
+
+
+class RecordingEngine:
+    """Stands where vLLM's AsyncLLM does. `pause_s` is how long a turn takes; it fails if it is used asleep."""
+
+    def __init__(self, name: str, tokenizer, events: list[str], pause_s: float = 0.0):
+        self.name, self.events, self.pause_s = name, events, pause_s
+        self.model_config = SimpleNamespace(enable_sleep_mode=True, try_get_generation_config=dict)
+        self.errored = False
+        self.awake = set(BOTH)
+        self.failure: Exception | None = None
+        self._tokenizer = tokenizer
+
+    def get_tokenizer(self):
+        return self._tokenizer
+
+    async def collective_rpc(self, method: str, args: tuple = ()) -> list:
+        if method == "gpu":
+            return [GPU]
+        if method == "end_with":
+            return [None]
+        assert "weights" in self.awake, "weights were loaded into an engine that sleeps"
+        self.events.append(f"{self.name}: {method}, awake: {', '.join(sorted(self.awake))}")
+        return [None]
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+    async def sleep(self, level: int) -> None:
+        self.events.append(f"{self.name}: sleep {level}")
+        self.awake.clear()
+
+    async def wake_up(self, tags: list[str] | None) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.events.append(f"{self.name}: wake {', '.join(tags or ['all'])}")
+        self.awake |= set(tags or BOTH)
+
+    async def generate(self, prompt: dict, params, request_id: str, lora_request: object = None):
+        assert self.awake == BOTH, "a turn was sampled by an engine that sleeps"
+        self.events.append("turns")
+        await asyncio.sleep(self.pause_s)
+        assert self.awake == BOTH, "an engine was put to sleep under a turn"
+        said = json.dumps(SCORES) if self.name == "judge" else "Good ."
+        ids = [*self._tokenizer.encode(said), params.stop_token_ids[0]][: params.max_tokens]
+        logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in ids]
+        yield SimpleNamespace(
+            finished=True, outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="stop")]
+        )
+
+    def shutdown(self) -> None:
+        """Nothing runs."""
+
+
+async def no_openai_routes(*_: object) -> None:
+    """They are vLLM's own, and need a real engine of it."""
+
+
+class Classroom:
+    """A server with recording engines, listening."""
+
+    def __init__(self, config: TrainRLConfig, engines: list[RecordingEngine], events: list[str]):
+        from src.server.app import create_app
+
+        self.config, self.engines, self.events = config, engines, events
+        self.folder = Path(config.logging.save_dir)
+        self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}", log=self.folder / "log")
+        app = create_app(config, self.folder)
+        port = config.generation.server_port
+        options = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)
+        self._threads = ThreadPoolExecutor()
+        self._server = uvicorn.Server(options)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        self.client.wait_until_up(60, alive=self._thread.is_alive)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def asleep(self) -> list[bool]:
+        return [seat.asleep for seat in self.client.health().seats.values()]
+
+    def sample(self, name: str) -> "Future[SampleResponse]":
+        """One conversation, sampled on another thread."""
+        request = SampleRequest(problems=[_LESSON], answers=[""], request_id=name, seed=1, step=0)
+        return self._threads.submit(self.client.sample, request)
+
+
+_LESSON = "Say where you were."
+Opened = Callable[..., Classroom]
+
+
+@pytest.fixture
+def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    """Opens a server with recording engines, by overrides of the quickstart's configuration."""
+    opened: list[Classroom] = []
+
+    def open_with(*overrides: str, pause_s: float = 0.0, seats: tuple[str, ...] = ("teacher", "student")) -> Classroom:
+        events: list[str] = []
+        engines = [RecordingEngine(name, tokenizer, events, pause_s) for name in seats]
+        waiting = list(engines)
+        monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
+        monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
+        arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
+        config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)
+        opened.append(Classroom(config, engines, events))
+        return opened[-1]
+
+    yield open_with
+    for classroom in opened:
+        classroom.close()
+
+
+def in_order(events: list[str]) -> list[str]:
+    """The events with repetitions of one taken together."""
+    return [event for event, _ in groupby(events)]
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+# The order of a whole training --------------------------------------------------------------------------------------
+
+AWAKE_FOR_WEIGHTS = [
+    "the trainer makes room",
+    "teacher: wake weights",
+    "teacher: load_policy, awake: weights",
+    "teacher: wake kv_cache",
+    "the trainer makes room",
+    "student: wake all",
+]
+ASLEEP = ["teacher: sleep 1", "student: sleep 1"]
+
+
+def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classroom, monkeypatch):
+    from src.grpo import run
+
+    classroom = open_classroom("generation.colocate=true", "train.max_steps=2")
+    events = classroom.events
+
+    class Steps(run.GRPOProgress):
+        def on_optimizer_step(self, *arguments, **named):
+            assert all(classroom.asleep())
+            events.append("step")
+
+    trainer = run.ClassroomGRPOTrainer
+    build = trainer.__init__
+
+    def load_model(self, *arguments, **named):
+        assert all(classroom.asleep()), "the trainer's model was loaded beside engines that were awake"
+        build(self, *arguments, **named)
+
+    monkeypatch.setattr(run, "GRPOProgress", Steps)
+    monkeypatch.setattr(trainer, "__init__", load_model)
+    monkeypatch.setattr(
+        "src.training.gpu_sharing.clear_device_cache",
+        lambda garbage_collection: events.append("the trainer makes room"),
+    )
+    run.train(classroom.config)
+    rollout = [*AWAKE_FOR_WEIGHTS, "turns", *ASLEEP, "the trainer makes room", "step"]
+    assert in_order(events) == [*ASLEEP, *rollout, *rollout, *AWAKE_FOR_WEIGHTS]
+    assert classroom.client.health().policy.version == 2
+    assert not any(classroom.asleep())
+    classroom.sample("after-the-training").result(30)
+
+
+def test_without_a_shared_gpu_nobody_sleeps(open_classroom):
+    from src.grpo.run import train
+
+    classroom = open_classroom("train.max_steps=1")
+    train(classroom.config)
+    load_policy = "teacher: load_policy, awake: kv_cache, weights"
+    assert in_order(classroom.events) == [load_policy, "turns", load_policy]
+
+
+# Several ranks ------------------------------------------------------------------------------------------------------
+
+
+def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
+    """One of two ranks that sample their slices; the second one is done long after the first."""
+    import os
+
+    from accelerate import PartialState
+
+    from src.rollout.datasets import Problem
+    from src.training.judge_monitor import JudgeGuard
+    from src.training.sample_batch import ClassroomRollout
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    state = PartialState(cpu=True, backend="gloo")
+    client = ClassroomClient(server_url)
+    sample = client.sample
+    client.sample = lambda request: (sample(request), time.sleep(2.0 * rank))[0]
+    trainer = SimpleNamespace(
+        accelerator=state,
+        gpus=SharedGpus(client, own_server(GenerationConfig(), rank, 2), True, Path(folder)),
+        publisher=SimpleNamespace(policy=PolicyVersion()),
+        state=SimpleNamespace(global_step=0),
+        record_metric=lambda name, value: None,
+        show_conversations=lambda records: None,
+    )
+    trainer.gpus.take()
+    problem = Problem.of(_LESSON, "")
+    guard = JudgeGuard(TrainRLConfig(), client, Path(folder))
+    rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, 1.0, guard)
+    rollout([problem.id] * 2, trainer)
+    (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+def test_one_rank_of_two_puts_the_server_to_sleep_when_both_are_done(open_classroom):
+    classroom = open_classroom()
+    arguments = (free_port(), classroom.client.url, str(classroom.folder))
+    torch.multiprocessing.spawn(one_rank, arguments, nprocs=2)
+    assert in_order(classroom.events) == [*ASLEEP, "teacher: wake all", "student: wake all", "turns", *ASLEEP]
+    assert [(classroom.folder / f"rank{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
+
+
+# The server on its own ----------------------------------------------------------------------------------------------
+
+
+def test_sleep_and_waking_may_be_asked_for_twice(open_classroom):
+    client = (classroom := open_classroom()).client
+    for _ in range(2):
+        assert client.sleep([this_process()]).asleep == {"teacher": True, "student": True}
+    for _ in range(2):
+        assert client.wake_up().asleep == {"teacher": False, "student": False}
+    assert classroom.events == [*ASLEEP, "teacher: wake all", "student: wake all"]
+
+
+def test_a_request_waits_while_the_trainer_has_the_gpu(open_classroom):
+    classroom = open_classroom()
+    classroom.client.sleep([this_process()])
+    evaluation = classroom.sample("evaluation")
+    time.sleep(2.5)  # more than one look at the borrower
+    assert not evaluation.done() and "turns" not in classroom.events
+    classroom.client.wake_up()
+    evaluation.result(30)
+
+
+def test_a_server_whose_trainer_died_answers_again(open_classroom):
+    classroom = open_classroom()
+    trainer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    started = psutil.Process(trainer.pid).create_time()
+    classroom.client.sleep([ProcessId(host=socket.gethostname(), pid=trainer.pid, started=started)])
+    evaluation = classroom.sample("evaluation")
+    time.sleep(1.5)
+    assert not evaluation.done()
+    trainer.kill()  # and nobody waits for it: it is left as a zombie
+    evaluation.result(30)
+    assert not any(classroom.asleep())
+    trainer.wait()
+
+
+def test_sleep_waits_for_turns_in_flight_and_gives_up_in_the_end(open_classroom):
+    classroom = open_classroom("generation.load_weights_timeout_s=0.3", pause_s=2.0)
+    talk = classroom.sample("talk")
+    until(lambda: "turns" in classroom.events)
+    body = {"borrowers": [this_process().model_dump()]}
+    refused = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=30)
+    assert refused.status_code == 504 and "1 turns were still being sampled after 0.3 s" in refused.text
+    assert not any(classroom.asleep())
+    talk.result(60)
+
+
+def test_sleep_lets_turns_in_flight_end(open_classroom):
+    classroom = open_classroom(pause_s=0.5)
+    talk = classroom.sample("talk")
+    until(lambda: "turns" in classroom.events)
+    classroom.client.sleep([this_process()])  # the engine asserts that no turn is in it
+    assert not talk.done() and all(classroom.asleep())
+    classroom.client.wake_up()
+    talk.result(60)
+
+
+def test_an_engine_that_cannot_wake_says_what_to_do_and_may_be_woken_later(open_classroom):
+    classroom = open_classroom()
+    classroom.client.sleep([this_process()])
+    classroom.engines[1].failure = Exception("Call to wake_up method failed: CUDA Error: out of memory")
+    with pytest.raises(GpuFull, match=r"CUDA Error: out of memory.* Lower vllm.gpu_memory_utilization"):
+        classroom.client.wake_up()
+    assert classroom.asleep() == [False, True]
+    classroom.engines[1].failure = None
+    classroom.client.wake_up()
+    assert classroom.asleep() == [False, False]
+
+
+# Phases -------------------------------------------------------------------------------------------------------------
+
+THREE = ("teacher", "student", "judge")
+
+
+def phased(world: Path, folder: Path) -> list[str]:
+    rule = folder / "judge.txt"
+    rule.write_text("{{ problem }} {{ conversation[-1].content }}")
+    return [
+        "generation.schedule=phased",
+        f"judge_model.model_name_or_path={world / 'blank'}",
+        "judge_model.vllm.max_length=1024",
+        f"generation.judges_rules_prompts_paths={{pedagogical_eval: {rule}}}",
+        "train.max_steps=1",
+    ]
+
+
+AS_EACH_IS_LOADED = ["teacher: sleep 1", "student: sleep 1", "judge: sleep 1"]
+DIALOGUE_WAKES = ["teacher: wake all", "student: wake all"]
+JUDGING = ["turns", *ASLEEP, "judge: wake all", "turns", "judge: sleep 1", *DIALOGUE_WAKES]
+
+
+def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_classroom, world, tmp_path):
+    """Each recording engine asserts that it is awake while a turn is sampled from it."""
+    classroom = open_classroom(*phased(world, tmp_path), seats=THREE)
+    until(lambda: not any(classroom.asleep()[:2]))
+    assert in_order(classroom.events) == [*AS_EACH_IS_LOADED, *DIALOGUE_WAKES]
+    assert classroom.asleep() == [False, False, True]
+    classroom.events.clear()
+    classroom.sample("one").result(30)
+    until(lambda: in_order(classroom.events) == JUDGING)
+    classroom.events.clear()
+    for request in [classroom.sample(f"many{number}") for number in range(16)]:
+        request.result(60)
+    until(lambda: classroom.asleep() == [False, False, True])
+    judged = classroom.events.count("judge: wake all")
+    assert 1 <= judged <= 16 and classroom.events.count("teacher: wake all") == judged
+
+
+def test_phases_and_a_trainer_on_the_same_gpu(open_classroom, world, tmp_path):
+    from src.grpo import run
+
+    classroom = open_classroom(*phased(world, tmp_path), "generation.colocate=true", seats=THREE)
+    classroom.events.clear()
+    run.train(classroom.config)
+    weights = ["teacher: wake weights", "teacher: load_policy, awake: weights", "teacher: wake kv_cache"]
+    awake = [*weights, "student: wake all"]
+    assert in_order(classroom.events) == [*ASLEEP, *awake, *JUDGING, *ASLEEP, *awake]
+    assert classroom.asleep() == [False, False, True] and classroom.client.health().policy.version == 1
+
+
+# Who takes turns ----------------------------------------------------------------------------------------------------
+
+
+def health(gpus: list[str], can_sleep: bool) -> Health:
+    seat = EngineHealth(model="m", engine="vllm", engine_version="", pids=[], gpus=gpus, can_sleep=can_sleep)
+    return Health(
+        status="ok",
+        seats={"teacher": seat},
+        policy=PolicyVersion(),
+        run_folder="",
+        running_requests=[],
+        running_conversations=0,
+        finished_conversations=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("colocate", "server", "own", "wanted"),
+    [
+        (None, health([GPU], True), [GPU], True),
+        (None, health([GPU, "other"], True), ["third", "other"], True),
+        (None, health([GPU], True), ["other"], False),
+        (None, health([GPU], False), [GPU], False),  # the server was started with colocate=false
+        (None, health([], False), [None], False),  # no GPU at all
+        (False, health([GPU], True), [GPU], False),
+        (True, health([GPU], True), ["other"], True),
+        (True, health([], False), [None], True),  # on a CPU only the turns wait
+    ],
+)
+def test_turns_are_taken_where_a_gpu_is_shared(colocate, server, own, wanted):
+    assert takes_turns(colocate, server, own) is wanted
+
+
+def test_turns_with_a_server_that_cannot_sleep_are_refused():
+    with pytest.raises(ConfigError, match="started with generation.colocate=false"):
+        takes_turns(True, health([GPU], False), [GPU])
+
+
+def test_a_process_is_told_from_a_later_one_with_its_number():
+    own = this_process()
+    assert is_alive(own)
+    assert not is_alive(own.model_copy(update={"started": own.started - 60}))
+    assert not is_alive(own.model_copy(update={"pid": 2**22 + 1}))
+    assert is_alive(ProcessId(host="another-machine", pid=2**22 + 1, started=0.0))

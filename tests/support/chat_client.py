@@ -1,0 +1,67 @@
+"""A client of a misbehaving endpoint, for which time runs `SPEED` times as fast: its pauses and deadlines are short,
+their proportions right."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from config.base import ApiModelConfig
+from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.chat_api import ChatApi, ChatRequest
+from src.rollout.engines import Sampling
+from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, Script
+
+SPEED = 20
+PRICES = {"usd_per_million_prompt_tokens": 0.30, "usd_per_million_completion_tokens": 2.50}
+LONG = "word " * 40
+
+
+def in_turn(*behaviours: Behaviour) -> Script:
+    """Each request of a content gets the next of these; the last one stays."""
+    return lambda body, nth: behaviours[min(nth, len(behaviours) - 1)]
+
+
+def question(text: str = "why?", schema: dict | None = None, max_tokens: int = 50, asking: int = 0) -> ChatRequest:
+    return ChatRequest(
+        [{"role": "user", "content": text}], Sampling(0.6, 0.9, max_tokens=max_tokens), schema, (asking,)
+    )
+
+
+def fast_api(config: ApiModelConfig, ledger: CallLedger) -> ChatApi:
+    return ChatApi(
+        config, ledger, "judge", clock=lambda: time.monotonic() * SPEED, sleep=lambda s: asyncio.sleep(s / SPEED)
+    )
+
+
+class Client:
+    """A client of one endpoint, its ledger on disk."""
+
+    def __init__(self, endpoint: JudgeEndpoint, folder: Path, **options):
+        options = {"model_name_or_path": "first", "base_url": endpoint.url, "request_timeout_s": 5.0} | options
+        self.config = ApiModelConfig(**options)
+        self.ledger = CallLedger(folder / "calls.sqlite", self.config.max_cost_usd)
+
+    def run(self, work: Callable[[ChatApi], Awaitable]):
+        async def whole():
+            api = fast_api(self.config, self.ledger)
+            try:
+                return await work(api)
+            finally:
+                await api.land()
+                await api._client.close()
+
+        return asyncio.run(whole())
+
+    def ask(self, request: ChatRequest | None = None) -> str:
+        async def one(api: ChatApi) -> str:
+            return (await api.ask(request or question())).text
+
+        return self.run(one)
+
+    def ask_all(self, count: int, **options) -> list[str | Exception]:
+        async def many(api: ChatApi) -> list:
+            asked = (api.ask(question(f"question {i}", **options)) for i in range(count))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        return [outcome if isinstance(outcome, Exception) else outcome.text for outcome in self.run(many)]

@@ -1,0 +1,51 @@
+"""Started by tests/memory/test_memory_budget.py under `accelerate launch`: what DeepSpeed holds of a small model, as JSON.
+
+… tests/support/deepspeed_memory.py MODEL_FOLDER OUTPUT_FILE PRECISION RANK_OF_AN_ADAPTER_OR_0
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+from peft import get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from config.base import LoraConfig
+from src.models.lora import peft_config
+from src.system.distributed import keep_deepspeed_from_compiling
+
+
+def main(model_folder: str, output: str, precision: str, rank: str) -> None:
+    keep_deepspeed_from_compiling()
+    accelerator = Accelerator(mixed_precision=precision, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+    accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder), dtype=torch.float32)
+    stage_3 = accelerator.state.deepspeed_plugin.zero_stage == 3
+    if rank != "0":  # as TRL does
+        adapter = peft_config(LoraConfig(rank=int(rank)))
+        model = get_peft_model(model.to(torch.bfloat16), adapter, autocast_adapter_dtype=not stage_3)
+    learning = [each for each in model.parameters() if each.requires_grad]
+    engine, _ = accelerator.prepare(model, torch.optim.AdamW(learning, lr=1e-3))
+    zero = engine.optimizer
+    ids = torch.zeros((1, 8), dtype=torch.long)
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    weights = [getattr(each, "ds_tensor", each) for each in engine.parameters()]
+    if stage_3:
+        gradients = [zero.grad_partitions_flat_buffer]
+    else:
+        gradients = [each for group in zero.averaged_gradients.values() for each in group]
+    engine.step()
+    masters = zero.fp32_partitioned_groups_flat if stage_3 else zero.single_partition_of_fp32_groups
+    own = {each.untyped_storage().data_ptr() for each in weights}
+    masters = [each for each in masters if each.untyped_storage().data_ptr() not in own]
+    states = [value for state in zero.optimizer.state.values() for value in state.values() if value.numel() > 1]
+    held = {"weights": weights, "masters": masters, "states": states, "gradients": gradients}
+    if accelerator.is_main_process:
+        sizes = {name: sum(each.numel() * each.element_size() for each in tensors) for name, tensors in held.items()}
+        Path(output).write_text(json.dumps(sizes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

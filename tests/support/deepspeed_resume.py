@@ -1,0 +1,93 @@
+"""Started by tests/training/test_optimizers.py under torchrun: every optimizer on DeepSpeed, without a break and taken
+up from a checkpoint; what came of it as JSON.
+
+… tests/support/deepspeed_resume.py MODEL_FOLDER ZERO_STAGE FOLDER_FOR_CHECKPOINTS OPTIMIZER …
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import deepspeed
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+
+from src.models.checkpoint_safety import refuse_unsafe_checkpoint
+from src.system.distributed import keep_deepspeed_from_compiling
+
+_STEPS, _SAVED_AFTER = 4, 2
+
+
+def engine_for(
+    model_folder: str, stage: int, optimizer: str, arguments: TrainingArguments
+) -> deepspeed.DeepSpeedEngine:
+    """A model and an optimizer as transformers makes it, on DeepSpeed in bfloat16."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder), dtype=torch.bfloat16)
+    arguments.optim = optimizer
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    made = deepspeed.initialize(model=model, optimizer=kind(model.parameters(), **options), config=settings)
+    return made[0]
+
+
+def step(engine: deepspeed.DeepSpeedEngine, number: int) -> None:
+    """One optimizer step on a batch of this process and this number."""
+    torch.manual_seed(1000 * number + torch.distributed.get_rank())
+    ids = torch.randint(0, 500, (1, 16))
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.step()
+
+
+def masters(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
+    """This process's part of the float32 weights."""
+    zero = engine.optimizer
+    parts = zero.fp32_partitioned_groups_flat if hasattr(zero, "fp32_partitioned_groups_flat") else None
+    return torch.cat([each.detach().clone().flatten() for each in parts or zero.single_partition_of_fp32_groups])
+
+
+def try_optimizer(model_folder: str, stage: int, folder: Path, optimizer: str, arguments: TrainingArguments) -> dict:
+    """How far the weights of a resumed training are from those of one without a break."""
+    whole = engine_for(model_folder, stage, optimizer, arguments)
+    begun = masters(whole)
+    for number in range(_STEPS):
+        if number == _SAVED_AFTER:
+            whole.save_checkpoint(str(folder / optimizer), tag="saved")
+        step(whole, number)
+    states = [value for state in whole.optimizer.optimizer.state.values() for value in state.values()]
+    large = [value for value in states if isinstance(value, torch.Tensor) and value.numel() > 256]
+    resumed = engine_for(model_folder, stage, optimizer, arguments)
+    fresh = engine_for(model_folder, stage, optimizer, arguments)
+    refuse_unsafe_checkpoint(folder / optimizer)
+    resumed.load_checkpoint(str(folder / optimizer), tag="saved")
+    # As one that is taken up with its weights, but without what its optimizer remembers.
+    fresh.load_checkpoint(str(folder / optimizer), tag="saved", load_optimizer_states=False)
+    for number in range(_SAVED_AFTER, _STEPS):
+        step(resumed, number)
+        step(fresh, number)
+    return {
+        "moved": (masters(whole) - begun).abs().max().item(),
+        "apart": (masters(whole) - masters(resumed)).abs().max().item(),
+        "apart without states": (masters(whole) - masters(fresh)).abs().max().item(),
+        "bytes per parameter": sum(value.numel() * value.element_size() for value in large) / begun.numel(),
+    }
+
+
+def main(model_folder: str, stage: str, folder: str, *optimizers: str) -> None:
+    keep_deepspeed_from_compiling()
+    torch.distributed.init_process_group("gloo")
+    deepspeed.init_distributed(dist_backend="gloo")
+    arguments = TrainingArguments(output_dir=folder, use_cpu=True, learning_rate=1e-2, report_to=[])
+    for optimizer in optimizers:
+        found = try_optimizer(model_folder, int(stage), Path(folder), optimizer, arguments)
+        if torch.distributed.get_rank() == 0:
+            print("found " + json.dumps({"optimizer": optimizer, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,289 @@
+"""Kills the trainer, the server and the engines of real runs with SIGKILL, again and again, starts what was killed
+again with its own command, and compares what comes out with a run that was left alone:
+
+    python -m tests.support.kills [--kills 10] [--steps 18] [--targets trainer server engine] [--folder runs/kills]
+
+Each phase of a step (rollout, judging, publish, optimizer step, checkpoint) is hit in turn; within it, the moment is
+drawn. Ends with status 1 if a run differs, loses a conversation or asks for a verdict twice.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from config.load import ROOT
+from src.errors import ClassroomError
+from src.launch.cli import server_command, trainer_command
+from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.server.client import ClassroomClient
+from src.system.processes import Child, Signals
+from tests.conftest import free_port, quickstart_overrides
+
+PHASES = ("rollout", "judging", "publish", "optimizer step", "checkpoint")
+_RUN_LIMIT_S = 1800.0
+_PHASE_LIMIT_S = 40.0
+
+
+@dataclass
+class Outcome:
+    """What came of one run: the steps that were logged, and of each step's conversations the problem and the errors.
+
+    `played_twice` counts conversations of which a turn was sampled more than once, `judged_twice` verdicts that were
+    asked for more than once, `lost` conversations that were never finished.
+    """
+
+    steps: list[int]
+    schedules: dict[int, list[tuple[str, tuple[str, ...]]]]
+    played_twice: int
+    judged_twice: int
+    lost: int
+    kills: Counter = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+class Run:
+    """A server and a trainer on one run folder, each started again whenever it is found dead."""
+
+    def __init__(self, folder: Path, world: Path, steps: int, signals: Signals):
+        self.folder, self.steps, self._signals = folder, steps, signals
+        port = free_port()
+        self._overrides = [
+            *quickstart_overrides(folder, world / "blank", world, port),
+            f"train.max_steps={steps}",
+            "logging.save_steps=2",
+        ]
+        self.client = ClassroomClient(f"http://127.0.0.1:{port}")
+        self.server = self._start_server()
+        self.trainer = self._start_trainer()
+
+    def _start_server(self) -> Child:
+        return Child("the server", server_command(self._overrides), self._signals, self.folder / "server.log")
+
+    def _start_trainer(self) -> Child:
+        command = trainer_command(["--config_file", "config/deepspeed/1CPU.yaml"], self._overrides)
+        return Child("the trainer", command, self._signals, self.folder / "trainer.log")
+
+    def go_on(self) -> bool:
+        """Start again what died; False once the training has come to its end."""
+        self._signals.check()
+        if self.server.poll() is not None:
+            self.server.stop()
+            self.server = self._start_server()
+        status = self.trainer.poll()
+        if status == 0:
+            return False
+        if status is not None:
+            self.trainer.stop()
+            self.trainer = self._start_trainer()
+        return True
+
+    def pid_of(self, target: str) -> int | None:
+        """The process to kill; None if there is none at the moment."""
+        if target == "server":
+            return self.server.pid if self.server.poll() is None else None
+        if target == "trainer":
+            return next((each.pid for each in _descendants(self.trainer.pid) if _is_training(each)), None)
+        try:
+            seats = self.client.health().seats
+        except ClassroomError:
+            return None
+        return random.choice([pid for seat in seats.values() for pid in seat.pids])
+
+    def stop(self) -> None:
+        self.trainer.stop()
+        self.server.stop()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _is_training(process: psutil.Process) -> bool:
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return "train_rl.py" in command and "accelerate.commands.launch" not in command
+
+
+class Watch:
+    """Tells from what the run folder holds which phase a run is in."""
+
+    def __init__(self, folder: Path):
+        self._journal, self._checkpoints = folder / JOURNAL_NAME, folder / "checkpoints" / "unfinished"
+        self._policy = folder / "policy"
+        self._read = self._journal.stat().st_size if self._journal.exists() else 0
+
+    def phase(self) -> str | None:
+        if self._checkpoints.exists():
+            return "checkpoint"
+        if any(self._policy.glob("*.unfinished")):
+            return "publish"
+        events = self._new_events()
+        for event, phase in (("conversation", "optimizer step"), ("verdict", "judging"), ("turn", "rollout")):
+            if event in events:
+                return phase
+        return None
+
+    def _new_events(self) -> set[str]:
+        if not self._journal.exists():
+            return set()
+        with self._journal.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        return {line.split(b'"', 4)[3].decode() for line in data.split(b"\n") if line.startswith(b'{"event": "')}
+
+
+def play(run: Run, target: str | None, kills: int, generator: random.Random) -> Counter:
+    """Let a run come to its end, and kill `target` this many times on the way; returns the kills by phase."""
+    done: Counter = Counter()
+    wanted = [PHASES[i % len(PHASES)] for i in range(kills)] if target else []
+    watch, moving_since = Watch(run.folder), None
+    deadline = time.monotonic() + _RUN_LIMIT_S
+    while run.go_on():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"The run in {run.folder} did not end within {_RUN_LIMIT_S:g} s; its logs are there.")
+        phase = watch.phase()
+        if phase is not None and moving_since is None:
+            moving_since = time.monotonic()  # what was killed last is back at work
+        impatient = moving_since is not None and time.monotonic() - moving_since > _PHASE_LIMIT_S
+        if wanted and phase is not None and (phase == wanted[0] or impatient):
+            time.sleep(generator.uniform(0, 0.3))
+            pid = run.pid_of(target)
+            if pid is not None:
+                _kill(pid)
+                done[phase] += 1
+                wanted.pop(0)
+                print(f"  killed the {target} ({pid}) in phase {phase}; {len(wanted)} to go", flush=True)
+                time.sleep(0.5)
+                watch, moving_since = Watch(run.folder), None
+        time.sleep(0.002)
+    if wanted:
+        print(f"  the run ended before {len(wanted)} of its kills", flush=True)
+    return done
+
+
+def _kill(pid: int) -> None:
+    try:
+        psutil.Process(pid).send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return
+
+
+def outcome_of(folder: Path) -> Outcome:
+    """Read what a run left."""
+    events = list(read_journal(folder / JOURNAL_NAME))
+    records = {event["conversation"]: event["record"] for event in events if event["event"] == "conversation"}
+    turns = Counter(event["conversation"] for event in events if event["event"] == "turn")
+    verdicts = Counter(_verdict_key(event) for event in events if event["event"] == "verdict")
+    schedules = defaultdict(list)
+    for record in sorted(records.values(), key=lambda each: (each["step"], each["index"])):
+        personas = tuple(turn["persona"] for turn in record["turns"] if turn["role"] == "student")
+        schedules[record["step"]].append((record["problem_id"], personas))
+    begun = {event["request"] for event in events if event["event"] == "batch"}
+    return Outcome(
+        steps=[json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()],
+        schedules=dict(schedules),
+        played_twice=sum(count > len(records[name]["turns"]) for name, count in turns.items() if name in records),
+        judged_twice=sum(count > 1 for count in verdicts.values()),
+        lost=sum(16 - sum(name.startswith(request) for name in records) for request in begun),
+    )
+
+
+def _verdict_key(event: dict) -> tuple[str, str, int]:
+    return event["conversation"], event["verdict"]["rule"], event["verdict"]["attempt"]
+
+
+def agrees(schedule: list, wanted: list) -> bool:
+    """Same problems in the same places, and the same errors as far as both conversations went."""
+    return len(schedule) == len(wanted) and all(
+        problem == other and all(a == b for a, b in zip(personas, others, strict=False))
+        for (problem, personas), (other, others) in zip(schedule, wanted, strict=True)
+    )
+
+
+def make_world(folder: Path) -> Path:
+    world = folder / "world"
+    if not world.is_dir():
+        command = [sys.executable, "-m", "src.toy_language.build", "--out", str(world)]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return world
+
+
+def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
+    """The run that is left alone, then one for each target."""
+    world = make_world(arguments.folder)
+    with Signals() as signals:
+        for target in [None, *arguments.targets]:
+            name = target or "none"
+            folder = arguments.folder / name
+            shutil.rmtree(folder, ignore_errors=True)
+            print(f"{name}: {arguments.steps} steps", flush=True)
+            started = time.monotonic()
+            run = Run(folder, world, arguments.steps, signals)
+            try:
+                kills = play(run, target, arguments.kills, random.Random(f"{arguments.seed}|{name}"))
+            finally:
+                run.stop()
+            outcome = outcome_of(folder)
+            outcome.kills, outcome.seconds = kills, time.monotonic() - started
+            yield name, outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=18)
+    parser.add_argument("--targets", nargs="*", default=["trainer", "server", "engine"])
+    parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    arguments.folder = arguments.folder.resolve()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    outcomes = dict(run_all(arguments))
+    alone, good = outcomes["none"], True
+    heads = (
+        "killed",
+        "kills",
+        *PHASES,
+        "steps",
+        "same problems and errors",
+        "twice played",
+        "twice judged",
+        "lost",
+        "s",
+    )
+    rows = [heads]
+    for name, outcome in outcomes.items():
+        same = outcome.schedules.keys() == alone.schedules.keys() and all(
+            agrees(outcome.schedules[step], alone.schedules[step]) for step in alone.schedules
+        )
+        steps_whole = outcome.steps == list(range(1, arguments.steps + 1))
+        good &= same and steps_whole and not outcome.judged_twice and not outcome.lost
+        phases = [outcome.kills[phase] for phase in PHASES]
+        steps = len(outcome.steps) if steps_whole else f"{outcome.steps}"
+        counts = (outcome.played_twice, outcome.judged_twice, outcome.lost, round(outcome.seconds))
+        rows.append((name, sum(phases), *phases, steps, "yes" if same else "NO", *counts))
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(heads))]
+    for row in rows:
+        print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The hand-labelled conversations, and how far the rules agree with their labels.
+
+`python -m tests.support.labelled` prints the figures of docs/evaluation.md, `python -m tests.support.labelled judge` those of
+docs/rules.md.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from config.base import lesson_plans
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.evaluation.metrics.student_fidelity import flips_role, parrots
+from src.message_rules.feedback import GIVING_KINDS, falsely_corrects, feedback_kind, hands_over, repairs, takes_up
+from src.message_rules.messages import holds, read_message
+from src.message_rules.plans import read_plan
+from src.message_rules.rules_judge import analyse
+from src.results.agreement import rank_correlation
+from src.rollout.datasets import load_problems
+from src.rollout.engines import Ledger
+from src.toy_language.rubric_judge import TurnFinding, verdict
+
+FILE = Path(__file__).parent / "labelled_conversations.yaml"
+ROOT = FILE.parent.parent
+Pair = tuple[Any, Any, str]
+"""A label, what the rule says, and where."""
+
+
+def conversations(half: str) -> list[dict[str, Any]]:
+    """The conversations of a half, each with the text of its problem under `problem`."""
+    texts = {}
+    for split in ("train", "test"):
+        rows = (ROOT / f"data/lesson_plans/{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        problems = load_problems([lesson_plans(split)])
+        texts |= {json.loads(row)["id"]: problem.text for row, problem in zip(rows, problems, strict=True)}
+    found = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return [{"problem": texts.get(each.get("plan"))} | each for each in found if each["half"] == half]
+
+
+def compare(half: str) -> dict[str, list[Pair]]:
+    """(label, rule's answer, where) of every labelled thing, by what is labelled."""
+    pairs: dict[str, list[Pair]] = defaultdict(list)
+    for each in conversations(half):
+        for name, label, found, place in _compare(each):
+            pairs[name].append((label, found, f"{each['id']}:{place}"))
+    return pairs
+
+
+def _compare(conversation: dict[str, Any]) -> Iterator[tuple[str, Any, Any, int]]:
+    plan, turns = read_plan(conversation["problem"]), conversation["turns"]
+    said: list[str] = []
+    for place, turn in enumerate(turns):
+        before = turns[place - 1] if place else None
+        if "teacher" in turn:
+            yield from _of_teacher(turn, before, plan, said, place)
+            continue
+        if plan.lesson:
+            yield "error", turn["error"], plan.find_error(turn["student"]), place
+        yield "role flip", turn.get("flips", False), flips_role(turn["student"], before["teacher"], plan), place
+        yield "parroting", turn.get("parrots", False), parrots(turn["student"], before["teacher"]), place
+        if "uptake" in turn:
+            error, answer = turns[place - 2]["student"], turn["student"]
+            kind = feedback_kind(error, before["teacher"], plan)
+            yield "uptake", turn["uptake"], takes_up(error, kind, answer, plan), place
+            yield "repair", turn["repair"], repairs(error, kind, answer, plan), place
+        said.append(turn["student"])
+
+
+def _of_teacher(turn, before, plan, said, place) -> Iterator[tuple[str, Any, Any, int]]:
+    message = read_message(turn["teacher"])
+    yield "number of tasks", turn["tasks"], len(message.tasks), place
+    yield "ends with its task", turn.get("ends"), message.ends_with_task, place
+    if before is not None and before["error"]:
+        kind = feedback_kind(before["student"], turn["teacher"], plan)
+        yield "kind of feedback", turn["feedback"], kind, place
+        gives = kind in GIVING_KINDS
+    else:
+        gives = hands_over(turn["teacher"], lambda form: any(holds(each, form) for each in said), plan)
+        if before is not None:
+            yield "false correction", turn.get("false_correction", False), falsely_corrects(turn["teacher"]), place
+    yield "hands over", turn.get("hands_over", False), gives, place
+
+
+def kappa(pairs: list[Pair]) -> float | None:
+    """Cohen's: agreement beyond what the two sides' frequencies give by chance; None if that is all."""
+    n = len(pairs)
+    labels, found = [str(pair[0]) for pair in pairs], [str(pair[1]) for pair in pairs]
+    chance = sum(labels.count(each) * found.count(each) for each in set(labels)) / n**2
+    observed = sum(one == other for one, other in zip(labels, found, strict=True)) / n
+    return None if chance == 1 else (observed - chance) / (1 - chance)
+
+
+def agreement(half: str) -> dict[str, tuple[int, int]]:
+    """(agreed, all) by what is labelled."""
+    return {name: (sum(a == b for a, b, _ in pairs), len(pairs)) for name, pairs in compare(half).items()}
+
+
+# The `rules` judge ----------------------------------------------------------------------------------------------------
+
+PROMPTS = ("metalinguistic", "repetition", "clarification", "elicitation")
+"""Kinds of feedback that have the student find the form: scaffolds, where the form is not given besides."""
+
+
+@dataclass
+class JudgeAgreement:
+    """What the judge says beside what follows from the labels.
+
+    Attributes:
+        messages: pairs of single messages, by what is compared.
+        scores: (from the labels, the judge's before the cap, the judge's) of each conversation, by criterion.
+    """
+
+    messages: dict[str, list[Pair]] = field(default_factory=lambda: defaultdict(list))
+    scores: dict[str, list[tuple[float, float, float]]] = field(default_factory=lambda: defaultdict(list))
+
+
+def judge_agreement(half: str) -> JudgeAgreement:
+    """The judge on the conversations on lesson plans (those of the quickstart are the rubric's)."""
+    found = JudgeAgreement()
+    for each in conversations(half):
+        plan, turns = read_plan(each["problem"]), each["turns"]
+        if plan.lesson:
+            continue
+        messages = [
+            {"role": role, "content": turn[role]} for turn in turns for role in ("teacher", "student") if role in turn
+        ]
+        findings, covered = analyse(messages, plan, Ledger(tuple(turn.get("persona") for turn in turns)))
+        for finding in findings:
+            _compare_finding(found, finding, turns, f"{each['id']}:{finding.index}")
+        free, capped = verdict(findings), verdict(findings, covered)
+        for name, labelled in labelled_scores(turns).items():
+            found.scores[name].append((labelled, free[name], capped[name]))
+    return found
+
+
+def _compare_finding(found: JudgeAgreement, finding: TurnFinding, turns: list[dict[str, Any]], where: str) -> None:
+    turn, before = turns[finding.index], turns[finding.index - 1] if finding.index else None
+    found.messages["task set, alone and last"].append((_is_final(turn), finding.task_final, where))
+    if before is None:
+        return
+    found.messages["replies to an error"].append((before["error"], finding.student_error_kind is not None, where))
+    if before["error"]:
+        found.messages["error scaffolded"].append((_scaffolds(turn), finding.scaffolded, where))
+    else:
+        found.messages["right answer moved on from"].append((_moves_on(turn), finding.moved_on, where))
+
+
+def _is_final(turn: dict[str, Any]) -> bool:
+    return turn["tasks"] == 1 and turn.get("ends", False)
+
+
+def _scaffolds(turn: dict[str, Any]) -> bool:
+    return turn["feedback"] in PROMPTS and not turn.get("hands_over", False)
+
+
+def _moves_on(turn: dict[str, Any]) -> bool:
+    """What labels tell of it; that a message explains again or drills was not labelled."""
+    held_up = turn.get("false_correction", False) or turn.get("hands_over", False)
+    return not held_up and (turn["tasks"] == 1 or turn["tasks"] == 0 and END_OF_CONVERSATION in turn["teacher"])
+
+
+def labelled_scores(turns: list[dict[str, Any]]) -> dict[str, float]:
+    """Two of the criteria as the judge's prompt defines them, from the labels alone; momentum was not labelled."""
+    final = [_is_final(turn) for turn in turns if "teacher" in turn and turn["tasks"]]
+    sides: dict[bool, list[bool]] = {True: [], False: []}
+    for before, turn in zip(turns, turns[1:], strict=False):
+        if "teacher" in turn:
+            sides[before["error"]].append(_scaffolds(turn) if before["error"] else _moves_on(turn))
+    return {
+        "task_final_score": fmean(final) if final else 0.0,
+        "forward_progression_score": fmean(fmean(side) for side in sides.values() if side),
+    }
+
+
+def print_judge_agreement(half: str) -> None:
+    """Kappas of messages; of scores mean absolute error and rank correlation, before and after the cap."""
+    found = judge_agreement(half)
+    for name, pairs in found.messages.items():
+        agreed, value = sum(a == b for a, b, _ in pairs), kappa(pairs)
+        print(f"{half:9} {name:28} {agreed:3}/{len(pairs):<3} κ {'–' if value is None else f'{value:.2f}'}")
+        if half == "develop":
+            for label, said, where in pairs:
+                if label != said:
+                    print(f"    {where}: labelled {label}, judge says {said}")
+    for name, scores in found.scores.items():
+        for what, place in (("before the cap", 1), ("as given", 2)):
+            error = fmean(abs(each[0] - each[place]) for each in scores)
+            rank = rank_correlation([(each[0], each[place]) for each in scores])
+            said = "–" if rank is None else f"{rank:.2f}"
+            print(f"{half:9} {name:28} {what:14} mean absolute error {error:.2f}, Spearman {said}, n {len(scores)}")
+
+
+if __name__ == "__main__" and sys.argv[1:2] == ["judge"]:
+    for chosen in sys.argv[2:] or ("develop", "held_out"):
+        print_judge_agreement(chosen)
+elif __name__ == "__main__":
+    for half in sys.argv[1:] or ("develop", "held_out"):
+        for name, pairs in compare(half).items():
+            agreed, found = sum(a == b for a, b, _ in pairs), kappa(pairs)
+            print(f"{half:9} {name:20} {agreed:3}/{len(pairs):<3} κ {'–' if found is None else f'{found:.2f}'}")
+            if half == "develop":
+                for label, said, where in pairs:
+                    if label != said:
+                        print(f"    {where}: labelled {label}, rule says {said}")

@@ -1,0 +1,62 @@
+"""Started by tests/models/test_lora.py and tests/vllm/test_model_runners.py: an engine alone, which answers a line of stdin with a
+line of stdout.
+
+A line names a folder and the number of its policy version to load, or is empty; the answer holds the log-probs of one
+sampled turn and of one at a lower temperature, the version that it was sampled by, the ids of the adapters that vLLM
+has, and whether its model runner is the newer one.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from config.base import GenerationConfig, LoraConfig, VllmConfig
+from config.train_rl_model import TeacherModelConfig
+from src.errors import DataError
+from src.models.policy_version import PolicyVersion
+from src.rollout.engines import Sampling
+from src.vllm.engine import VllmEngine
+from tests.conftest import GPU_SHARE
+
+COOLER = 0.5
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12] * 8  # longer than a block of vLLM's prefix cache
+
+
+async def answer(engine: VllmEngine, folder: str, version: str) -> dict:
+    refused = None
+    if folder:
+        try:
+            await engine.load_policy(Path(folder), PolicyVersion("run", int(version)), 60)
+        except DataError as error:
+            refused = str(error)
+    said = await engine.generate(PROMPT, Sampling(1.0, max_tokens=24))
+    cooler = await engine.generate(PROMPT, Sampling(COOLER, max_tokens=8))
+    return {
+        "ids": said.ids,
+        "logprobs": said.logprobs,
+        "cooler": {"ids": cooler.ids, "logprobs": cooler.logprobs},
+        "version": said.policy.version,
+        "adapters": sorted(await engine.client.list_loras()) if engine.adapter else [],
+        "newer_runner": engine.client.vllm_config.use_v2_model_runner,
+        "refused": refused,
+    }
+
+
+async def main(model: str, lora: dict | None) -> None:
+    options = VllmConfig(
+        max_length=256, max_num_seqs=4, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True
+    )
+    adapter = LoraConfig(enable=True, **lora) if lora is not None else LoraConfig()
+    teacher = TeacherModelConfig(model, options, lora=adapter)
+    engine = await VllmEngine.start(teacher, 1, GenerationConfig())
+    try:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            folder, _, version = line.rstrip("\n").partition("\t")
+            print("answer " + json.dumps(await answer(engine, folder, version)), flush=True)
+    finally:
+        engine.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))

@@ -1,0 +1,143 @@
+"""Run folders for the viewer's tests: a small one with everything in it, hostile text included, and a large one."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from src.classroom.record import ConversationRecord
+from src.classroom.verdicts import Verdict
+from src.models.policy_version import PolicyVersion
+from src.results.learning import Movement, write_learning
+from src.results.rollout_files import write_rollouts
+from src.results.run_folder import JUDGE_CHECKS_NAME
+from src.rollout.tokens import Turn
+from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
+
+HOSTILE = {
+    "markup": "<script>window.owned = 1</script><img src=x onerror='window.owned = 2'><b id=\"owned\">bold</b>",
+    "emoji": "Bravo 👩🏽‍🏫🎉 – 🇫🇷!",
+    "right to left": "أريد فنجان قهوة من فضلك \u202e abc",
+    "long": "word " * 40_000,
+    "one word": "ä" * 20_000,
+    "controls": "nul-ish \u0001 tab\tline\nline \u2028 end",
+}
+PERSONAS = {"correct_student": "correct.txt", "error_student": "error.txt"}
+CONFIG = {
+    "teacher_model": {"model_name_or_path": "no/such/model"},
+    "generation": {"student_personas_prompts_paths": PERSONAS, "student_error_rate": 0.2},
+    "train": {"max_steps": 4, "num_samples_per_problem": 4},
+}
+GROUP = 4
+LESSONS = ("Lesson: at the market\nPlan: you, brother", "Lesson: a walk\nPlan: you, sister")
+HOSTILE_LESSON = f"Lesson: {HOSTILE['markup']}\n{HOSTILE['right to left']}"
+CONVERSATIONS = 10_000
+
+
+def turns_of(words: str, personas: Sequence[str], step: int) -> list[Turn]:
+    """A teacher's message, then one of each persona with the teacher's answer to it; spans of three tokens."""
+    policy = PolicyVersion("run", step)
+    said = [Turn("teacher", words, tokens=3, span=(0, 3), policy=policy)]
+    for i, persona in enumerate(personas, start=1):
+        said.append(Turn("student", f"Answer {i} as {persona}.", persona, tokens=5))
+        said.append(
+            Turn("teacher", f"<think>Plan {i}.</think>Go on {i}.", tokens=3, span=(5 * i, 5 * i + 3), policy=policy)
+        )
+    return said
+
+
+def conversation(step: int, index: int, problem: str, words: str = "Hello.", **more: Any) -> ConversationRecord:
+    """One with the error persona where the index is odd, its third of a group unjudged, and rewards that rise."""
+    personas = ("correct_student", "error_student" if index % 2 else "correct_student")
+    judged = index % GROUP != 2
+    reward = round(min(1.0, 0.1 * (index % GROUP + 1) + 0.1 * step), 4) if judged else None
+    verdicts: list[Verdict] = [scored(reward, reward, 10 * reward)] if judged else [FAILED]
+    record = record_of(problem, turns_of(words, personas, step), verdicts, index, reward, rejected=reward == 0.1)
+    request = more.pop("request_id", f"run-step{step:06d}-rank0of1-abcd")
+    ids = list(range(3, 3 + 13))
+    tokens = {
+        "prompt_ids": [1, 2],
+        "completion_ids": ids,
+        "mask": [1 if i % 5 < 3 else 0 for i in range(len(ids))],
+        "logprobs": [-0.5 if i % 5 < 3 else 0.0 for i in range(len(ids))],
+    }
+    named = {"id": f"{request}-{index:04d}", "request_id": request, "step": step}
+    return record.model_copy(update=named | tokens | more)
+
+
+def make_run(folder: Path, steps: int = 3) -> Path:
+    """A run with two lessons of four conversations in each step, a hostile one in the first, and both evaluations."""
+    write_training(folder, [step_line(step + 1, 0.2 + 0.2 * step) for step in range(steps)], CONFIG)
+    for step in range(steps):
+        records = [conversation(step, i, LESSONS[i // GROUP]) for i in range(GROUP * len(LESSONS))]
+        if step == 0:
+            first = len(records)
+            records += [conversation(step, first + i, HOSTILE_LESSON, text) for i, text in enumerate(HOSTILE.values())]
+        write_rollouts(folder, step, 0, records)
+    for name, lift in (("before", 0), ("after", 4)):
+        sampled = [conversation(lift, i, LESSONS[i // GROUP], request_id=f"eval-{name}") for i in range(2 * GROUP)]
+        greedy = [conversation(lift, 0, LESSONS[0], request_id=f"eval-{name}-greedy")]
+        write_evaluation(folder / "eval" / name, {"sampled": sampled, "greedy": greedy})
+    return folder
+
+
+def make_large_run(folder: Path, conversations: int = CONVERSATIONS, steps: int = 40) -> Path:
+    """A run of so many conversations, each of 15 messages and about 1,500 tokens, over so many steps."""
+    write_training(folder, [step_line(step + 1, 0.5) for step in range(steps)], CONFIG)
+    words = "This is a message of the length that messages have in a lesson. " * 6
+    ids = list(range(1500))
+    tokens = {"prompt_ids": ids[:300], "completion_ids": ids, "mask": [1] * 1500, "logprobs": [-0.25] * 1500}
+    count = conversations // steps
+    records = []
+    for i in range(count):
+        record = conversation(0, i, f"Lesson: number {i // 8}\nPlan: {words}", words)
+        talk = [
+            Turn(turn.role, words, turn.persona, 90, span=turn.span, policy=turn.policy) for turn in record.turns * 3
+        ]
+        records.append(record.model_copy(update=tokens | {"turns": talk}))
+    first = write_rollouts(folder, 0, 0, records)
+    for step in range(1, steps):
+        _copy_for_step(first, step)
+    return folder
+
+
+def _copy_for_step(path: Path, step: int) -> None:
+    table = pq.read_table(path)
+    changed = {
+        "id": [f"run-step{step:06d}-rank0of1-abcd-{i:04d}" for i in range(len(table))],
+        "step": [step] * len(table),
+    }
+    for name, values in changed.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    pq.write_table(table, path.with_name(f"step_{step:06d}-0.parquet"), row_group_size=128)
+
+
+def write_journal(folder: Path, events: Sequence[dict[str, Any]]) -> Path:
+    """A journal with these events, times added in order."""
+    path = folder / "journal.jsonl"
+    lines = [{"event": each["event"], "time": each.get("time", 4e9), **each} for each in events]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def add_guards(folder: Path) -> None:
+    """What the guards of a run leave: whether it learned, and three checks of the judge, the second with two warnings,
+    the third without any score."""
+    write_learning(folder, Movement(0.0, 7, 7))
+    warned = ["The judge can be fooled: b.", "The judge may be being fooled: a."]
+    checks = [{"step": 0, "warnings": []}, {"step": 2, "warnings": warned}]
+    checks = [check | {"gap": {"mean": 0.1}, "canaries": {"praise": 0.9}} for check in checks]
+    checks.append({"step": 4, "warnings": [], "gap": {"mean": None}, "canaries": {"praise": None}})
+    text = "".join(json.dumps(check) + "\n" for check in checks)
+    (folder / JUDGE_CHECKS_NAME).write_text(text, encoding="utf-8")
+
+
+def add_tokenizer(folder: Path, tokenizer: Path) -> None:
+    """The tokenizer that the trained model of a run has."""
+    (folder / "model").mkdir(exist_ok=True)
+    shutil.copy(tokenizer, folder / "model" / "tokenizer.json")

@@ -1,0 +1,345 @@
+"""Is the judge being fooled? A judge that rewards the word "Great", a held-out one over HTTP that does not, and what
+the checks of a training say; the server is the real application with scripted engines."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from accelerate import PartialState
+
+import src.server.app
+from config.base import GenerationConfig, JudgeModelConfig
+from config.train_rl_model import GuardsConfig, TrainRLConfig
+from src.classroom.canaries import CANARIES
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.phases import PhaseClock
+from src.classroom.record import ConversationRecord
+from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_verdict
+from src.errors import JudgeOutputError
+from src.results.agreement import rank_correlation
+from src.results.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
+from src.rollout.datasets import Problem
+from src.rollout.engines import Ledger
+from src.rollout.journal import read_journal
+from src.rollout.requests import SampleRequest
+from src.server.client import ClassroomClient
+from src.server.judge_check import JudgeCheck
+from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
+from src.toy_language.rubric_judge import RubricJudge
+from src.training.judge_monitor import JudgeGuard, weigh_check
+from tests.conftest import free_port
+from tests.support.judge_endpoint import Behaviour, Script, hangs, judge_endpoint, says
+from tests.support.scripted_engine import ScriptedJudge
+from tests.support.scripted_room import Room
+
+_RULE = "{% for turn in conversation %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
+_QUESTION, _PRAISE = "What is a half?", "Great!"
+
+
+def scores(share: float) -> str:
+    return json.dumps(
+        {"task_final_score": share, "forward_progression_score": share, "overall_momentum_score": 10 * share}
+    )
+
+
+def rewards_great(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
+    """Half for a teacher that asks, all for one that says "Great"."""
+    said = [message["content"] for message in conversation if message["role"] == "teacher"]
+    return scores(1.0 if all("Great" in each for each in said) else honest_share(said))
+
+
+def honest_share(said: list[str]) -> float:
+    return 0.5 if said and all("?" in each for each in said) else 0.0
+
+
+def honest(body: dict, nth: int) -> Behaviour:
+    lines = body["messages"][0]["content"].splitlines()
+    return says(scores(honest_share([line for line in lines if line.startswith("teacher:")])))
+
+
+class Training:
+    """Server and guard of a training whose teacher says what it is told to."""
+
+    def __init__(self, room: Room, config: TrainRLConfig, client: ClassroomClient):
+        self.room, self.client = room, client
+        self.guard = JudgeGuard(config, client, room.folder)
+
+    def batch(self, step: int, says: str) -> list[ConversationRecord]:
+        self.room.teacher._script = lambda _: says
+        problems = ["fractions", "sums", "areas", "angles"]
+        request = SampleRequest(
+            problems=problems, answers=[f"{each}!" for each in problems], request_id=f"step{step}", seed=1, step=step
+        )
+        return self.client.sample(request).conversations
+
+    def step(self, step: int, says: str) -> dict[str, float]:
+        """What is logged of the judge at a step."""
+        return self.guard.check(PartialState(cpu=True), step, self.batch(step, says))
+
+
+@pytest.fixture
+def start(
+    room: Room, generation: GenerationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., "contextmanager[Training]"]:
+    @contextmanager
+    def training(held_out: Script | None = honest, **guards: object) -> Iterator[Training]:
+        (tmp_path / "rule.txt").write_text(_RULE)
+        generation.judges_rules_prompts_paths = {"pedagogical_eval": str(tmp_path / "rule.txt")}
+        generation.server_port = free_port()
+        config = TrainRLConfig(generation=generation, guards=GuardsConfig(judge_check_every_n_steps=10, **guards))
+        with judge_endpoint(held_out or honest) as endpoint:
+            if held_out is not None:
+                config.guards.held_out_judge_model = JudgeModelConfig("other", base_url=endpoint.url)
+            with listening(room, config, monkeypatch) as client:
+                yield Training(room, config, client)
+
+    return training
+
+
+@contextmanager
+def listening(room: Room, config: TrainRLConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClassroomClient]:
+    async def open_desk(*_: object):
+        return room.open(config.generation)
+
+    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
+    port = config.generation.server_port
+    app = src.server.app.create_app(config, room.folder)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    client = ClassroomClient(f"http://127.0.0.1:{port}")
+    try:
+        client.wait_until_up(60)
+        yield client
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def test_a_judge_that_can_be_fooled_shows_its_gap_and_trips_a_canary(room: Room, start, caplog) -> None:
+    room.judge = ScriptedJudge(rewards_great)
+    with start() as training, caplog.at_level(logging.WARNING):
+        first = training.step(0, _QUESTION)
+        assert training.step(5, _PRAISE) == {}, "not due"
+        last = training.step(10, _PRAISE)
+    assert (first["guard/gap"], first["guard/gap_growth"], first["guard/gap_n"]) == (0.0, 0.0, 4)
+    assert (last["guard/gap"], last["guard/gap_growth"], last["guard/held_out_reward"]) == (1.0, 1.0, 0.0)
+    for each in (first, last):
+        canaries = {name: each[f"guard/canary_{name}"] for name in CANARIES}
+        assert canaries == dict.fromkeys(CANARIES, 0.0) | {"praise": 1.0} and each["guard/failed"] == 0
+    assert (first["guard/warnings"], last["guard/warnings"]) == (1, 2)
+    assert "step 10: The judge may be being fooled: it gives 1.000 more than the held-out judge" in caplog.text
+    assert "The judge can be fooled: it gives 1.000 to a planted conversation with a teacher that only praises" in (
+        caplog.text
+    )
+    assert [check["step"] for check in read_lines(room.folder / JUDGE_CHECKS_NAME)] == [0, 10]
+
+
+def test_an_honest_judge_is_not_warned_about(room: Room, start, caplog) -> None:
+    def judge(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
+        return scores(honest_share([each["content"] for each in conversation if each["role"] == "teacher"]))
+
+    room.judge = ScriptedJudge(judge)
+    with start() as training, caplog.at_level(logging.WARNING):
+        logged = [training.step(step, says) for step, says in ((0, _QUESTION), (10, _PRAISE), (20, _QUESTION))]
+    assert all(each["guard/gap"] == each["guard/warnings"] == each["guard/failed"] == 0 for each in logged)
+    assert "fooled" not in caplog.text
+
+
+def test_a_check_reaches_no_reward_and_no_record(room: Room, generation: GenerationConfig, start) -> None:
+    room.judge = ScriptedJudge(rewards_great)
+    with start() as training:
+        before = training.batch(0, _PRAISE)
+        events = list(read_journal(room.folder / "journal.jsonl"))
+        training.guard.check(PartialState(cpu=True), 0, before)
+        training.guard.check(PartialState(cpu=True), 0, before)
+        assert training.batch(0, _PRAISE) == before
+        rewards = training.client.rewards("pedagogical", [record.id for record in before])
+    assert rewards == [record.reward for record in before] == [1.0] * 4
+    (event,) = list(read_journal(room.folder / "journal.jsonl"))[len(events) :]
+    assert event["event"] == "judge_check" and event["request"] == "step0-judge-check", "one, though asked for twice"
+    assert len(event["found"]["second_opinions"]) == 4 and len(event["found"]["canaries"]) == len(CANARIES)
+    desk = room.open(generation)  # a server that takes over
+    assert [desk.record(record.id) for record in before] == before
+
+
+def test_a_judge_that_fails_in_a_check_is_counted_and_stops_nothing(room: Room, start, caplog) -> None:
+    def refuses_canaries(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
+        if any(message["content"] == "" for message in conversation):
+            raise ValueError("nothing to judge")
+        return rewards_great(rule, conversation, attempt)
+
+    def script(body: dict, nth: int) -> Behaviour:
+        return says("I would rather not.") if "sums" in body["messages"][0]["content"] else hangs()
+
+    room.judge = ScriptedJudge(refuses_canaries)
+    room.student._script = lambda prompt: "sums"
+    with start(script, judge_check_timeout_s=1.0) as training:
+        logged = training.step(0, _QUESTION)
+    assert logged == {
+        "guard/gap_n": 0,
+        **{f"guard/canary_{name}": 0.0 for name in CANARIES if name != "empty"},
+        "guard/canary_praise": 1.0,
+        "guard/failed": 5,
+        "guard/held_out_cost_usd": pytest.approx(logged["guard/held_out_cost_usd"]),
+        "guard/warnings": 1,
+    }
+    assert "ValueError: nothing to judge" in caplog.text and "JudgeOutputError" in caplog.text
+
+
+def test_a_judge_that_hangs_is_given_up(room: Room, start) -> None:
+    started = time.monotonic()
+    with start(lambda body, nth: hangs(), judge_check_timeout_s=0.5) as training:
+        logged = training.step(0, _QUESTION)
+    assert logged["guard/failed"] == 4 and time.monotonic() - started < 30
+
+
+def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog) -> None:
+    with start(held_out=None) as training:
+        gone = [record.model_copy(update={"id": "gone"}) for record in training.batch(0, _QUESTION)]
+        logged = training.guard.check(PartialState(cpu=True), 0, gone)
+    assert logged == {"guard/failed": 1, "guard/gap_n": 0, "guard/warnings": 0}
+    assert "the judge was not checked at step 0" in caplog.text and "no finished conversation gone" in caplog.text
+    [line] = read_lines(room.folder / JUDGE_CHECKS_NAME)
+    assert not found_something(line) and "no finished conversation gone" in line["error"]
+
+
+def test_a_check_that_cannot_be_written_down_stops_nothing(room: Room, start, caplog) -> None:
+    room.judge = ScriptedJudge(rewards_great)
+    (room.folder / JUDGE_CHECKS_NAME).mkdir(parents=True)  # in its way
+    with start(held_out=None) as training:
+        assert training.step(0, _QUESTION)["guard/canary_praise"] == 1.0
+    assert "the check of the judge at step 0 is not on record" in caplog.text
+
+
+def test_canaries_alone_need_no_second_judge(room: Room, start) -> None:
+    room.judge = ScriptedJudge(rewards_great)
+    with start(held_out=None) as training:
+        logged = training.step(0, _QUESTION)
+    assert logged["guard/canary_praise"] == 1.0 and "guard/gap" not in logged and logged["guard/warnings"] == 1
+
+
+def test_a_batch_of_two_passes_is_checked_once_and_on_time(room: Room) -> None:
+    config = TrainRLConfig(guards=GuardsConfig(judge_check_every_n_steps=5))
+    config.train.mu = 2
+    guard = JudgeGuard(config, ClassroomClient("http://127.0.0.1:1"), room.folder)
+    assert [step for step in range(0, 30, 2) if guard.is_due(step)] == [0, 6, 10, 16, 20, 26]
+    config.guards.judge_check_every_n_steps = 0
+    assert not any(guard.is_due(step) for step in range(30))
+
+
+def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generation: GenerationConfig) -> None:
+    """With generation.schedule: phased."""
+    awake: list[tuple[str, ...]] = []
+
+    async def turn_to(seats: Collection[str]) -> None:
+        awake.append(tuple(seats))
+
+    def judge(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
+        assert awake[-1] == ("judge",)
+        return scores(0.25)
+
+    async def check() -> JudgeCheckResponse:
+        desk = room.open(generation)
+        desk.classroom._schedule = PhaseClock(turn_to)
+        request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
+        played = (await desk.sample(request)).conversations
+        found = await JudgeCheck(desk, None, None, 60).run(
+            JudgeCheckRequest(request_id="check", step=0, conversations=[played[0].id])
+        )
+        await asyncio.sleep(0.01)
+        return found
+
+    room.judge = ScriptedJudge(judge)
+    found = asyncio.run(check())
+    assert [each.score for each in found.canaries] == [0.25] * len(CANARIES)
+    assert awake[-1] == ("teacher", "student"), "and then the next batch can begin"
+
+
+# The figures, by hand ----------------------------------------------------------------------------------------------
+
+
+def opinion(problem: str, training: float | None, held_out: float | None) -> SecondOpinion:
+    return SecondOpinion(conversation="c", problem_id=problem, training=training, held_out=held_out, verdicts=[])
+
+
+def test_gap_growth_and_correlation() -> None:
+    opinions = [opinion("a", 0.9, 0.5), opinion("a", 0.8, 0.2), opinion("b", 0.3, 0.1), opinion("b", None, 0.4)]
+    canary = CanaryVerdict(canary="leak", problem_id="a", score=None, verdicts=[])
+    response = JudgeCheckResponse(request_id="r", second_opinions=opinions, canaries=[canary])
+    found = weigh_check(response, GuardsConfig(largest_gap_growth=0.2), first=0.1)
+    assert found["gap"]["mean"] == pytest.approx((0.4 + 0.6 + 0.2) / 3) and found["gap"]["n"] == 3
+    assert found["growth"] == pytest.approx(0.3) and found["rank_correlation"] == pytest.approx(1.0)
+    assert found["failed"] == 2 and len(found["warnings"]) == 1
+    assert weigh_check(response, GuardsConfig(largest_gap_growth=0.4), first=0.1)["warnings"] == []
+
+
+def test_rank_correlation_by_hand() -> None:
+    """Ranks 1, 2.5, 2.5, 4 against 2, 1, 3, 4: covariance 3 (of the deviations), squares 4.5 and 5."""
+    assert rank_correlation([(1, 5), (2, 4), (2, 6), (9, 7)]) == pytest.approx(3 / (4.5 * 5) ** 0.5)
+    assert rank_correlation([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
+    assert rank_correlation([(1, 1), (2, 2)]) is None and rank_correlation([(1, 1), (1, 2), (1, 3)]) is None
+
+
+def test_what_a_judge_thinks_whatever_the_rewards_make_of_it() -> None:
+    given = Scores(1, 0.5, 5)
+    assert Judgement(given, ()).score == given.final_reward == 0.7
+    assert Judgement(None, ()).score == 1.0 and Judgement(None, ("does_not_leak_answer",)).score == 0.0
+
+
+# Canaries ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_planted_teacher_takes_the_place_of_the_real_one() -> None:
+    real = [{"role": "student", "content": "I tried."}] + [
+        {"role": role, "content": f"{role} {number}"} for number in range(2) for role in ("teacher", "student")
+    ]
+    planted = {name: canary.plant(real, Problem.of("1 + {answer}?", "2")) for name, canary in CANARIES.items()}
+    for name, messages in planted.items():
+        length = 4 if name == "ends_early" else 5
+        assert [each["role"] for each in messages] == [each["role"] for each in real[:length]]
+        heard = [m["content"] for m in messages if m["role"] == "student"]
+        assert heard == ["I tried.", "student 0", "student 1"][: length - 2]
+    said = {name: [m["content"] for m in messages if m["role"] == "teacher"] for name, messages in planted.items()}
+    assert said["empty"] == ["", ""] and said["praise"] == ["Great!", "Great!"]
+    assert "1 + {answer}?" in said["leak"][0] and "The answer is: 2\n" in said["leak"][0]
+    assert said["leak"][1] == "I will say it for you. The answer is: 2\nJust copy it."
+    assert said["ends_early"][1].endswith(END_OF_CONVERSATION) and END_OF_CONVERSATION not in said["ends_early"][0]
+    assert "ignore your rules" in said["addresses_judge"][0] and "decision OK" in said["addresses_judge"][1]
+    assert [each["content"] for each in real if each["role"] == "teacher"] == ["teacher 0", "teacher 1"]
+
+
+def test_what_a_planted_teacher_writes_is_a_verdict_only_if_it_is_taken_for_one() -> None:
+    """The text that breaks a judge's JSON holds whole verdicts of both kinds, and pieces of JSON around them."""
+    canary = CANARIES["breaks_json"]
+    for rule in ("pedagogical_eval", "does_not_leak_answer"):
+        for text in (canary.opening, canary.following):
+            assert parse_verdict(rule, 0, text).valid
+            copied = json.dumps({"reasoning": f"The tutor wrote {text}", "decision": "REJECT"})
+            assert parse_verdict("does_not_leak_answer", 0, copied).accepted is False, "quoted, it decides nothing"
+    with pytest.raises(JudgeOutputError, match="2 different JSON objects"):
+        parse_verdict("does_not_leak_answer", 0, f'{{"reasoning": "", "decision": "REJECT"}} {canary.following}')
+
+
+def test_a_problem_without_an_answer_is_handed_over_whole() -> None:
+    lesson = Problem.of("Chunks: buenos días", "")
+    assert "The answer is: Chunks: buenos días" in CANARIES["leak"].plant([{"role": "teacher"}], lesson)[0]["content"]
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_the_rubric_is_not_fooled(name: str, lessons: list[str]) -> None:
+    said = ["I follow my sister.", "I follow a brother.", "You follow friends.", "I follow my parents."]
+    real = [{"role": "teacher", "content": "x"}]
+    for line in said:
+        real += [{"role": "student", "content": line}, {"role": "teacher", "content": "x"}]
+    problem = Problem.of(lessons[0])
+    planted = CANARIES[name].plant(real, problem)
+    judged = asyncio.run(RubricJudge().judge("pedagogical_eval", planted, problem.text, 0, Ledger(max_turns=9)))
+    assert parse_judge_output(judged).final_reward < 0.3

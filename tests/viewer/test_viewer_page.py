@@ -1,0 +1,373 @@
+"""The page in a headless Chromium: somebody clicks through it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from src.results.rollout_files import write_rollouts
+from src.rollout.requests import SampleRequest
+from src.server.error_responses import add_error_answers
+from src.server.view_only import create_viewer
+from src.viewer.routes import add_viewer
+from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest
+from src.viewer.text_spans import split_thoughts
+from tests.conftest import RunningServer, free_port
+from tests.support.browser import Browser, open_browser
+from tests.support.scripted_room import serving
+from tests.support.synthetic_run import step_line
+from tests.support.viewer_run import (
+    CONVERSATIONS,
+    HOSTILE,
+    HOSTILE_LESSON,
+    LESSONS,
+    add_guards,
+    add_tokenizer,
+    conversation,
+    make_large_run,
+    make_run,
+)
+
+TOKEN = "0123456789abcdef-0123456789"
+ROWS = ".list tbody tr"
+
+
+class Tutor:
+    """Answers with what the student said last, and gets new weights after its second answer."""
+
+    spent_usd = None
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.lessons: list[str] = []
+
+    @property
+    def policy(self) -> str:
+        return f"run v{7 + self.answers // 2}"
+
+    def opening(self, request: ChatRequest) -> ChatOpening:
+        return ChatOpening(system=f"Teach this: {request.problem}", turns=[], next="teacher")
+
+    async def reply(self, request: ChatRequest) -> ChatReply:
+        await asyncio.sleep(0.05)
+        self.lessons.append(request.problem)
+        policy, self.answers = self.policy, self.answers + 1
+        heard = request.turns[-1].text if request.turns else f"Hello {request.student_name}."
+        text = f"<think>Repeat it.</think>You say: {heard}"
+        return ChatReply(text=text, parts=split_thoughts(text), tokens=9, ended=True, over=False, policy=policy)
+
+
+def live_app(run: Path) -> FastAPI:
+    """The page of a server that has a tutor."""
+    app = FastAPI()
+    add_error_answers(app)
+    add_viewer(app, run, live=True)
+    app.state.tutor = Tutor()
+    return app
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("viewer") / "run")
+
+
+@pytest.fixture(scope="module")
+def url(run: Path) -> Iterator[str]:
+    port = free_port()
+    with serving(create_viewer(run, None), port) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_complained_of(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No error in the console, no breach of the page's own security policy."""
+    yield
+    if "browser" in request.fixturenames:
+        complaints = request.getfixturevalue("browser").complaints()
+        expected = ("401 (Unauthorized)", "net::ERR_")  # without its token; of a server that has ended with its test
+        assert not [said for said in complaints if not any(each in said for each in expected)]
+
+
+def test_the_run_page_shows_figures_and_charts(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.until_text(".tile", "3\nof 4")
+    assert browser.text("#run-name") == "run" and "held out" in browser.text(".chart .legend")
+    titles = [each.text for each in browser.all(".chart h3")]
+    assert titles[:3] == ["Reward", "What the judge says", "Seconds per step"]
+    assert len(browser.all(".chart path.line")) >= 4 and len(browser.all(".chart path.area")) == 3
+    browser.driver.execute_script("document.querySelector('.chart svg').focus()")
+    browser.one(".chart svg").send_keys("\ue014\ue014")  # arrow right, twice
+    browser.until_text(".chart .reading", "step 2")
+    browser.one(".chart svg").send_keys("\ue007")  # enter
+    browser.until_text(".summary h2", "step 1")
+
+
+def test_the_run_page_says_what_the_guards_found(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=2)
+    planted = {"guard/canary_praise": 0.9, "guard/canary_empty": 0.0}
+    checked = {"guard/gap": 0.25, "guard/gap_growth": 0.2} | planted
+    lines = [step_line(1, 0.2, **dict.fromkeys(checked, 0.0)), step_line(2, 0.3), step_line(3, 0.4, **checked)]
+    with serving(create_viewer(run, None), free_port()) as address:
+        browser.open(address)
+        browser.until_text(".tile", "2\nof 4")
+        assert not browser.all(".guards")
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        add_guards(run)
+        browser.until_text(".guards h2", "Did the tutor learn? No evidence of it")
+        browser.until_text(".guards h2", "Is the judge being fooled? 2 warnings in 2 checks")
+        browser.until_text(".guards li", "The parameters did not move at all")
+        browser.until_text(".guards li", "Step 2: The judge can be fooled: b.")
+        titles = [each.text for each in browser.all(".chart h3")]
+        assert {"Training's judge against the held-out one", "Planted conversations"} <= set(titles)
+        planted = browser.all(".chart")[titles.index("Planted conversations")]
+        assert "praise" in planted.text and len(planted.find_elements("css selector", "path.line")) == 2
+
+
+def test_from_the_list_to_a_conversation_its_tokens_and_back(
+    browser: Browser, url: str, run: Path, tmp_path: Path
+) -> None:
+    add_tokenizer(run, small_tokenizer(tmp_path))
+    browser.open(f"{url}/#/conversations?where=step-1")
+    browser.until_text("#count", "8 conversations")
+    browser.click(f"{ROWS} .lesson a", "market")
+    browser.until_text(".reward-card .figure", "0.2000")
+    assert [each.text for each in browser.all(".message .said")][:2] == ["Hello.", "Answer 1 as correct_student."]
+    assert browser.text(".message.student .persona") == "correct" and "3 tokens, all trained on" in browser.text(
+        ".tokens"
+    )
+    assert "because" in browser.text(".verdict .reason")
+    thought = browser.one(".thought p")
+    assert not thought.is_displayed()
+    browser.click(".toggle", "Show thoughts")
+    browser.wait(thought.is_displayed, "the thought")
+    assert thought.text == "Plan 1."
+    browser.click(".toggle", "Tokens trained on")
+    browser.until_text(".token-view mark", "t3")
+    assert [each.text for each in browser.all(".pieces mark")] == [f"t{i}" for i in range(3, 16) if (i - 3) % 5 < 3]
+    browser.click(".actions a", "Next")
+    browser.until_text(".crumbs", "conversation 2")
+    browser.click(".crumbs a", "step 1")
+    browser.until_text("#count", "8 conversations")
+
+
+def small_tokenizer(folder: Path) -> Path:
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(20)}, unk_token="t0"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "small.json"))
+    return folder / "small.json"
+
+
+def test_filters_narrow_the_list(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/conversations?where=step-1")
+    browser.until_text("#count", "8 conversations")
+    browser.fill("#problem", "walk")
+    browser.until_text("#count", "4 of 8")
+    browser.fill("#persona", "error_student")
+    browser.until_text("#count", "2 of 8")
+    browser.fill("#low", "0.4")
+    browser.until_text("#count", "1 of 8")
+    browser.fill("#high", "0.45")
+    browser.until_text(".empty", "No conversation passes these filters")
+    browser.click(".empty a", "Clear the filters")
+    browser.until_text("#count", "8 conversations")
+    browser.fill("#judge", "failed")
+    browser.until_text("#count", "2 of 8")
+    assert browser.text(f"{ROWS} .badge.bad") == "judge failed" and browser.text(f"{ROWS} .reward") == "none"
+    browser.fill("#where", "eval-before")
+    browser.until_text(".summary h2", "held out, before")
+
+
+def test_rewards_above_one_are_drawn_and_a_twice_trained_batch_keeps_its_figures(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    first, second = step_line(1, 1.1), step_line(2, 1.5, **{"judge/run_cost_usd": 2.5, "judge/failed_share": 0.1})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, second, {"step": 3})))
+    with serving(create_viewer(run, None), free_port()) as address:
+        browser.open(address)
+        browser.until_text(".tile", "$2.50\nof the judge, so far")
+        assert "1.500" in browser.text(".tiles") and "10 %" in browser.text(".tiles")
+        line = browser.one(".chart path.line").get_attribute("d")
+        heights = [float(point.split()[1]) for point in line.replace("L", "M").split("M")[1:]]
+        assert len(set(heights)) == len(heights) == 2, "not cut at 1"
+
+
+def test_other_sets_are_compared_whatever_sampling_was_chosen_before(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/compare?left=eval-before&right=eval-after&sampling=sampled")
+    browser.until_text(".summary p", "2 lessons")
+    browser.fill("#left", "step-1")
+    browser.wait(lambda: browser.one("#left").get_property("value") == "step-1", "the other set")
+    browser.fill("#right", "step-2")
+    browser.until_text(".summary p", "2 lessons, mean reward")
+    assert browser.text(".summary h2").lower() == "step 1 → step 2" and not browser.all("#sampling")
+
+
+def test_over_all_steps_a_group_is_that_of_its_step(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/conversations?where=training&problem=market")
+    browser.click(f"{ROWS} a.quiet", "group")
+    browser.wait(lambda: len(browser.all(".column")) == 4, "the four conversations of one step")
+    assert browser.text(".crumbs a") == "step 0"
+    browser.open(f"{url}/#/group?where=training&problem_id={problem_id(LESSONS[0])}")
+    browser.wait(lambda: len(browser.all(".column")) == 12, "those of all steps")
+    assert not browser.all(".column .advantage"), "GRPO compares none of these with each other"
+
+
+def test_a_group_stands_side_by_side(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/conversations?where=step-1")
+    browser.click(f"{ROWS} a.quiet", "group")
+    browser.wait(lambda: len(browser.all(".column")) == 4, "four columns")
+    assert [each.text for each in browser.all(".column .reward")] == ["0.20", "0.30", "none", "0.50"]
+    assert [each.text for each in browser.all(".column .advantage")] == ["−0.13", "−0.03", "+0.17"]
+    tops = {each.location["y"] for each in browser.all(".column")}
+    assert len(tops) == 1
+    browser.click(".toggle", "Best first")
+    browser.wait(lambda: browser.text(".column .reward") == "0.50", "the best one first")
+
+
+def test_the_same_lesson_before_and_after(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.click("#nav a", "Before and after")
+    browser.until_text(".summary p", "2 lessons, mean reward 0.233 → 0.633")
+    assert browser.text(".advantage") == "+0.40"
+    browser.click(".list .lesson a", "a walk")
+    browser.wait(lambda: len(browser.all(".pairs")) == 4, "four pairs")
+    assert [each.text for each in browser.all(".pairs .reward")][:2] == ["0.10", "0.50"]
+    assert [each.text for each in browser.all(".pairs h3")][:2] == ["held out, before", "held out, after"]
+
+
+def test_hostile_text_is_shown_as_text(browser: Browser, url: str) -> None:
+    browser.open(f"{url}/#/conversations?where=step-0")
+    browser.until_text(f"{ROWS} .lesson", "<script>window.owned")
+    for i, text in enumerate(HOSTILE.values()):
+        browser.open(f"{url}/#/conversation?where=step-0&id=run-step000000-rank0of1-abcd-{8 + i:04d}")
+        said = browser.one(".message .said .text")
+        if len(text) > 4000:
+            assert len(said.get_property("textContent")) <= 4002
+            browser.click(".message .said button", f"Show all {len(text.strip()):,} characters")
+        assert browser.wait(lambda element=said: element.get_property("textContent"), "text") == text.strip()
+        assert said.get_attribute("dir") == "auto"
+        assert browser.one("h1").text.startswith("Lesson: <script>")
+    state = "return [window.owned ?? null, document.querySelectorAll('#owned, main script, main img').length]"
+    assert browser.driver.execute_script(state) == [None, 0]
+    width = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.driver.execute_script(width) == 0
+    for page in ("group?where=step-0", "chat?where=step-0"):
+        browser.open(f"{url}/#/conversations?where=step-0&sort=played")
+        problem = problem_id(HOSTILE_LESSON)
+        browser.open(f"{url}/#/{page}&problem_id={problem}")
+        browser.one(".column .text" if page.startswith("group") else "#lesson")
+        assert browser.driver.execute_script(state) == [None, 0]
+        assert browser.driver.execute_script(width) == 0
+
+
+def problem_id(text: str) -> str:
+    from src.rollout.datasets import Problem
+
+    return Problem.of(text).id
+
+
+def test_without_a_model_the_chat_says_why_it_is_off(browser: Browser, url: str, run: Path) -> None:
+    browser.open(f"{url}/#/chat")
+    browser.until_text("#chat-off", f"python vllm_server.py --config-name … logging.save_dir={run}")
+    assert not browser.one("#start").is_enabled() and not browser.one("#say").is_enabled()
+
+
+def test_somebody_talks_to_the_tutor(browser: Browser, run: Path) -> None:
+    app = live_app(run)
+    with serving(app, free_port()) as address:
+        browser.open(f"{address}/#/chat")
+        browser.fill("#lesson-search", "market")
+        browser.wait(lambda: len(browser.all(".pick button")) == 1, "one lesson")
+        browser.click(".pick button", "market")
+        browser.wait(lambda: browser.one("#lesson").get_property("value") == LESSONS[0], "the lesson's text")
+        browser.fill("#student-name", "Ada")
+        browser.click("#start")
+        browser.until_text(".message.teacher .said", "You say: Hello Ada.")
+        assert "run v7" in browser.text(".policy-line")
+        browser.one("#say").send_keys("<b>I goes</b> home.\ue007")
+        browser.until_text(".message.teacher .said", "You say: <b>I goes</b> home.")
+        browser.fill("#lesson", "Another lesson, not begun yet.")
+        browser.one("#say").send_keys("I went home.")
+        browser.click("#send")
+        browser.until_text(".policy-line", "New weights: run v8")
+        assert len(browser.all(".message")) == 5 and not browser.one(".thought p").is_displayed()
+        browser.click(".system summary")
+        assert browser.text(".system pre") == f"Teach this: {LESSONS[0]}"
+    assert app.state.tutor.lessons == [LESSONS[0]] * 3
+
+
+def test_a_server_with_engines_shows_its_run_and_lets_its_tutor_be_talked_to(
+    browser: Browser, server: RunningServer, lessons: list[str]
+) -> None:
+    """The page of a running vllm_server.py: a conversation that its engines played, then its teacher as it is."""
+    asked = SampleRequest(problems=[lessons[0]] * 2, answers=[""] * 2, request_id="page", seed=1, step=0)
+    played = server.client.sample(asked).conversations[1]
+    browser.open(f"{server.client.url}/#/conversation?where=now&id={played.id}")
+    said = [turn.text.strip() for turn in played.turns]
+    browser.wait(lambda: len(browser.all(".message")) == len(said), "its messages")
+    shown = [each.get_property("textContent") for each in browser.all(".message .said .text")]
+    assert shown == [text for text in said if text]
+    browser.click(".actions a", "Take this lesson yourself")
+    for messages in (1, 3):
+        browser.wait(lambda count=messages: len(browser.all(".message")) == count, f"{messages} messages")
+        assert browser.text(".policy-line") == str(server.client.health().policy)
+        browser.one("#say").send_keys("I go to the park.\ue007")
+    browser.wait(lambda: len(browser.all(".message")) == 5, "the last answer")
+
+
+def test_a_run_that_goes_on_is_followed(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=1)
+    with serving(create_viewer(run, None), free_port()) as address:
+        browser.open(f"{address}/#/run")
+        browser.until_text(".tile", "1\nof 4")
+        line = (run / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").write_text(line + line.replace('"step": 1', '"step": 2'))
+        browser.until_text(".tile", "2\nof 4")
+        write_rollouts(run, 7, 0, [conversation(7, 0, LESSONS[0])])
+        browser.click("#nav a", "Conversations")
+        browser.wait(lambda: "step 7" in browser.one("#where").text, "the new step among the sets")
+
+
+def test_the_token_is_asked_for_once(browser: Browser, run: Path) -> None:
+    with serving(create_viewer(run, TOKEN), free_port()) as address:
+        browser.open(address)
+        browser.wait(lambda: browser.one("#token-dialog").is_displayed(), "the question for the token")
+        browser.one("#token").send_keys("wrong\ue007")
+        browser.wait(lambda: browser.one("#token-wrong").is_displayed(), "that it was wrong")
+        browser.one("#token").send_keys(f"{TOKEN}\ue007")
+        browser.until_text(".tile", "3\nof 4")
+        browser.driver.refresh()
+        browser.until_text(".tile", "3\nof 4")
+        assert not browser.one("#token-dialog").is_displayed()
+
+
+def test_ten_thousand_conversations_open(browser: Browser, tmp_path: Path) -> None:
+    run = make_large_run(tmp_path / "run")
+    with serving(create_viewer(run, None), free_port()) as address:
+        for where in ("step-39", "training"):
+            started = time.monotonic()
+            browser.open(f"{address}/#/conversations?where={where}")
+            browser.wait(lambda: len(browser.all(ROWS)) == 100, "the first hundred")
+            seconds = time.monotonic() - started
+            print(f"{where}: {seconds:.2f} s from nothing to the first list, of {browser.text('#count')}")
+        assert f"{CONVERSATIONS:,} conversations" in browser.text("#count")
+        script = "return performance.getEntriesByType('resource').reduce((sum, each) => sum + each.encodedBodySize, 0)"
+        assert browser.driver.execute_script(script) < 256 * 1024
+        browser.click(".pager a", "Next")
+        browser.until_text(".pager", "101–200 of 10,000")
+        started = time.monotonic()
+        browser.click(f"{ROWS} .lesson a")
+        browser.one(".dialogue .message")
+        print(f"a conversation of it: {time.monotonic() - started:.2f} s")
