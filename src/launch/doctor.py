@@ -24,7 +24,7 @@ from pathlib import Path
 
 from src.system.container_memory import container_limit
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 OK, WARNING, ERROR = "ok", "warning", "error"
 

@@ -12,7 +12,7 @@ import yaml
 from src.classroom.lesson_plans import read_shipped
 from src.rollout.prompts import render
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "prompt_templates"
 PLAYED = {
     "Teacher": "teacher_language_prompt.txt",

@@ -4,11 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from config.base import DatasetSource
+from config.load import ROOT
 from src.classroom.lesson_plans import (
     LEVELS,
     LessonPlan,
@@ -23,7 +23,6 @@ from src.errors import DataError
 from src.rollout.datasets import load_problems
 from src.rollout.prompts import render
 
-ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = read_shipped()
 GOALS = read_goals()
 EVERYTHING = [plan for split in SHIPPED.values() for plan in split]

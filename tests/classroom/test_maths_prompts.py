@@ -1,12 +1,11 @@
 """The maths tutor's prompts and configuration: who sees what, and the paper's numbers."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from config.checks import check_train_rl, reward_weights
-from config.load import load
+from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import classroom_rules, setup_options
 from src.classroom.rewards import MATHS_REWARDS
@@ -15,7 +14,6 @@ from src.classroom.verdicts import parse_verdict
 from src.rollout.datasets import load_problems
 from src.rollout.prompts import render, variables_of
 
-ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "prompt_templates"
 TEACHER, STUDENT = str(TEMPLATES / "teacher_prompt.txt"), str(TEMPLATES / "personas/maths_student.txt")
 ATTEMPT, FINAL = (str(TEMPLATES / f"student_{name}_prompt.txt") for name in ("initial_attempt", "final"))

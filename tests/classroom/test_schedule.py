@@ -6,16 +6,15 @@ import random
 import subprocess
 import sys
 from math import sqrt
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.load import ROOT
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.rollout.datasets import Problem
 
-ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("Alex", "Jamie", "Taylor", None)
 OPTIONS = SetupOptions(
     types=tuple(ConversationType),

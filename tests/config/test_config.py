@@ -19,13 +19,12 @@ from config import values
 from config.bounds import NUMBERS, range_of
 from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
-from config.load import load, record_run, to_yaml, validate
+from config.load import ROOT, load, record_run, to_yaml, validate
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from config.values import each_field
 from src.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = {
     "train_rl": (TrainRLConfig, check_train_rl),
     "train_sft": (TrainSFTConfig, check_train_sft),

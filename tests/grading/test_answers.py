@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.load import ROOT
 from src.classroom.seats import Seats
 from src.errors import EngineFailure
 from src.grading import checker as answers
@@ -24,7 +25,6 @@ from src.grading.checker import AnswerChecker
 from src.grading.forms import LONGEST, compare_as_text, extract_boxed
 from src.rollout.engines import Sampling
 
-ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = yaml.safe_load((Path(__file__).parent / "answer_pairs.yaml").read_text(encoding="utf-8"))
 PAIRS = [
     pytest.param(given, wanted, verdict == "right", id=f"{given} | {wanted}")

@@ -14,7 +14,7 @@ from src.grading.forms import _as_number, _is_words, _spell_out, _split_unit, _t
 from src.grading.worker import _are_equal
 from src.rollout.datasets import load_problems
 
-FOLDER = Path(__file__).resolve().parent.parent / "data/maths"
+FOLDER = Path(__file__).resolve().parents[2] / "data/maths"
 SPLITS = {
     name: [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
     for name in ("train", "test")

@@ -5,17 +5,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from config.base import DatasetSource
+from config.load import ROOT
 from src.errors import DataError
 from src.rollout.datasets import Problem, load_problems
 
-ROOT = Path(__file__).resolve().parent.parent
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from config.base import GenerationConfig
 from config.eval_model import EvalConfig
-from config.load import load
+from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.prompt_check import check_configured_prompts, check_lengths, check_prompts
 from src.errors import DataError
@@ -24,8 +24,6 @@ from src.launch.cli import main as launcher
 from src.rollout.datasets import Problem
 from src.rollout.prompts import render, variables_of
 from tests.support.scripted_engine import ScriptedJudge
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture

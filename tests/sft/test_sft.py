@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from config.base import DataSource
-from config.load import load
+from config.load import ROOT, load
 from config.train_sft_model import ConversationSource, TrainSFTConfig, check_train_sft
 from src.errors import ClassroomError, ConfigError, DataError
 from src.sft import muon
@@ -19,7 +19,6 @@ from src.sft import run as sft
 from src.sft.muon import MuonWithAdamW, orthogonalised, split_parameters
 from tests.rollout.test_chat_template import CHATML, make_tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
 LEARNING = CHATML.replace(
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}",
     "{{ '<|im_start|>' + message.role + '\\n' }}"

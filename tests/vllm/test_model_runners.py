@@ -34,7 +34,7 @@ def engine(model: Path, lora: dict | None, runner: str) -> Iterator[Callable[...
     environment = {
         "VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner],
         "TRITON_INTERPRET": "1",
-        "PYTHONPATH": f"{ROOT / 'tests' / 'triton_interpreter'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": f"{ROOT / 'tests/support/triton_interpreter'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.lora_engine", str(model), json.dumps(lora)],
