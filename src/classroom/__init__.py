@@ -1,0 +1,16 @@
+"""The classroom: a teacher talks with a student, and a judge scores the lesson.
+
+`Classroom`, `Conversation` and `parse_judge_output` are imported from here; they are loaded when they are asked for.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {"Classroom": "classroom", "Conversation": "conversation", "parse_judge_output": "verdicts"}
+__all__ = ["Classroom", "Conversation", "parse_judge_output"]  # noqa: F822
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

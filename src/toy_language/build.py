@@ -17,7 +17,7 @@ from src.toy_language.lessons import Lesson, make_lessons, render_problem
 from src.toy_language.tiny_model import save_blank
 
 _STAMP = "world.json"
-_MODULES = ("language.py", "lessons.py", "scripted.py", "corpus.py", "tiny_model.py", "world.py")
+_MODULES = ("grammar.py", "lessons.py", "scripts.py", "corpus.py", "tiny_model.py", "build.py")
 
 
 def build_world(out: Path, seed: int) -> bool:

@@ -20,9 +20,9 @@ from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import SampleResponse
 from src.errors import ContentRefused, ContextOverflow, ProviderFailure, SpendingCapReached, StorageError
+from src.evaluation.rejudge import main, rejudge
 from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
-from src.launch.rejudge import main, rejudge
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import read_journal
 from src.rollout.requests import SampleRequest

@@ -22,10 +22,10 @@ from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import parse_verdict
 from src.errors import JudgeOutputError, ProviderFailure, RequestRefused
+from src.evaluation.rejudge import rejudge
 from src.inference_providers.call_ledger import IN_FLIGHT, LOST, USABLE, CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.http_client import LARGEST_REPLY
-from src.launch.rejudge import rejudge
 from src.results.rollout_files import read_records, write_rollouts
 from src.rollout.journal import read_journal
 from src.server.view_only import create_viewer

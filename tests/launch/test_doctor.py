@@ -43,7 +43,9 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def root(tmp_path: Path) -> Path:
     """The project's folder as it is after a clone."""
     folder = tmp_path / "clone"
-    (folder / "src").mkdir(parents=True)
+    for room in ("launch", "system"):
+        (folder / "src" / room).mkdir(parents=True)
+        (folder / "src" / room / "__init__.py").touch()
     for name in (
         "src/__init__.py",
         "src/system/container_memory.py",

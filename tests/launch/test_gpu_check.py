@@ -159,7 +159,7 @@ def test_every_part_has_a_deadline_and_all_together_have_one(tmp_path: Path, sig
 
 def test_the_parts_fit_into_ten_minutes_and_the_tests_cover_what_they_should() -> None:
     assert sum(gpu_check.PARTS.values()) <= gpu_check.LIMIT_S == 600
-    for name in ("test_tokens.py", "test_server.py", "test_lora.py", "test_gpu_sleep.py"):
+    for name in ("rollout/test_tokens.py", "server/test_server.py", "models/test_lora.py", "vllm/test_gpu_sleep.py"):
         assert "pytest.mark.gpu" in (ROOT / "tests" / name).read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""`report.html`: a run on one self-contained page. `python -m src.evaluation.report.build RUN_FOLDER` writes it anew.
+"""`report.html`: a run on one self-contained page. `python -m src.evaluation.report RUN_FOLDER` writes it anew.
 
 The page loads nothing: styles and plots stand in it. All text of the conversations is escaped; special tokens and
 control characters that a model wrote are shown as text.
@@ -335,9 +335,9 @@ def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m src.evaluation.report.build RUN_FOLDER`: the summary (of a whole run), the page, the table."""
+    """`python -m src.evaluation.report RUN_FOLDER`: the summary (of a whole run), the page, the table."""
     if len(arguments) != 1:
-        print("usage: python -m src.evaluation.report.build RUN_FOLDER", file=sys.stderr)
+        print("usage: python -m src.evaluation.report RUN_FOLDER", file=sys.stderr)
         return 2
     try:
         data = load_run(Path(arguments[0]))
@@ -355,7 +355,3 @@ def main(arguments: Sequence[str]) -> int:
         print(f"\n{describe(learning_of(data)[0])}")
     print(f"\n{path}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

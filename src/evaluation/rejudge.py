@@ -1,4 +1,4 @@
-"""A run judged again from what it left, without a network: `python -m src.launch.rejudge RUN_FOLDER [overrides]`.
+"""A run judged again from what it left, without a network: `python -m src.rejudge RUN_FOLDER [overrides]`.
 
 Every conversation in the journal gets its verdicts anew, from the replies that were paid for when the run was judged
 (or from an embedded judge), and its rewards by today's code and configuration: `generation.low_score_threshold=0.4`.
@@ -102,7 +102,7 @@ def _ask(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> V
 def main(arguments: Sequence[str]) -> int:
     """Print what changed, and write every conversation's verdicts and rewards into the run folder."""
     if not arguments:
-        print("usage: python -m src.launch.rejudge RUN_FOLDER [overrides]", file=sys.stderr)
+        print("usage: python -m src.rejudge RUN_FOLDER [overrides]", file=sys.stderr)
         return 2
     folder, overrides = Path(arguments[0]), arguments[1:]
     try:
@@ -118,7 +118,3 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{len(found)} conversations, {changed} with another reward than before, {without} without a verdict")
     print(folder / RESULT_NAME)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
