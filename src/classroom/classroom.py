@@ -177,6 +177,7 @@ class Classroom:
             request_id=request.request_id,
             policy=policy,
             conversations=[task.result() for task in tasks],
+            reward_weights=self._reward_weights,
             **{seat: api.ledger.usage(request.request_id) for seat, api in apis.items()},
         )
 

@@ -105,12 +105,14 @@ class ConversationRecord(BaseModel):
 class SampleResponse(BaseModel):
     """Answer of `/sample_conversations` and `/wait_batch`: one record per entry of the request, in its order.
 
-    `judge`, `student` and `teacher` are what it took of those seats that are behind an API.
+    `reward_weights` are those by which each record's `reward` was summed up. `judge`, `student` and `teacher` are what
+    it took of those seats that are behind an API.
     """
 
     request_id: str
     policy: PolicyVersion
     conversations: list[ConversationRecord]
+    reward_weights: dict[str, float]
     judge: Usage | None = None
     student: Usage | None = None
     teacher: Usage | None = None

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from trl import GRPOConfig
 
-from config.checks import reward_weights
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.results.trackers import report_to
@@ -46,7 +45,6 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
         epsilon_high=train.upper_clip,
         loss_type=train.loss_type,
         scale_rewards=train.scale_rewards,
-        reward_weights=list(reward_weights(config).values()),
         temperature=config.teacher_model.vllm.temperature,
         max_completion_length=generation.max_tokens_in_conversation,
         gradient_checkpointing=train.gradient_checkpointing,

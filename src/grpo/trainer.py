@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,20 @@ from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.datasets import Problem
 from src.server.client import ClassroomClient
 from src.training.checkpoints import UNFINISHED, ConfiguredRates, OrderOfEpoch, complete_checkpoint, remove_unfinished
-from src.training.collective import on_every_process, on_main_process
+from src.training.collective import on_main_process
 from src.training.gpu_sharing import SharedGpus
 from src.training.judge_monitor import JudgeGuard
 from src.training.model_loading import device_for_weights, models_go_to
 from src.training.resume import write_config
-from src.training.sample_batch import ClassroomRollout, RewardFunc, construct_reward_func
+from src.training.sample_batch import ClassroomRollout, reward
 from src.training.server_assignment import OwnServer
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 from src.training.weight_publisher import WeightPublisher
 
 
 class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
-    """Publishes weights, samples conversations over HTTP, gets each reward from its endpoint, and trains on exactly the
-    tokens that were sampled.
+    """Publishes weights, samples conversations over HTTP, which come with their rewards, and trains on exactly the tokens
+    that were sampled.
 
     Args:
         arguments: TRL's, from `src.grpo.config.grpo_config`.
@@ -70,6 +69,7 @@ class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
             run_folder,
             run_id,
             config.seed,
+            reward_weights(config),
             config.judge_model.max_failed_share,
             JudgeGuard(config, client, run_folder),
         )
@@ -79,9 +79,7 @@ class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
             super().__init__(
                 model=model,
                 args=arguments,
-                reward_funcs=[
-                    self._on_all_or_none(construct_reward_func(name, client)) for name in reward_weights(config)
-                ],
+                reward_funcs=reward,
                 rollout_func=rollout,
                 train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
                 processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),
@@ -178,13 +176,6 @@ class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
         with _without_dropout(self.model):
             return super()._get_per_token_logps_and_entropies(*arguments, **named)
 
-    def _on_all_or_none(self, reward: RewardFunc) -> RewardFunc:
-        @wraps(reward)
-        def reward_of_this_process(*arguments: Any, **named: Any) -> list[float | None]:
-            return on_every_process(self.accelerator, lambda: reward(*arguments, **named))
-
-        return reward_of_this_process
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         mask = output["completion_mask"] * output["tool_mask"]
@@ -204,8 +195,7 @@ class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
         self._metrics["train"]["mismatch/k3_kl"].append((total[1] / total[2]).item())
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        with self.gpus.with_room():
-            rewards = super()._calculate_rewards(*arguments, **named)
+        rewards = super()._calculate_rewards(*arguments, **named)
         if not self._shuffle_rewards:
             return rewards
         generator = torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step)

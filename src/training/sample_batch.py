@@ -1,9 +1,10 @@
-"""Conversations to tensors: what TRL trains on is what the server says was sampled, token by token."""
+"""From conversations to the columns that TRL trains on: what the server says was sampled, token by token, and what it
+was worth."""
 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +14,7 @@ from accelerate.utils import gather_object
 
 from src.classroom.record import ConversationRecord, SampleResponse
 from src.classroom.verdicts import sum_up
-from src.errors import PolicyMismatch, TooManyFailedJudgements
+from src.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
 from src.results.rollout_files import write_rollouts
 from src.rollout.datasets import Problem
 from src.rollout.requests import SampleRequest
@@ -32,6 +33,7 @@ class ClassroomRollout:
 
     Args:
         problems: the training problems by id.
+        reward_weights: of the rewards' sum, as configured here.
         max_failed_share: above this share of conversations in a batch that have no verdict, or whose content the judge
             refused, over all ranks, the run stops.
         guard: looks after the judge.
@@ -44,6 +46,7 @@ class ClassroomRollout:
         run_folder: Path,
         run_id: str,
         seed: int,
+        reward_weights: dict[str, float],
         max_failed_share: float,
         guard: JudgeGuard,
     ):
@@ -52,6 +55,7 @@ class ClassroomRollout:
         self._run_folder = run_folder
         self._run_id = run_id
         self._seed = seed
+        self._reward_weights = reward_weights
         self._max_failed_share = max_failed_share
         self._guard = guard
         self._first = True
@@ -61,6 +65,7 @@ class ClassroomRollout:
 
         Raises:
             TooManyFailedJudgements: on every rank, if judging failed for too many.
+            ConfigError: on every rank, if a server sums up rewards by other weights.
             ClassroomError: on every rank, if sampling failed on any, or its conversations could not be written.
         """
         started = time.monotonic()
@@ -109,6 +114,11 @@ class ClassroomRollout:
         response = self._client.sample(request)
         if response.policy != request.wanted_policy:
             raise PolicyMismatch(f"Asked for policy {request.wanted_policy}, got conversations of {response.policy}.")
+        if response.reward_weights != self._reward_weights:
+            raise ConfigError(
+                f"The server sums up rewards by {response.reward_weights}, but this trainer is configured for "
+                f"{self._reward_weights}. Start both with the same train.reward_weights and judge rules."
+            )
         if len(response.conversations) != len(request.problems):
             raise PolicyMismatch(f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}.")
         return response
@@ -158,25 +168,13 @@ def to_rollout(records: Sequence[ConversationRecord]) -> dict[str, list[Any]]:
         "logprobs": [record.logprobs for record in records],
         "env_mask": [record.mask for record in records],
         "conversation_id": [record.id for record in records],
+        "reward": [record.reward for record in records],
     }
 
 
-RewardFunc = Callable[..., list[float | None]]
-
-
-def construct_reward_func(name: str, client: ClassroomClient) -> RewardFunc:
-    """A TRL reward function that asks the server's `/get_{name}_reward` for each conversation."""
-
-    def reward_func(prompts: list, completions: list, conversation_id: list[str], **_: Any) -> list[float | None]:
-        return client.rewards(name, conversation_id)
-
-    reward_func.__name__ = name
-    return reward_func
-
-
-def construct_pedagogical_reward_func(client: ClassroomClient) -> RewardFunc:
-    """The language tutor's reward for the trainer."""
-    return construct_reward_func("pedagogical", client)
+def reward(prompts: list, completions: list, reward: list[float | None], **_: Any) -> list[float | None]:
+    """TRL's reward function: the weighted sum that came with each conversation; None for one without a verdict."""
+    return reward
 
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
@@ -189,6 +187,10 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
         "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in records),
         "judge/refused_share": fmean(_refused(record) for record in records),
     }
+    for name in dict.fromkeys(name for record in records for name in record.rewards):
+        values = [value for record in records if (value := record.rewards.get(name)) is not None]
+        if values:
+            metrics[f"rewards/{name}/mean"] = fmean(values)
     scores = [verdict.scores for record in records for verdict in record.verdicts if verdict.scores is not None]
     if scores:
         metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in _SCORES}
