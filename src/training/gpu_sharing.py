@@ -7,13 +7,11 @@
     leave              the other engines wake, and every rank samples
     take               once every rank is done, the engines fall asleep
 
-For its rewards it asks the server once more: it makes room for that, so that a server that died can come back and
-answer, and takes the GPUs again. The trainer's weights and optimizer states stay where they are throughout.
+The trainer's weights and optimizer states stay where they are throughout.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate import PartialState
@@ -81,13 +79,6 @@ class SharedGpus:
         if self._shared:
             self.make_room()
             self._server.for_all(self._state, self._client.wake_up)
-
-    @contextmanager
-    def with_room(self) -> Iterator[None]:
-        """For requests to the server while its engines sleep: inside, one that died has room to come back."""
-        self.make_room()
-        yield
-        self.take()
 
     def _borrow(self, borrowers: Sequence[ProcessId]) -> None:
         """In this order: a server that died before its engines slept has to come back for them to sleep."""

@@ -273,7 +273,10 @@ class _ScriptedRoutes(BaseHTTPRequestHandler):
             for number, text in enumerate(body.problems)
         ]
         response = SampleResponse(
-            request_id=body.request_id, policy=PolicyVersion("abc", version), conversations=records
+            request_id=body.request_id,
+            policy=PolicyVersion("abc", version),
+            conversations=records,
+            reward_weights={"pedagogical": 1.0},
         )
         self._answer(response.model_dump(mode="json"))
 

@@ -1,7 +1,6 @@
 """The trainer's own parts: options handed to TRL, conversations to columns, metrics, and what stops a run."""
 
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from config.checks import check_train_rl
+from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
@@ -24,7 +23,7 @@ from src.rollout.tokens import Turn
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process, on_main_process
 from src.training.judge_monitor import JudgeGuard
-from src.training.sample_batch import ClassroomRollout, batch_metrics, construct_reward_func, to_rollout
+from src.training.sample_batch import ClassroomRollout, batch_metrics, reward, to_rollout
 
 
 def record(index: int, reward: float | None = 0.5, **changes) -> ConversationRecord:
@@ -98,7 +97,8 @@ def test_options_reach_trl(tmp_path: Path) -> None:
     assert arguments.gradient_checkpointing and arguments.report_to == ["tensorboard"]
     assert arguments.vllm_importance_sampling_mode == "sequence_mask"
     assert arguments.vllm_importance_sampling_clip_max == 4.0
-    assert arguments.temperature == 0.7 and arguments.reward_weights == [0.75, 2.0]
+    assert arguments.temperature == 0.7
+    assert reward_weights(config) == {"pedagogical": 0.75, "length": 2.0}  # the server sums up by them
     assert not arguments.bf16 and not arguments.use_vllm
 
 
@@ -173,9 +173,14 @@ def test_metrics_of_a_batch() -> None:
     assert metrics["conversation/teacher_tokens"] == 2 and metrics["judge/forward_progression_score"] == 0.5
 
 
+WEIGHTS = {"pedagogical": 1.0}
+
+
 def _rollout(share: float, tmp_path: Path) -> ClassroomRollout:
     client = ClassroomClient("http://127.0.0.1:1")
-    return ClassroomRollout({}, client, tmp_path, "run", 1, share, JudgeGuard(TrainRLConfig(), client, tmp_path))
+    return ClassroomRollout(
+        {}, client, tmp_path, "run", 1, WEIGHTS, share, JudgeGuard(TrainRLConfig(), client, tmp_path)
+    )
 
 
 def test_too_many_failed_judgements_stop_the_run(tmp_path: Path) -> None:
@@ -198,7 +203,7 @@ def test_refused_contents_stop_the_run_like_missing_verdicts(tmp_path: Path) -> 
 def test_answer_of_another_policy_is_refused(tmp_path: Path) -> None:
     rollout = _rollout(0.2, tmp_path)
     request = SimpleNamespace(wanted_policy=PolicyVersion("run", 2), problems=["p"])
-    answers = {"policy": PolicyVersion("run", 1), "conversations": [record(0)]}
+    answers = {"policy": PolicyVersion("run", 1), "conversations": [record(0)], "reward_weights": WEIGHTS}
     rollout._client = SimpleNamespace(sample=lambda _: SimpleNamespace(**answers))
     with pytest.raises(PolicyMismatch, match="v2, got conversations of run v1"):
         rollout._sample(request)
@@ -207,13 +212,18 @@ def test_answer_of_another_policy_is_refused(tmp_path: Path) -> None:
         rollout._sample(request)
 
 
-def test_reward_function_asks_for_its_conversations() -> None:
-    asked = []
-    client = SimpleNamespace(rewards=lambda name, ids: asked.append((name, ids)) or [None, 0.5])
-    reward = construct_reward_func("length", client)
-    assert reward.__name__ == "length"
-    assert reward(prompts=["p", "p"], completions=["", ""], conversation_id=["a", "b"], other=1) == [None, 0.5]
-    assert asked == [("length", ["a", "b"])]
+def test_a_server_that_weighs_otherwise_is_refused(tmp_path: Path) -> None:
+    answer = {"policy": PolicyVersion("run", 2), "conversations": [record(0)], "reward_weights": {"pedagogical": 0.5}}
+    rollout = _rollout(0.2, tmp_path)
+    rollout._client = SimpleNamespace(sample=lambda _: SimpleNamespace(**answer))
+    with pytest.raises(ConfigError, match=r"'pedagogical': 0\.5.*configured for \{'pedagogical': 1\.0\}"):
+        rollout._sample(SimpleNamespace(wanted_policy=PolicyVersion("run", 2), problems=["p"]))
+
+
+def test_rewards_come_with_their_conversations() -> None:
+    columns = to_rollout([record(2, reward=0.25), record(1, reward=None), record(3)])
+    assert reward(prompts=["p"] * 3, completions=[""] * 3, **columns) == [0.25, None, 0.5]
+    assert batch_metrics([record(2, reward=0.25), record(1, reward=None)])["rewards/pedagogical/mean"] == 0.25
 
 
 def test_failure_on_a_process_reaches_all() -> None:
@@ -266,7 +276,6 @@ def test_shuffled_rewards_are_a_permutation_of_the_batch(monkeypatch: pytest.Mon
     monkeypatch.setattr("trl.GRPOTrainer._calculate_rewards", lambda self: rewards)
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
     trainer.args, trainer.state = SimpleNamespace(seed=1), SimpleNamespace(global_step=0)
-    trainer.gpus = SimpleNamespace(with_room=nullcontext)
     trainer._shuffle_rewards = False
     assert torch.equal(trainer._calculate_rewards(), rewards)
     trainer._shuffle_rewards = True

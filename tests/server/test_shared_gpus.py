@@ -242,7 +242,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     trainer = SimpleNamespace(
         accelerator=state,
         gpus=SharedGpus(client, own_server(GenerationConfig(), rank, 2), True, Path(folder)),
-        publisher=SimpleNamespace(policy=PolicyVersion()),
+        policy=PolicyVersion(),
         state=SimpleNamespace(global_step=0),
         record_metric=lambda name, value: None,
         show_conversations=lambda records: None,
@@ -250,7 +250,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     trainer.gpus.take()
     problem = Problem.of(_LESSON, "")
     guard = JudgeGuard(TrainRLConfig(), client, Path(folder))
-    rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, 1.0, guard)
+    rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, guard)
     rollout([problem.id] * 2, trainer)
     (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))
     state.wait_for_everyone()

@@ -16,9 +16,11 @@ from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records
 from src.rollout.requests import SampleRequest
-from src.server.schemas import Health, LoadWeightsRequest, LoadWeightsResponse, RewardRequest, RewardResponse
+from src.server.schemas import Health, LoadWeightsRequest, LoadWeightsResponse
 
 Batches = list[list[ConversationRecord]]
+WEIGHTS = {"pedagogical": 1.0}
+"""By which the recorded rewards were summed up."""
 
 
 def recorded_batches(run_folder: Path, steps: int, processes: int) -> Batches:
@@ -46,7 +48,6 @@ class Replay:
         refuse: Callable[[int], None],
     ):
         self._health, self._batches, self._refuse = health, batches, refuse
-        self._records = {record.id: record for batch in batches for record in batch}
         self.loaded: list[PolicyVersion] = []
 
     def answer(self, path: str, body: dict) -> BaseModel:
@@ -56,9 +57,7 @@ class Replay:
             return self._load(LoadWeightsRequest.model_validate(body))
         if path == "/sample_conversations":
             return self._sample(SampleRequest.model_validate(body))
-        name = re.fullmatch(r"/get_(\w+)_reward", path)[1]
-        ids = RewardRequest.model_validate(body).conversations
-        return RewardResponse(rewards=[self._records[each].rewards[name] for each in ids])
+        raise DataError(f"A trainer has nothing to ask {path} for.")
 
     def _load(self, request: LoadWeightsRequest) -> LoadWeightsResponse:
         policy = PolicyVersion(request.run_id, request.version)
@@ -74,7 +73,9 @@ class Replay:
         records = batch[rank * size : (rank + 1) * size]
         if [record.problem for record in records] != request.problems:
             raise DataError(f"Process {rank} asks for other problems than those recorded in its place.")
-        return SampleResponse(request_id=request.request_id, policy=request.wanted_policy, conversations=records)
+        return SampleResponse(
+            request_id=request.request_id, policy=request.wanted_policy, conversations=records, reward_weights=WEIGHTS
+        )
 
 
 @contextmanager
