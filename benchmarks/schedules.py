@@ -30,12 +30,13 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom
 from src.classroom.conversation import State
-from src.classroom.phases import Concurrent, PhaseClock
+from src.classroom.phases import PHASES
 from src.classroom.record import ConversationRecord
 from src.rollout.datasets import load_problems
 from src.rollout.engines import Judge
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
+from src.rollout.scheduler import Concurrent, PhaseClock
 from src.server.sampling_service import open_desk
 
 
@@ -99,7 +100,7 @@ async def _no_engine_sleeps(seats: object) -> None:
     """Phases cost their waiting alone."""
 
 
-SCHEDULES = {"concurrent": Concurrent, "phased": lambda: PhaseClock(_no_engine_sleeps), "lockstep": Lockstep}
+SCHEDULES = {"concurrent": Concurrent, "phased": lambda: PhaseClock(_no_engine_sleeps, PHASES), "lockstep": Lockstep}
 
 
 def request_of(config: TrainRLConfig, number: int) -> SampleRequest:

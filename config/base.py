@@ -145,7 +145,7 @@ class GenerationConfig:
     host.docker.internal; IP addresses need not be named. They are names alone, without a port.
 
     `schedule`: `concurrent` lets every conversation go on by itself; `phased` has all of them finish the dialogue
-    before any is judged, and so on, and has the engines sleep that a phase does not need (src/classroom/phases.py), for models
+    before any is judged, and so on, and has the engines sleep that a phase does not need (src/rollout/scheduler.py), for models
     that do not fit side by side.
 
     `colocate`: the engines sleep while the trainer steps and give it their GPU's memory. Null: if server and trainer

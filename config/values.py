@@ -170,3 +170,6 @@ LARGEST_BATCH = 4096
 def is_script(name: str) -> bool:
     """Whether a teacher model's name stands for a script."""
     return name.startswith(SCRIPT)
+
+
+PHASED = "phased"

@@ -14,7 +14,6 @@ from typing import Any
 
 from config.base import GenerationConfig
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
-from src.classroom.phases import Attendance, Concurrent, Schedule
 from src.classroom.prompt_check import refuse_long_opening
 from src.classroom.record import TOKEN_FIELDS, ConversationRecord, SampleResponse
 from src.classroom.replay import History, graded, replay
@@ -31,6 +30,7 @@ from src.rollout.engines import Completion, Sampling, ask_judge
 from src.rollout.journal import Journal, conversation_id
 from src.rollout.prompts import render
 from src.rollout.requests import SampleRequest
+from src.rollout.scheduler import Attendance, Concurrent, Schedule
 from src.rollout.tokens import Turn, approximate_tokens
 from src.rollout.usage import BATCH
 

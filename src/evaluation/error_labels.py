@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from config.eval_model import EvalConfig
 from src.classroom.conversation import State, visible_text
-from src.classroom.phases import Schedule
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.classroom.verdicts import find_object
@@ -18,6 +17,7 @@ from src.inference_providers.chat_api import ChatRequest
 from src.inference_providers.open_router_inference import KeptReplies, render_rule
 from src.message_rules.plans import read_plan
 from src.rollout.engines import Sampling
+from src.rollout.scheduler import Schedule
 
 logger = logging.getLogger(__name__)
 

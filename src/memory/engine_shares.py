@@ -6,7 +6,8 @@ All engines of a server use the first GPUs that it sees, so that is where the sh
 from collections.abc import Mapping, Sequence
 
 from config.base import ModelConfig
-from src.classroom.phases import PHASED, PHASES
+from config.values import PHASED
+from src.classroom.phases import PHASES
 from src.errors import ConfigError
 from src.memory.budget import CUDA_CONTEXT
 from src.memory.sources import memory_by_nvidia_smi

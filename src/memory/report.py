@@ -13,7 +13,7 @@ from config.checks import reward_weights
 from config.eval_model import EvalConfig
 from config.eval_model import reward_weights as rewards_of_evaluation
 from config.train_rl_model import TrainRLConfig
-from src.classroom.phases import PHASED
+from config.values import PHASED
 from src.classroom.seats import engine_seats, needed_reward_model
 from src.errors import ConfigError
 from src.memory.budget import (

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
-from config.values import EMBEDDED_JUDGES, is_script
-from src.classroom.phases import PHASED
+from config.values import EMBEDDED_JUDGES, PHASED, is_script
 from src.classroom.prompt_check import check_prompts
 from src.classroom.seats import Seats, engine_seats, models_in_use
 from src.errors import ConfigError

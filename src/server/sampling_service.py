@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.values import LARGEST_BATCH
+from config.values import LARGEST_BATCH, PHASED
 from src.classroom.classroom import Classroom, classroom_rules
 from src.classroom.conversation import Conversation
-from src.classroom.phases import PHASED, PHASES, Concurrent, PhaseClock, Schedule
+from src.classroom.phases import PHASES
 from src.classroom.record import TOKEN_FIELDS, ConversationRecord, SampleResponse
 from src.classroom.replay import replay_tokens
 from src.classroom.seats import Seats, needed_reward_model
@@ -24,6 +24,7 @@ from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import Journal, request_of
 from src.rollout.requests import SampleRequest
+from src.rollout.scheduler import Concurrent, PhaseClock, Schedule
 from src.server.engine_sleep import GpuLoan
 from src.server.open_models import open_seats
 
@@ -263,4 +264,4 @@ async def _open_schedule(generation: "GenerationConfig", seats: Seats) -> tuple[
     first = PHASES[0].seats
     loan = GpuLoan(seats.engines, generation.load_weights_timeout_s, wanted=first)
     await loan.turn_to(first)
-    return loan, PhaseClock(loan.turn_to)
+    return loan, PhaseClock(loan.turn_to, PHASES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import psutil
 
 from config.base import GenerationConfig, ModelConfig
-from src.classroom.phases import PHASED
+from config.values import PHASED
 from src.errors import DataError, EngineFailure
 from src.rollout.engines import EngineHealth
 from src.vllm.sleep import Rest

@@ -9,10 +9,11 @@ import pytest
 
 from config.base import GenerationConfig
 from src.classroom.conversation import State
-from src.classroom.phases import PHASES, Concurrent, PhaseClock, phase_of
+from src.classroom.phases import PHASES
 from src.errors import EngineFailure, GpuFull, ProviderFailure
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest
+from src.rollout.scheduler import Concurrent, PhaseClock, phase_of
 from src.server.engine_sleep import GpuLoan, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
@@ -26,7 +27,7 @@ REQUEST = SampleRequest(
 
 def test_every_state_that_takes_work_belongs_to_one_phase() -> None:
     for state in set(State) - {State.START, State.END}:
-        assert sum(state in phase.states for phase in PHASES) == 1 and state in phase_of(state).states
+        assert sum(state in phase.states for phase in PHASES) == 1 and state in phase_of(PHASES, state).states
 
 
 # The clock ----------------------------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ class Watched:
         self.changing = False
         self.turned_to: list[tuple[str, ...]] = []
         self.failure: Exception | None = None
-        self.clock = PhaseClock(self.turn_to)
+        self.clock = PhaseClock(self.turn_to, PHASES)
 
     async def turn_to(self, seats: tuple[str, ...]) -> None:
         self.changing = True
@@ -54,9 +55,11 @@ class Watched:
     async def work(self, attendance, states: list[State], seconds: float = 0.0) -> None:
         for state in states:
             await attendance.reach(state)
-            assert self.awake == phase_of(state).seats and not self.changing
+            assert self.awake == phase_of(PHASES, state).seats and not self.changing
             await asyncio.sleep(seconds)
-            assert self.awake == phase_of(state).seats and not self.changing, "engines changed under a conversation"
+            assert self.awake == phase_of(PHASES, state).seats and not self.changing, (
+                "engines changed under a conversation"
+            )
         attendance.leave()
 
     async def request(self, *conversations: list[State]) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from config.base import lesson_plans
 from config.eval_model import EvalConfig
-from src.classroom.phases import Concurrent
 from src.errors import JudgeOutputError
 from src.evaluation.error_labels import label_errors, read_labels
 from src.evaluation.metrics.language import language_metrics, plan_progress, read_lesson
@@ -17,6 +16,7 @@ from src.message_rules.feedback import falsely_corrects, feedback_kind, hands_ov
 from src.message_rules.messages import holds, read_message, sentences
 from src.message_rules.plans import Phrase, Plan, read_plan
 from src.rollout.datasets import load_problems
+from src.rollout.scheduler import Concurrent
 from src.rollout.text import normal
 from src.rollout.tokens import Turn
 from src.toy_language.lessons import parse_problem

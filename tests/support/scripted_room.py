@@ -17,14 +17,16 @@ import src.server.app
 from config.base import GenerationConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from config.values import PHASED
 from src.classroom.classroom import Classroom, classroom_rules
-from src.classroom.phases import PHASED, Concurrent, PhaseClock
+from src.classroom.phases import PHASES
 from src.classroom.record import ConversationRecord
 from src.classroom.rewards import default_weights
 from src.classroom.seats import Seats
 from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
+from src.rollout.scheduler import Concurrent, PhaseClock
 from src.server.sampling_service import BatchDesk
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
@@ -72,7 +74,7 @@ class Room:
             reward=self.reward,
         )
         journal = Journal(self.folder)
-        schedule = PhaseClock(self._turn_to) if generation.schedule == PHASED else Concurrent()
+        schedule = PhaseClock(self._turn_to, PHASES) if generation.schedule == PHASED else Concurrent()
         return BatchDesk(Classroom(generation, seats, journal, weights, rules, schedule), journal, keep)
 
     async def _turn_to(self, seats: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from config.base import GenerationConfig, JudgeModelConfig
 from config.train_rl_model import GuardsConfig, TrainRLConfig
 from src.classroom.canaries import CANARIES
 from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.phases import PhaseClock
+from src.classroom.phases import PHASES
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_verdict
 from src.errors import JudgeOutputError
@@ -29,6 +29,7 @@ from src.rollout.datasets import Problem
 from src.rollout.engines import Ledger
 from src.rollout.journal import read_journal
 from src.rollout.requests import SampleRequest
+from src.rollout.scheduler import PhaseClock
 from src.server.client import ClassroomClient
 from src.server.judge_check import JudgeCheck
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
@@ -248,7 +249,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
 
     async def check() -> JudgeCheckResponse:
         desk = room.open(generation)
-        desk.classroom._schedule = PhaseClock(turn_to)
+        desk.classroom._schedule = PhaseClock(turn_to, PHASES)
         request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
         played = (await desk.sample(request)).conversations
         found = await JudgeCheck(desk, None, None, 60).run(
