@@ -1,6 +1,7 @@
 """The phases of a lesson: what all conversations do at a time under `generation.schedule: phased`."""
 
 from src.classroom.conversation import State
+from src.rollout.scheduler import Phase
 
 PHASES = (
     Phase("dialogue", (State.TEACHER_TURN, State.STUDENT_TURN), ("teacher", "student")),
