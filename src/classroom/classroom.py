@@ -1,38 +1,33 @@
-"""The classroom: moves conversations through their states, one coroutine each, all of them at once.
-
-The engines merge whatever turns are ready; a conversation is judged the moment its dialogue ends, while others still
-talk.
-"""
+"""The classroom as an environment: what is asked of which seat in each state of a conversation, what the journal gets of
+it, and what each model is shown."""
 
 import asyncio
-import hashlib
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from config.base import GenerationConfig
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
+from src.classroom.phases import PHASES
 from src.classroom.prompt_check import refuse_long_opening
-from src.classroom.record import TOKEN_FIELDS, ConversationRecord, SampleResponse
+from src.classroom.record import ConversationRecord
 from src.classroom.replay import History, graded, replay
-from src.classroom.rewards import REWARDS, weighted_sum
+from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
 from src.classroom.verdicts import Verdict, failed_verdict, parse_judge_output, parse_verdict
-from src.errors import ContextOverflow, EngineFailure, PolicyMismatch, ProviderFailure, RequestRefused, StorageError
-from src.models.policy_version import PolicyVersion
+from src.errors import ContextOverflow, EngineFailure, ProviderFailure, RequestRefused, StorageError
 from src.rollout.chat_template import Message, encode_chat
 from src.rollout.datasets import Problem
-from src.rollout.engines import Completion, Sampling, ask_judge
-from src.rollout.journal import Journal, conversation_id
+from src.rollout.engines import Api, Completion, Sampling, Teacher, ask_judge
+from src.rollout.environment import Play
+from src.rollout.journal import Journal
 from src.rollout.prompts import render
 from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import Attendance, Concurrent, Schedule
+from src.rollout.runner import check_answer
 from src.rollout.tokens import Turn, approximate_tokens
-from src.rollout.usage import BATCH
 
 logger = logging.getLogger(__name__)
 
@@ -56,35 +51,8 @@ _WITHOUT_INFLUENCE = (
 """Keys of GenerationConfig that no conversation depends on."""
 
 
-@dataclass(frozen=True)
-class Play:
-    """One conversation of a request: its position, the how-many-th on its problem it is, what the teacher's weights
-    contain that it is played with, and what the journal holds of it from before; `attendance` says when it may go on.
-    """
-
-    conversation: Conversation
-    request: SampleRequest
-    index: int
-    occurrence: int
-    weights: str
-    history: History = field(default_factory=History)
-    attendance: Attendance = field(default_factory=Concurrent)
-
-    def sampled_with(self, sampling: Sampling) -> Sampling:
-        """The sampling of the next answer, with a name of its own, and with a seed of its own where the request fixes
-        seeds."""
-        conversation = self.conversation
-        spoken = len(conversation.turns) + len(conversation.solutions)
-        sampling = replace(sampling, draw=(conversation.id, spoken))
-        if not self.request.fixed_seeds:
-            return sampling
-        parts = (self.request.seed, conversation.problem.id, self.request.step, self.occurrence, spoken)
-        digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
-        return replace(sampling, seed=int.from_bytes(digest[:4]))
-
-
 class Classroom:
-    """Plays batches of conversations with the models in `seats` by the rules in `generation`.
+    """An environment: conversations with the models in `seats` by the rules in `generation`.
 
     Args:
         generation: prompts, lengths and judging.
@@ -92,7 +60,6 @@ class Classroom:
         journal: where every turn, verdict and reward is written before it is used.
         reward_weights: which rewards are computed for each conversation, and their weights in its `reward`.
         rules: what holds for every conversation, from `classroom_rules`.
-        schedule: when conversations may do what.
     """
 
     def __init__(
@@ -102,14 +69,12 @@ class Classroom:
         journal: Journal,
         reward_weights: dict[str, float],
         rules: ClassroomRules,
-        schedule: Schedule | None = None,
     ):
         self._generation = generation
         self._seats = seats
         self._journal = journal
         self._reward_weights = reward_weights
         self._rules = rules
-        self._schedule = schedule or Concurrent()
         self._options = setup_options(generation)
         self._forced_ids, self._opened_thought = [], ""
         if seats.teacher_has_tokens:
@@ -122,7 +87,6 @@ class Classroom:
             State.GENERATE_SOLUTION: self._generate_solutions,
             State.REWARD_TURN: self._reward_turn,
         }
-        self.running = self.finished = 0
 
     @property
     def seats(self) -> Seats:
@@ -130,93 +94,53 @@ class Classroom:
         return self._seats
 
     @property
-    def schedule(self) -> Schedule:
-        """When conversations, and whoever else needs the engines, may do what."""
-        return self._schedule
-
-    @property
     def rules(self) -> ClassroomRules:
         """What holds for every conversation."""
         return self._rules
 
-    async def sample(self, request: SampleRequest) -> SampleResponse:
-        """Play, judge and reward one conversation per entry of the request. What the
-        journal holds of them from the same weights is not done again.
+    phases = PHASES
 
-        Raises:
-            PolicyMismatch: if other weights are loaded than the request names, now or before it is done, or others
-                under the same name before it is done.
-            DataError: if a problem does not fit into the teacher's context. (If it is what was said that does not fit
-                into some model's, that conversation ends.)
-            EngineFailure: if an engine died.
-            ProviderFailure: if a model behind an API refuses every request, or does not answer until its deadline.
-        """
-        apis = self._seats.apis
-        BATCH.set(request.request_id)
-        policy, weights = self._seats.teacher.policy, self._seats.teacher.weights
-        self._check_policy(request, policy)
-        self._journal.append(
-            "batch",
-            request=request.request_id,
-            step=request.step,
-            policy=policy,
-            weights=weights,
-            body=self._body(request),
-            **_problems_once(request),
-        )
-        plays = self._open(request, weights)
-        try:
-            with self._schedule.attend(len(plays)) as attendance:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._play(replace(play, attendance=attendance))) for play in plays]
-        except BaseExceptionGroup as failures:
-            for api in apis.values():
-                await api.land()
-            raise _first(failures) from None
-        return SampleResponse(
-            request_id=request.request_id,
-            policy=policy,
-            conversations=[task.result() for task in tasks],
-            reward_weights=self._reward_weights,
-            **{seat: api.ledger.usage(request.request_id) for seat, api in apis.items()},
-        )
+    @property
+    def policy(self) -> Teacher:
+        """The teacher."""
+        return self._seats.teacher
 
-    def _open(self, request: SampleRequest, weights: str) -> list[Play]:
-        seen: Counter[str] = Counter()
-        plays = []
-        for index, (text, answer) in enumerate(zip(request.problems, request.answers, strict=True)):
-            problem = Problem.of(text, answer)
-            conversation = Conversation(
-                id=conversation_id(request.request_id, index),
-                problem=problem,
-                setup=draw_setup(problem, request.seed, request.step, self._options),
-                rules=self._rules,
-            )
-            conversation.start(opening_turns(self._generation, text, conversation.setup.student_name))
-            history = replay(conversation, self._journal.events(conversation.id), request.judge_again)
-            plays.append(Play(conversation, request, index, seen[problem.id], weights, history))
-            seen[problem.id] += 1
-        return plays
+    @property
+    def apis(self) -> Mapping[str, Api]:
+        """What the seats behind an API are asked through."""
+        return self._seats.apis
 
-    async def _play(self, play: Play) -> ConversationRecord:
-        conversation = play.conversation
-        self.running += 1
-        try:
-            while conversation.state is not State.END:
-                await play.attendance.reach(conversation.state)
-                await self._step(play)
-        finally:
-            self.running -= 1
-            play.attendance.leave()
-        reward = weighted_sum(conversation.rewards, self._reward_weights)
-        record = ConversationRecord.of(conversation, play.request, play.index, reward)
-        if not play.history.finished:
-            self._journal.append("conversation", conversation=record.id, record=record.model_dump(exclude=TOKEN_FIELDS))
-        self.finished += 1
-        return record
+    @property
+    def identity(self) -> Any:
+        """What a conversation depends on: the configuration but for what only the server heeds, rules and samplings."""
+        options = {name: value for name, value in asdict(self._generation).items() if name not in _WITHOUT_INFLUENCE}
+        seats = [self._seats.teacher_sampling, self._seats.student_sampling]
+        if self._seats.reward is not None:
+            seats.append(self._seats.reward.model_name)
+        return (options, self._rules, tuple(seats))
 
-    async def _step(self, play: Play) -> None:
-        conversation = play.conversation
+    def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
+        """A conversation with what the program draws for it, and with what the teacher's prompt lets be said first."""
+        setup = draw_setup(problem, request.seed, request.step, self._options)
+        conversation = Conversation(id=id, problem=problem, setup=setup, rules=self._rules)
+        conversation.start(opening_turns(self._generation, problem.text, setup.student_name))
+        return conversation
+
+    def take_up(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
+        """Bring a conversation to where the journal leaves it."""
+        return replay(episode, events, judge_again)
+
+    def is_recorded(self, history: History) -> bool:
+        """Whether the journal holds the finished conversation."""
+        return history.finished
+
+    def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
+        """The record of a finished conversation."""
+        return ConversationRecord.of(play.episode, play.request, play.index, reward)
+
+    async def advance(self, play: Play) -> None:
+        """Take the conversation through its present state; what a model refuses or cannot hold ends it."""
+        conversation = play.episode
         try:
             await self._steps[conversation.state](play)
         except RequestRefused as refusal:  # by the student's or the teacher's API; a judge's is a failed attempt
@@ -238,22 +162,14 @@ class Classroom:
         self._journal.append("failure", conversation=conversation.id, **event)
         conversation.give_up(**event)
 
-    def _body(self, request: SampleRequest) -> str:
-        """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
-        options = {name: value for name, value in asdict(self._generation).items() if name not in _WITHOUT_INFLUENCE}
-        seats = [self._seats.teacher_sampling, self._seats.student_sampling]
-        if self._seats.reward is not None:
-            seats.append(self._seats.reward.model_name)
-        return hashlib.sha256(repr((request.digest, options, self._rules, tuple(seats))).encode()).hexdigest()
-
     # One method per state ----------------------------------------------------------------------------------------
 
     async def _teacher_turn(self, play: Play) -> None:
-        conversation = play.conversation
+        conversation = play.episode
         if conversation.buffer is None:
             self._open_context(conversation)
         answer = await self._seats.teacher.generate(conversation.buffer.ids, self._teacher_sampling(play))
-        self._check_answer(play, answer)
+        check_answer(play, answer)
         span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
         end = self._seats.teacher.frame.turn_end_id
         given = [] if answer.ids[-1:] == (end,) else [end]
@@ -266,7 +182,7 @@ class Classroom:
 
     async def _teacher_message(self, play: Play) -> None:
         """The turn of a teacher behind an API: text in, text out."""
-        conversation, opened = play.conversation, {}
+        conversation, opened = play.episode, {}
         messages = chat_so_far(self._generation, conversation)
         if conversation.prompt_estimate is None:
             estimate = sum(approximate_tokens(message["content"]) for message in messages)
@@ -281,13 +197,11 @@ class Classroom:
         conversation.add_teacher_turn(turn)
 
     def _teacher_sampling(self, play: Play) -> Sampling:
-        sampling = replace(
-            play.sampled_with(self._seats.teacher_sampling), max_tokens=play.conversation.teacher_turn_limit
-        )
+        sampling = replace(play.sampled_with(self._seats.teacher_sampling), max_tokens=play.episode.teacher_turn_limit)
         return replace(sampling, temperature=0.0) if play.request.greedy else sampling
 
     async def _student_turn(self, play: Play) -> None:
-        conversation = play.conversation
+        conversation = play.episode
         if conversation.next_is_opening_attempt:
             await self._opening_attempt(play)
             return
@@ -304,13 +218,13 @@ class Classroom:
     async def _opening_attempt(self, play: Play) -> None:
         limit = self._generation.max_tokens_per_student_attempt
         sampling = replace(play.sampled_with(self._seats.student_sampling), max_tokens=limit)
-        answer = await self._seats.student.chat(self._attempt_request(play.conversation), sampling)
+        answer = await self._seats.student.chat(self._attempt_request(play.episode), sampling)
         turn = self._student_said(answer, persona=None)
-        self._write_turn(play.conversation, turn, ids=())
-        play.conversation.add_student_turn(turn)
+        self._write_turn(play.episode, turn, ids=())
+        play.episode.add_student_turn(turn)
 
     async def _judge_turn(self, play: Play) -> None:
-        conversation = play.conversation
+        conversation = play.episode
         async with asyncio.TaskGroup() as panel:  # what stops one attempt stops the others
             attempts = [
                 panel.create_task(self._judge_once(play, rule, attempt))
@@ -322,7 +236,7 @@ class Classroom:
     async def _judge_once(self, play: Play, rule: str, attempt: int) -> Verdict:
         if known := play.history.verdicts.get((rule, attempt)):
             return known
-        conversation, text = play.conversation, ""
+        conversation, text = play.episode, ""
         try:
             about = (conversation.transcript(), conversation.problem.text)
             text = await ask_judge(self._seats.judge, rule, *about, attempt, conversation.ledger)
@@ -338,17 +252,17 @@ class Classroom:
         solutions = play.history.solutions
         if solutions is None:
             solutions = await self._write_solutions(play)
-            self._journal.append("solutions", conversation=play.conversation.id, solutions=solutions)
+            self._journal.append("solutions", conversation=play.episode.id, solutions=solutions)
         if any(solution.grade is None for solution in solutions):
             await play.attendance.reach(State.REWARD_TURN)  # where a reward model is awake, should one grade
             texts = (visible_text(solution.text) for solution in solutions)
-            grades = await asyncio.gather(*(self._seats.grade(play.conversation.problem, text) for text in texts))
-            self._journal.append("grades", conversation=play.conversation.id, grades=grades)
+            grades = await asyncio.gather(*(self._seats.grade(play.episode.problem, text) for text in texts))
+            self._journal.append("grades", conversation=play.episode.id, grades=grades)
             solutions = graded(solutions, grades)
-        play.conversation.add_solutions(solutions)
+        play.episode.add_solutions(solutions)
 
     async def _write_solutions(self, play: Play) -> list[Solution]:
-        conversation = play.conversation
+        conversation = play.episode
         messages = self._student_view(conversation, self._first_persona_path())
         messages.append({"role": "user", "content": self._render(conversation, self._final_prompt_path())})
         limit = self._generation.max_tokens_per_student_attempt
@@ -364,7 +278,7 @@ class Classroom:
         return [Solution(said.text) for said in texts]
 
     async def _reward_turn(self, play: Play) -> None:
-        conversation = play.conversation
+        conversation = play.episode
         rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
         if not play.history.rewarded:
             self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
@@ -430,37 +344,6 @@ class Classroom:
     ) -> None:
         """`ids` are all tokens that the turn adds to the teacher's context; those with a log-prob were sampled."""
         self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **more)
-
-    def _check_policy(self, request: SampleRequest, loaded: PolicyVersion | None) -> None:
-        wanted = request.wanted_policy
-        if wanted is not None and wanted != loaded:
-            raise PolicyMismatch(
-                f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded: publish the weights "
-                "with POST /load_weights first."
-            )
-
-    def _check_answer(self, play: Play, answer: Completion) -> None:
-        """A trainer that is started again may publish other weights under the version that its batch asked for."""
-        self._check_policy(play.request, answer.policy)
-        if play.request.wanted_policy is not None and answer.weights != play.weights:
-            raise PolicyMismatch(
-                f"Other weights were loaded as policy {answer.policy} while request {play.request.request_id} was "
-                "being played. Ask for it again: it is then played with these alone."
-            )
-
-
-def _problems_once(request: SampleRequest) -> dict[str, list]:
-    """What a batch is about, without the repeats of its groups: `problems` with their answers, and in `problem_of` the
-    place in it of each conversation's."""
-    asked = list(zip(request.problems, request.answers, strict=True))
-    places = {problem: place for place, problem in enumerate(dict.fromkeys(asked))}
-    return {"problems": list(places), "problem_of": [places[problem] for problem in asked]}
-
-
-def _first(failures: BaseExceptionGroup) -> BaseException:
-    """The first error in a group, however deep."""
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def classroom_rules(

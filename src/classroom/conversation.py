@@ -100,6 +100,16 @@ class Conversation:
     overflow: str | None = None
     state: State = State.START
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing comes next."""
+        return self.state is State.END
+
+    @property
+    def answers(self) -> int:
+        """How many answers of models it holds so far."""
+        return len(self.turns) + len(self.solutions)
+
     def start(self, opening: Sequence[Turn] = ()) -> None:
         """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`
         that the teacher's prompt template brings along."""

@@ -1,57 +1,29 @@
-"""A finished conversation, whole, and the answer that holds a batch of them."""
-
-from typing import Any
-
-from pydantic import BaseModel
+"""A finished conversation, whole: the trajectory of the classroom."""
 
 from src.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Verdict
-from src.models.policy_version import PolicyVersion
 from src.rollout.datasets import Problem
 from src.rollout.requests import SampleRequest
 from src.rollout.tokens import Turn
-from src.rollout.usage import Usage
-
-TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs"})
-"""What makes up most of a record; the journal keeps them with the turns."""
+from src.rollout.trajectory import Trajectory
 
 
-class ConversationRecord(BaseModel):
+class ConversationRecord(Trajectory):
     """A finished conversation, whole: what the trainer learns from, the journal keeps and the reports show.
 
-    `prompt_ids` is the teacher's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1
-    marking what the policy sampled; all four are empty for a teacher behind an API. `rewards` holds each reward's
-    value, `reward` their weighted sum; both are null for a conversation without a verdict, and for one with a
-    `failure`: it could not go on because a model refused to answer, or because a context was full. `overflow` says
-    which, also of a conversation whose dialogue ended for that and was judged as it was. `max_turns` is that of the
-    server that played it; null in records from before it was kept.
+    `rewards` and `reward` are null for a conversation without a verdict. `max_turns` is that of the server that played
+    it; null in records from before it was kept.
     """
 
-    id: str
-    request_id: str
-    step: int
-    index: int
-    problem_id: str
-    problem: str
-    answer: str
     type: str
     student_name: str | None
     state: str
     turns: list[Turn]
     verdicts: list[Verdict]
     solutions: list[Solution]
-    rewards: dict[str, float | None]
-    reward: float | None
     rejected: bool
-    failure: str | None = None
-    overflow: str | None = None
     max_turns: int | None = None
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    mask: list[int]
-    logprobs: list[float]
-    meta: dict[str, Any]
 
     @classmethod
     def of(
@@ -100,19 +72,3 @@ class ConversationRecord(BaseModel):
             overflow=self.overflow,
             state=State(self.state),
         )
-
-
-class SampleResponse(BaseModel):
-    """Answer of `/sample_conversations` and `/wait_batch`: one record per entry of the request, in its order.
-
-    `reward_weights` are those by which each record's `reward` was summed up. `judge`, `student` and `teacher` are what
-    it took of those seats that are behind an API.
-    """
-
-    request_id: str
-    policy: PolicyVersion
-    conversations: list[ConversationRecord]
-    reward_weights: dict[str, float]
-    judge: Usage | None = None
-    student: Usage | None = None
-    teacher: Usage | None = None

@@ -126,11 +126,3 @@ def default_weights(judge_rules: Sequence[str], scoring_rules: frozenset[str]) -
     """Which rewards a configuration's judge rules imply, each with weight 1."""
     names = ("pedagogical",) if scoring_rules & set(judge_rules) else MATHS_REWARDS
     return dict.fromkeys(names, 1.0)
-
-
-def weighted_sum(rewards: dict[str, float | None], weights: dict[str, float]) -> float | None:
-    """The reward that is trained on, or None if any part of it is None."""
-    parts = [rewards[name] for name in weights]
-    if any(part is None for part in parts):
-        return None
-    return sum(weight * rewards[name] for name, weight in weights.items())

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from config.checks import solutions_are_graded
 from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weights
-from src.classroom.record import ConversationRecord, SampleResponse
+from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.errors import DeadlineExceeded, PolicyMismatch
 from src.evaluation.error_labels import Labels, label_errors
@@ -25,7 +25,7 @@ from src.evaluation.solve_alone import InitialSolutions, initial_solutions
 from src.models.policy_version import PolicyVersion
 from src.rollout.datasets import Problem
 from src.rollout.engines import EngineHealth
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.scheduler import Schedule
 from src.server.schemas import Health
 

@@ -20,14 +20,16 @@ from config.train_rl_model import TrainRLConfig
 from config.values import EMBEDDED_JUDGES
 from src.classroom.classroom import classroom_rules
 from src.classroom.conversation import Conversation
-from src.classroom.record import TOKEN_FIELDS, ConversationRecord
-from src.classroom.rewards import REWARDS, weighted_sum
+from src.classroom.record import ConversationRecord
+from src.classroom.rewards import REWARDS
 from src.classroom.verdicts import Verdict, parse_verdict
 from src.errors import ConfigError, DataError, JudgeOutputError
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
 from src.rollout.engines import Judge, ask_judge
 from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.runner import weighted_sum
+from src.rollout.trajectory import TOKEN_FIELDS
 from src.server.open_models import JUDGE_CALLS_NAME, embedded_judge
 
 RESULT_NAME = "rejudged.jsonl"

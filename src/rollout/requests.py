@@ -1,14 +1,18 @@
-"""What a trainer or an evaluation asks an environment for."""
+"""What a trainer or an evaluation asks an environment for, and what it gets."""
 
 import hashlib
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
 from src.models.policy_version import PolicyVersion
 from src.rollout.text import nests_deeper
+from src.rollout.trajectory import Trajectory
+from src.rollout.usage import Usage
 
 _LEVELS_OF_META = 20
+
+T = TypeVar("T", bound=Trajectory)
 
 
 class StrictModel(BaseModel):
@@ -67,3 +71,17 @@ class SampleRequest(StrictModel):
         if self.run_id is None or self.policy_version is None:
             return None
         return PolicyVersion(self.run_id, self.policy_version)
+
+
+class SampleResponse(BaseModel, Generic[T]):
+    """Answer of `/sample_conversations` and `/wait_batch`: one trajectory per entry of the request, in its order.
+
+    `reward_weights` are those by which each one's `reward` was summed up. `usage` is what it took of the seats that are
+    behind an API, by seat.
+    """
+
+    request_id: str
+    policy: PolicyVersion
+    conversations: list[SerializeAsAny[T]]
+    reward_weights: dict[str, float]
+    usage: dict[str, Usage] = Field(default_factory=dict)

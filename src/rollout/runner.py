@@ -87,7 +87,7 @@ class Runner(Generic[E, H]):
             policy=policy,
             conversations=[task.result() for task in tasks],
             reward_weights=self._reward_weights,
-            **{seat: api.ledger.usage(request.request_id) for seat, api in environment.apis.items()},
+            usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.apis.items()},
         )
 
     def _open(self, request: SampleRequest, weights: str) -> list[Play[E, H]]:

@@ -16,12 +16,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from config.checks import reward_weights, solutions_are_graded
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord, SampleResponse
+from src.classroom.record import ConversationRecord
 from src.classroom.rewards import REWARDS
 from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
 from src.models.policy_folder import inside_run_folder
 from src.models.policy_version import PolicyVersion
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.auth import token_for
 from src.server.error_responses import add_error_answers, answer_with_message
 from src.server.gpu_lease import GpuLease

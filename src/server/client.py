@@ -11,7 +11,6 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from config.base import GenerationConfig
-from src.classroom.record import SampleResponse
 from src.errors import (
     AccessDenied,
     ClassroomError,
@@ -27,7 +26,7 @@ from src.errors import (
     UnknownConversation,
 )
 from src.models.policy_version import PolicyVersion
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.auth import token_from_environment
 from src.server.schemas import (
     LARGEST_BODY,

@@ -16,15 +16,16 @@ from config.values import LARGEST_BATCH, PHASED
 from src.classroom.classroom import Classroom, classroom_rules
 from src.classroom.conversation import Conversation
 from src.classroom.phases import PHASES
-from src.classroom.record import TOKEN_FIELDS, ConversationRecord, SampleResponse
+from src.classroom.record import ConversationRecord
 from src.classroom.replay import replay_tokens
 from src.classroom.seats import Seats, needed_reward_model
 from src.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
 from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import Journal, request_of
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.scheduler import Concurrent, PhaseClock, Schedule
+from src.rollout.trajectory import TOKEN_FIELDS
 from src.server.engine_sleep import GpuLoan
 from src.server.open_models import open_seats
 

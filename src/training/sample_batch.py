@@ -12,12 +12,12 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from src.classroom.record import ConversationRecord, SampleResponse
+from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import sum_up
 from src.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
 from src.results.rollout_files import write_rollouts
 from src.rollout.datasets import Problem
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
@@ -78,8 +78,8 @@ class ClassroomRollout:
         trainer.gpus.take()
         self._check_judging(records)
         metrics = batch_metrics(records) | checked
-        for seat in ("judge", "student"):
-            metrics |= usage_metrics(seat, gather_object([getattr(response, seat)]))
+        for seat in dict.fromkeys(gather_object([*response.usage])):
+            metrics |= usage_metrics(seat, gather_object([response.usage.get(seat)]))
         for name, value in metrics.items():
             trainer.record_metric(name, value)
         trainer.record_metric("seconds/rollout", time.monotonic() - started)

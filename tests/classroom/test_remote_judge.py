@@ -18,14 +18,13 @@ import pytest
 from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.classroom.record import SampleResponse
 from src.errors import ContentRefused, ContextOverflow, ProviderFailure, SpendingCapReached, StorageError
 from src.evaluation.rejudge import main, rejudge
 from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import read_journal
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.usage import Usage
 from src.server.open_models import JUDGE_CALLS_NAME
 from src.server.sampling_service import BatchDesk
@@ -193,11 +192,11 @@ def test_256_conversations_on_a_bad_day(tokenizer, tmp_path, judged):
     failed = [call for call in endpoint.calls if call.behaviour not in ("says", "drip", "prose")]
     assert 0.2 < len(failed) / len(endpoint.calls) < 0.4
     assert_money_is_right(endpoint, server.ledger)
-    assert response.judge == usage_of(server)
+    assert response.usage["judge"] == usage_of(server)
 
 
 def print_figures(endpoint: JudgeEndpoint, server: Server, response: SampleResponse, seconds: float) -> None:
-    usage, ledger = response.judge, server.ledger
+    usage, ledger = response.usage["judge"], server.ledger
     kinds = Counter(call.behaviour for call in endpoint.calls)
     none = sum(record.reward is None for record in response.conversations)
     print(f"\n{len(response.conversations)} conversations, {none} without a verdict, {seconds:.1f} s (× {SPEED})")
@@ -239,8 +238,12 @@ def test_an_attempt_takes_new_replies_until_one_holds_a_verdict(tokenizer, tmp_p
         server = Server(room, judged, endpoint.url)
         response = server.sample(["lesson"])
     assert response.conversations[0].reward == 0.7 and len(endpoint.calls) == 3
-    assert (response.judge.calls, response.judge.unusable, response.judge.failures) == (3, 2, {})
-    assert response.judge.cost_usd == pytest.approx(endpoint.billed_usd), "unusable replies are paid for, too"
+    assert (response.usage["judge"].calls, response.usage["judge"].unusable, response.usage["judge"].failures) == (
+        3,
+        2,
+        {},
+    )
+    assert response.usage["judge"].cost_usd == pytest.approx(endpoint.billed_usd), "unusable replies are paid for, too"
 
 
 def test_an_attempt_without_a_verdict_says_what_the_judge_answered(tokenizer, tmp_path, judged):
@@ -573,7 +576,7 @@ def test_a_stop_lets_paid_replies_land_and_a_resumed_batch_pays_for_none_of_them
     assert set(again.values()) == {2} and len(again) == 40, "two attempts each, none of them paid for twice"
     rewards = [record.reward for record in response.conversations]
     assert rewards[:28] == [right_reward(number) for number in range(1, 29)] and None not in rewards
-    assert response.judge.cost_usd == pytest.approx(endpoint.billed_usd)
+    assert response.usage["judge"].cost_usd == pytest.approx(endpoint.billed_usd)
 
 
 @pytest.mark.full  # a request that fails again and again while others are answered slowly is given up alone
@@ -606,5 +609,5 @@ def test_the_cap_stops_a_batch_and_a_higher_one_goes_on(tokenizer, tmp_path, jud
         spent = endpoint.billed_usd
         assert 0.002 < spent <= 0.004 and all(event["verdict"]["error"] is None for event in verdicts_of(room))
         response = Server(room, judged, endpoint.url, max_cost_usd=0.1, **PRICES).sample(problems)
-    assert len(endpoint.calls) == 48 and response.judge.cost_usd == pytest.approx(endpoint.billed_usd)
+    assert len(endpoint.calls) == 48 and response.usage["judge"].cost_usd == pytest.approx(endpoint.billed_usd)
     assert [record.reward for record in response.conversations] == [right_reward(number) for number in range(1, 25)]

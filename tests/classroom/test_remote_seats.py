@@ -16,7 +16,6 @@ from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.record import SampleResponse
 from src.errors import ConfigError, DataError, ProviderFailure, SpendingCapReached
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
@@ -24,7 +23,7 @@ from src.inference_providers.open_router_inference import ApiChatEngine
 from src.results.rollout_files import read_records, write_records
 from src.rollout.engines import Sampling
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.tokens import approximate_tokens
 from src.server.sampling_service import BatchDesk
 from tests.support.chat_client import PRICES, SPEED
@@ -119,8 +118,8 @@ def test_a_student_behind_an_api_speaks_and_solves_as_one_on_an_engine(room: Roo
     trained = [i for i, bit in zip(fractions.completion_ids, fractions.mask, strict=True) if bit]
     assert room.tokenizer.decode(trained) == "Say hello.<|im_end|>" * 3
     assert all("seed" not in call.body for call in endpoint.calls)
-    assert response.student.calls == len(endpoint.calls) == 3 * (3 + 2) and response.judge is None
-    assert response.student.cost_usd == pytest.approx(endpoint.billed_usd)
+    assert response.usage["student"].calls == len(endpoint.calls) == 3 * (3 + 2) and "judge" not in response.usage
+    assert response.usage["student"].cost_usd == pytest.approx(endpoint.billed_usd)
     assert fractions.turns[0].tokens == endpoint.calls[0].completion_tokens
 
 
@@ -176,7 +175,7 @@ def test_the_cap_of_the_student_is_its_own(room: Room, generation) -> None:
         assert 0 < spent <= 0.0002
         server = Server(room, generation, endpoint.url, "student", max_cost_usd=0.1, **PRICES)
         response = server.sample()
-    assert len(endpoint.calls) == 6 and response.student.cost_usd == pytest.approx(endpoint.billed_usd)
+    assert len(endpoint.calls) == 6 and response.usage["student"].cost_usd == pytest.approx(endpoint.billed_usd)
 
 
 @pytest.mark.parametrize("when", ["opening", "dialogue", "solutions"])
@@ -242,7 +241,7 @@ def test_a_teacher_behind_an_api_teaches_without_tokens(room: Room, generation: 
     # The user speaks first, which some APIs insist on.
     assert [("user", prompt)] in of_teacher
     assert [("user", prompt), ("assistant", said[0]), ("user", said[1])] in of_teacher
-    assert response.teacher.calls == 9 and response.student.calls == 6
+    assert response.usage["teacher"].calls == 9 and response.usage["student"].calls == 6
     lines = list(read_journal(room.folder / JOURNAL_NAME))
     assert next(line for line in lines if line["event"] == "batch")["weights"].startswith("those of a-teacher at http")
 

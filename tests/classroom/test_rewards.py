@@ -8,10 +8,11 @@ from config.base import GenerationConfig
 from config.values import SCORING_RULES
 from src.classroom.classroom import classroom_rules
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
-from src.classroom.rewards import MATHS_REWARDS, REWARDS, default_weights, pedagogical, weighted_sum
+from src.classroom.rewards import MATHS_REWARDS, REWARDS, default_weights, pedagogical
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Scores, Verdict
 from src.rollout.datasets import Problem
+from src.rollout.runner import weighted_sum
 from src.rollout.tokens import Turn
 
 SCORING = ("pedagogical_eval",)

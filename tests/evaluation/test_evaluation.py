@@ -15,7 +15,6 @@ import pytest
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.record import SampleResponse
 from src.errors import ConfigError, DataError, DeadlineExceeded, PolicyMismatch
 from src.evaluation.report.tables import measurement_table
 from src.evaluation.run import evaluate
@@ -30,7 +29,7 @@ from src.results.statistics import (
     summarise,
     talk,
 )
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.tokens import Turn
 from src.toy_language.grammar import answer, find_slips, inject
 from src.toy_language.lessons import make_lessons, parse_problem, render_problem

@@ -16,12 +16,11 @@ from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
-from src.classroom.record import SampleResponse
 from src.errors import EngineFailure, PolicyMismatch
 from src.models.policy_folder import policy_path, write_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.auth import TOKEN_VARIABLE
 from src.server.sampling_service import BatchDesk
 from tests.conftest import free_port

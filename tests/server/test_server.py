@@ -19,14 +19,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.record import SampleResponse
 from src.classroom.rewards import REWARDS
 from src.errors import DataError, PolicyMismatch, UnknownConversation
 from src.models.policy_folder import policy_path, write_policy
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records
 from src.rollout.journal import read_journal
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.engine_sleep import this_process
 from src.training.checkpoints import last_checkpoint
 from src.training.sharded_save import gathered_weights, write_shards

@@ -24,11 +24,10 @@ from config.base import GenerationConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.record import SampleResponse
 from src.errors import ConfigError, GpuFull
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import EngineHealth
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.client import ClassroomClient
 from src.server.engine_sleep import is_alive, this_process
 from src.server.schemas import Health, ProcessId

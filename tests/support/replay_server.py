@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from src.classroom.record import ConversationRecord, SampleResponse
+from src.classroom.record import ConversationRecord
 from src.errors import ClassroomError, DataError
 from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.schemas import Health, LoadWeightsRequest, LoadWeightsResponse
 
 Batches = list[list[ConversationRecord]]

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
 from config.base import GenerationConfig
-from src.classroom.record import SampleResponse
 from src.errors import EngineFailure, RequestConflict
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.requests import SampleRequest
+from src.rollout.requests import SampleRequest, SampleResponse
 from src.training.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint, last_checkpoint
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
