@@ -36,6 +36,7 @@ from src.rollout.datasets import load_problems
 from src.rollout.engines import Judge
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
+from src.rollout.runner import Runner
 from src.rollout.scheduler import Concurrent, PhaseClock
 from src.server.sampling_service import open_desk
 
@@ -129,13 +130,11 @@ async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[st
             said: dict[str, list[str]] = {}
             for number in range(rounds + 1):
                 for place, (name, schedule) in enumerate(SCHEDULES.items()):
-                    own = Path(folder) / f"{number}-{name}"
-                    room = Classroom(
-                        *(config.generation, judged, Journal(own), reward_weights(config), desk.classroom.rules),
-                        schedule(),
-                    )
+                    journal, weights = Journal(Path(folder) / f"{number}-{name}"), reward_weights(config)
+                    classroom = Classroom(config.generation, judged, journal, weights, desk.classroom.rules)
+                    runner = Runner(classroom, journal, weights, schedule())
                     started = time.perf_counter()
-                    response = await room.sample(request_of(config, len(SCHEDULES) * number + place))
+                    response = await runner.sample(request_of(config, len(SCHEDULES) * number + place))
                     if number:
                         seconds[name].append(time.perf_counter() - started)
                     said[name] = [text_of(record) for record in response.conversations]

@@ -111,7 +111,7 @@ class Classroom:
         return self._seats.apis
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> tuple[Any, ...]:
         """What a conversation depends on: the configuration but for what only the server heeds, rules and samplings."""
         options = {name: value for name, value in asdict(self._generation).items() if name not in _WITHOUT_INFLUENCE}
         seats = [self._seats.teacher_sampling, self._seats.student_sampling]

@@ -189,6 +189,6 @@ async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[T
     desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), folder)
     seats = desk.classroom.seats
     try:
-        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.classroom.schedule)
+        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)
     finally:
         seats.shutdown()

@@ -85,8 +85,8 @@ class Environment(Protocol[E, H]):
     def apis(self) -> Mapping[str, Api]: ...
 
     @property
-    def identity(self) -> Any:
-        """Everything that an episode depends on besides its request; another `repr` begins a batch anew."""
+    def identity(self) -> tuple[Any, ...]:
+        """Everything that an episode depends on besides its request; with another `repr` a batch begins anew."""
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> E:
         """An episode before its first state."""

@@ -120,7 +120,7 @@ class Runner(Generic[E, H]):
 
     def _body(self, request: SampleRequest) -> str:
         """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
-        return hashlib.sha256(repr((request.digest, self.environment.identity)).encode()).hexdigest()
+        return hashlib.sha256(repr((request.digest, *self.environment.identity)).encode()).hexdigest()
 
 
 def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:

@@ -207,7 +207,7 @@ def _desk(request: Request) -> BatchDesk:
 
 
 def _add_sampling_routes(app: FastAPI) -> None:
-    @app.post("/sample_conversations", response_model=SampleResponse)
+    @app.post("/sample_conversations", response_model=SampleResponse[ConversationRecord])
     async def sample_conversations(body: SampleRequest, request: Request) -> Response:
         return await unless_gone(request, _desk(request).sample_as_json(body))
 
@@ -215,7 +215,7 @@ def _add_sampling_routes(app: FastAPI) -> None:
     async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
         return await unless_gone(request, request.app.state.judge_check.run_as_json(body))
 
-    @app.get("/wait_batch", response_model=SampleResponse)
+    @app.get("/wait_batch", response_model=SampleResponse[ConversationRecord])
     async def wait_batch(request_id: str, request: Request) -> Response:
         return await unless_gone(request, _desk(request).wait_as_json(request_id))
 
@@ -279,16 +279,16 @@ def _add_status_routes(app: FastAPI) -> None:
             run_folder=str(request.app.state.run_folder),
             server_index=request.app.state.config.generation.server_index,
             running_requests=desk.running,
-            running_conversations=desk.classroom.running,
-            finished_conversations=desk.classroom.finished,
+            running_conversations=desk.runner.running,
+            finished_conversations=desk.runner.finished,
         )
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         desk = _desk(request)
         POLICY_VERSION.set(desk.classroom.seats.teacher.policy.version)
-        RUNNING.set(desk.classroom.running)
-        FINISHED.set(desk.classroom.finished)
+        RUNNING.set(desk.runner.running)
+        FINISHED.set(desk.runner.finished)
         for seat, api in desk.classroom.seats.apis.items():
             _show_calls(seat, api.ledger)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

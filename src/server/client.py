@@ -11,6 +11,7 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from config.base import GenerationConfig
+from src.classroom.record import ConversationRecord
 from src.errors import (
     AccessDenied,
     ClassroomError,
@@ -139,7 +140,7 @@ class ClassroomClient:
                     told = now
             time.sleep(0.5)
 
-    def sample(self, body: SampleRequest) -> SampleResponse:
+    def sample(self, body: SampleRequest) -> SampleResponse[ConversationRecord]:
         """Have a batch of conversations played. A broken connection is taken up again: the request is sent again
         under its id, which the server does not run twice.
 
@@ -149,7 +150,7 @@ class ClassroomClient:
         """
         what = f"the {len(body.problems)} conversations of request {body.request_id}"
         answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
-        return SampleResponse.model_validate(answer)
+        return SampleResponse[ConversationRecord].model_validate(answer)
 
     def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
         """One reward for each conversation id; None for one without a verdict."""

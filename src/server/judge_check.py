@@ -107,7 +107,7 @@ class JudgeCheck:
         )
 
     async def _canaries(self, judge: Judge, conversation: Conversation, names: Iterable[str]) -> list[CanaryVerdict]:
-        with self._desk.classroom.schedule.attend(1) as attendance:
+        with self._desk.runner.schedule.attend(1) as attendance:
             await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
             return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
 

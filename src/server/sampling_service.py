@@ -24,6 +24,7 @@ from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import Journal, request_of
 from src.rollout.requests import SampleRequest, SampleResponse
+from src.rollout.runner import Runner
 from src.rollout.scheduler import Concurrent, PhaseClock, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS
 from src.server.engine_sleep import GpuLoan
@@ -64,15 +65,15 @@ class _Batch:
 
 
 class BatchDesk:
-    """Takes sample requests to the classroom and keeps what came of them.
+    """Takes sample requests to the runner and keeps what came of them.
 
     Args:
         keep: how many answers stay in memory; older ones are made again from the journal.
         loan: which engines are awake.
     """
 
-    def __init__(self, classroom: Classroom, journal: Journal, keep: int = 8, loan: GpuLoan | None = None):
-        self._classroom = classroom
+    def __init__(self, runner: Runner, journal: Journal, keep: int = 8, loan: GpuLoan | None = None):
+        self._runner = runner
         self._journal = journal
         self._keep = keep
         self._loan = loan or GpuLoan({}, timeout_s=0.0)
@@ -80,9 +81,14 @@ class BatchDesk:
         self._failure: EngineFailure | None = None
 
     @property
+    def runner(self) -> Runner:
+        """What plays the batches."""
+        return self._runner
+
+    @property
     def classroom(self) -> Classroom:
         """Where the conversations take place."""
-        return self._classroom
+        return self._runner.environment
 
     @property
     def loan(self) -> GpuLoan:
@@ -120,7 +126,7 @@ class BatchDesk:
         while (batch := self._batches.get(request.request_id)) is not None:
             if batch.digest != digest:
                 raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
-            if batch.weights in (None, self._classroom.seats.teacher.weights):
+            if batch.weights in (None, self._runner.environment.policy.weights):
                 break
             await self._give_up(request.request_id, batch)
         if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
@@ -169,7 +175,7 @@ class BatchDesk:
 
     def conversation(self, conversation_id: str) -> Conversation:
         """A finished conversation, without its tokens; raises as `record` does."""
-        return self.record(conversation_id).conversation(self._classroom.rules)
+        return self.record(conversation_id).conversation(self.classroom.rules)
 
     def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
         """What stands for the weights that these conversations were played with, by request; None: there was none."""
@@ -182,7 +188,7 @@ class BatchDesk:
         """
         if self._failure is not None:
             raise self._failure
-        self._classroom.seats.check_alive()
+        self.classroom.seats.check_alive()
 
     @property
     def running(self) -> list[str]:
@@ -191,7 +197,7 @@ class BatchDesk:
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
         """Give the teacher published weights, and remember it for a server that takes over from this one."""
-        teacher = self._classroom.seats.teacher
+        teacher = self._runner.environment.policy
         async with self._loan.loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
@@ -206,7 +212,7 @@ class BatchDesk:
         try:
             check_policy(folder, policy)
             async with self._loan.loading("teacher"):
-                await self._classroom.seats.teacher.load_policy(folder, policy, timeout_s)
+                await self._runner.environment.policy.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
             return
@@ -214,9 +220,9 @@ class BatchDesk:
 
     async def _run(self, request: SampleRequest) -> SampleResponse:
         batch = self._batches[request.request_id]
-        batch.weights = self._classroom.seats.teacher.weights
+        batch.weights = self._runner.environment.policy.weights
         try:
-            response = await self._classroom.sample(request)
+            response = await self._runner.sample(request)
         except BaseException as failure:
             self._forget(request.request_id, batch)
             if isinstance(failure, EngineFailure):
@@ -256,7 +262,8 @@ async def open_desk(
     seats = await open_seats(*models_of_seats, generation, models.seed, run_folder, reward)
     loan, schedule = await _open_schedule(generation, seats)
     journal = Journal(run_folder)
-    return BatchDesk(Classroom(generation, seats, journal, reward_weights, rules, schedule), journal, loan=loan)
+    classroom = Classroom(generation, seats, journal, reward_weights, rules)
+    return BatchDesk(Runner(classroom, journal, reward_weights, schedule), journal, loan=loan)
 
 
 async def _open_schedule(generation: "GenerationConfig", seats: Seats) -> tuple[GpuLoan, Schedule]:

@@ -163,7 +163,7 @@ def test_engine_that_dies_fails_the_batch_and_its_id_can_be_used_again(
         desk = room.open(generation)
         with pytest.raises(EngineFailure):
             await desk.sample(request)
-        assert desk.running == [] and desk.classroom.running == 0
+        assert desk.running == [] and desk.runner.running == 0
         room.teacher._script = lambda _: "Say hello."
         assert (await desk.sample(request)).conversations[0].state == "END"
 

@@ -190,7 +190,7 @@ def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, g
         desk._batches.clear()
         raise EngineFailure("the cause")
 
-    desk.classroom.sample = fail
+    desk.runner.sample = fail
     with pytest.raises(EngineFailure, match="the cause"):
         asyncio.run(desk.sample(SampleRequest(**BODY)))
 

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
+from src.classroom.record import ConversationRecord
 from src.errors import EngineFailure, PolicyMismatch
 from src.models.policy_folder import policy_path, write_policy
 from src.models.policy_version import PolicyVersion
@@ -231,7 +232,10 @@ def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_
         for client in clients:
             client.join(30)
         assert len(serialised) == 1 and answers == [dump(serialised[0]).encode()] * 2
-        assert all(record.reward is not None for record in SampleResponse.model_validate_json(answers[0]).conversations)
+        assert all(
+            record.reward is not None
+            for record in SampleResponse[ConversationRecord].model_validate_json(answers[0]).conversations
+        )
         assert application.state.desk._batches[body["request_id"]].body is None
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.record import ConversationRecord
 from src.classroom.rewards import REWARDS
 from src.errors import DataError, PolicyMismatch, UnknownConversation
 from src.models.policy_folder import policy_path, write_policy
@@ -100,7 +101,7 @@ def test_same_request_is_not_run_twice(server: RunningServer, lessons: list[str]
     for thread in threads:
         thread.join()
     waited = requests.get(f"{server.client.url}/wait_batch", params={"request_id": "twice"}, timeout=60).json()
-    answers.append(SampleResponse.model_validate(waited))
+    answers.append(SampleResponse[ConversationRecord].model_validate(waited))
     assert all(answer == answers[0] for answer in answers)
     batches = [e for e in read_journal(server.run_folder / "journal.jsonl") if e["event"] == "batch"]
     assert sum(event["request"] == "twice" for event in batches) == 1

@@ -26,6 +26,7 @@ from src.classroom.seats import Seats
 from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
+from src.rollout.runner import Runner
 from src.rollout.scheduler import Concurrent, PhaseClock
 from src.server.sampling_service import BatchDesk
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
@@ -75,7 +76,8 @@ class Room:
         )
         journal = Journal(self.folder)
         schedule = PhaseClock(self._turn_to, PHASES) if generation.schedule == PHASED else Concurrent()
-        return BatchDesk(Classroom(generation, seats, journal, weights, rules, schedule), journal, keep)
+        classroom = Classroom(generation, seats, journal, weights, rules)
+        return BatchDesk(Runner(classroom, journal, weights, schedule), journal, keep)
 
     async def _turn_to(self, seats: tuple[str, ...]) -> None:
         """In place of engines that sleep and wake."""

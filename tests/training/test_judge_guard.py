@@ -249,7 +249,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
 
     async def check() -> JudgeCheckResponse:
         desk = room.open(generation)
-        desk.classroom._schedule = PhaseClock(turn_to, PHASES)
+        desk.runner.schedule = PhaseClock(turn_to, PHASES)
         request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
         played = (await desk.sample(request)).conversations
         found = await JudgeCheck(desk, None, None, 60).run(
