@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Self
 
-from config.checks import check_train_rl, reward_weights, solutions_are_graded
+from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom
@@ -123,7 +123,7 @@ async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[st
     """Seconds of each round, by schedule, after one that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     with tempfile.TemporaryDirectory() as folder:
-        desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), Path(folder))
+        desk = await open_desk(config, reward_weights(config), config.reward_model.grades, Path(folder))
         seats = desk.classroom.seats
         try:
             judged = replace(seats, judge=DistantJudge(seats.judge, judge_s))

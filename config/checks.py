@@ -41,11 +41,11 @@ from config.values import (
     check_host,
     check_url,
 )
-from src.classroom.rewards import REWARDS, default_weights
 from src.errors import ConfigError
+from src.rollout.registry import module_of
 
 if TYPE_CHECKING:
-    from config.eval_model import EvalConfig
+    pass
 
 CONVERSATION_TYPES = ("guided", "attempt")
 _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
@@ -56,12 +56,7 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
     configured = config.train.reward_weights
     if configured is not None:
         return dict(configured)
-    return default_weights(tuple(config.generation.judges_rules_prompts_paths), SCORING_RULES)
-
-
-def solutions_are_graded(config: "TrainRLConfig | EvalConfig") -> bool:
-    """Whether something grades the solutions that a student writes after the dialogue."""
-    return config.reward_model.model_name_or_path != "None"
+    return module_of(config.environment, "config").default_weights(config.generation)
 
 
 def check_hub(target: HuggingFaceConfig) -> None:
@@ -352,10 +347,11 @@ def _check_batch(config: TrainRLConfig) -> None:
 def _check_rewards(config: TrainRLConfig) -> None:
     check_reward_model(config.reward_model, config.generation)
     weights = reward_weights(config)
-    unknown = sorted(set(weights) - set(REWARDS))
+    names = module_of(config.environment, "config").REWARD_NAMES
+    unknown = sorted(set(weights) - set(names))
     if unknown or not weights:
         raise ConfigError(
-            f"train.reward_weights names {', '.join(unknown) or 'no reward'}; there are: {', '.join(REWARDS)}."
+            f"train.reward_weights names {', '.join(unknown) or 'no reward'}; there are: {', '.join(names)}."
         )
     for name, weight in weights.items():
         check_finite(f"train.reward_weights.{name}", weight)
@@ -366,7 +362,7 @@ def _check_rewards(config: TrainRLConfig) -> None:
             "generation.judges_rules_prompts_paths and set generation.number_judge_attempts to at least 1."
         )
     if "end_rm" in weights and not (
-        solutions_are_graded(config)
+        config.reward_model.grades
         and config.generation.number_student_attempts > 0
         and config.generation.student_final_prompt_path
     ):

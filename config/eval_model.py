@@ -20,13 +20,12 @@ from config.checks import (
     check_model,
     check_reward_model,
     check_vllm,
-    solutions_are_graded,
 )
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
 from config.train_rl_model import RewardModelConfig
 from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, SCORING_RULES, check_url
-from src.classroom.rewards import default_weights
 from src.errors import ConfigError
+from src.rollout.registry import module_of
 
 SAMPLINGS = ("sampled", "greedy")
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
@@ -97,6 +96,7 @@ class EvalConfig:
     meaning), after the instruction at `pedagogical_reward_prompt_path`.
     """
 
+    environment: str = "classroom"
     server_url: str | None = None
     tutors: list[TutorConfig] = field(default_factory=list)
     extra_judges: list[JudgeModelConfig] = field(default_factory=list)
@@ -135,7 +135,7 @@ class EvalConfig:
 
 def reward_weights(config: EvalConfig) -> dict[str, float]:
     """The rewards that conversations get, as the judge rules imply. A server weighs by its own configuration."""
-    return default_weights(tuple(config.generation.judges_rules_prompts_paths), SCORING_RULES)
+    return module_of(config.environment, "config").default_weights(config.generation)
 
 
 def is_measured_by_solutions(config: EvalConfig) -> bool:
@@ -229,7 +229,7 @@ def _check_classroom(config: EvalConfig) -> None:
         )
     check_reward_model(config.reward_model, generation)
     solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
-    if is_measured_by_solutions(config) and not (solves and solutions_are_graded(config)):
+    if is_measured_by_solutions(config) and not (solves and config.reward_model.grades):
         raise ConfigError(
             "Without a judge rule that scores, tutors are measured by the student's solutions: set "
             "generation.student_final_prompt_path, generation.number_student_attempts above 0 and "

@@ -93,6 +93,11 @@ class RewardModelConfig(ModelConfig):
         """Whether a model grades."""
         return self.model_name_or_path not in ("Answer", "None")
 
+    @property
+    def grades(self) -> bool:
+        """Whether something grades the solutions that a student writes after the dialogue."""
+        return self.model_name_or_path != "None"
+
 
 @dataclass
 class TrainDatasetConfig:
@@ -128,10 +133,12 @@ class GuardsConfig:
 
 @dataclass
 class TrainRLConfig:
-    """Everything that the server and the trainer read. `skip_first_samples` leaves out as many problems at the
+    """Everything that the server and the trainer read. `environment` is what is played: a name in
+    `src.rollout.registry.ENVIRONMENTS`, or the dotted name of a package of one's own. `skip_first_samples` leaves out as many problems at the
     beginning of the shuffled data. The teacher is trained, so it has to be an engine of the server: not behind an API.
     """
 
+    environment: str = "classroom"
     train: TrainConfig = field(default_factory=TrainConfig)
     teacher_model: TeacherModelConfig = field(default_factory=TeacherModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)

@@ -7,7 +7,7 @@ and the server answers for it at `POST /get_{name}_reward`.
 Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/rewards.md.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
 from statistics import fmean
 
@@ -119,10 +119,3 @@ REWARDS: dict[str, Reward] = {
     "length": length,
     "pedagogical": pedagogical,
 }
-MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
-
-
-def default_weights(judge_rules: Sequence[str], scoring_rules: frozenset[str]) -> dict[str, float]:
-    """Which rewards a configuration's judge rules imply, each with weight 1."""
-    names = ("pedagogical",) if scoring_rules & set(judge_rules) else MATHS_REWARDS
-    return dict.fromkeys(names, 1.0)

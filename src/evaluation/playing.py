@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
 
-from config.checks import solutions_are_graded
 from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weights
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
@@ -186,7 +185,7 @@ def _health(client: "ClassroomClient") -> Health:
 async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
     from src.server.sampling_service import open_desk
 
-    desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), folder)
+    desk = await open_desk(config, reward_weights(config), config.reward_model.grades, folder)
     seats = desk.classroom.seats
     try:
         yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)

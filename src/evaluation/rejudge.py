@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
-from config.checks import check_train_rl, reward_weights, solutions_are_graded
+from config.checks import check_train_rl, reward_weights
 from config.load import USER_ERRORS, load
 from config.train_rl_model import TrainRLConfig
 from config.values import EMBEDDED_JUDGES
@@ -61,7 +61,7 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
     records = {event["conversation"]: event["record"] for event in events}
     weights = reward_weights(config)
     context = config.teacher_model.vllm.max_length
-    rules = classroom_rules(config.generation, weights, context, solutions_are_graded(config))
+    rules = classroom_rules(config.generation, weights, context, config.reward_model.grades)
     attempts = [(rule, i) for rule in rules.judge_rules for i in range(config.generation.number_judge_attempts)]
     found = []
     with _open_judge(run_folder, config) as judge:

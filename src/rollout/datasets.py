@@ -7,14 +7,31 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from config.base import DatasetSource, DataSource
 from src.errors import DataError
 from src.rollout.prompts import render, variables_of
 
 if TYPE_CHECKING:
     import datasets
+
+
+class DataSource(Protocol):
+    """One dataset: a Hub name or a local file, and how much of it to take (0–1]."""
+
+    name_or_path: str
+    split: str
+    ratio: float
+
+
+class DatasetSource(DataSource, Protocol):
+    """Problems: what their text and the reference answer are taken from; as `config.base.DatasetSource` says."""
+
+    problem_column: str
+    answer_column: str | None
+    problem_template: str | None
+    columns: dict[str, str]
+
 
 Source = TypeVar("Source", bound=DataSource)
 Row = TypeVar("Row")

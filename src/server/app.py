@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from config.checks import reward_weights, solutions_are_graded
+from config.checks import reward_weights
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
@@ -132,7 +132,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _failure_of_the_start(app):
-            desk = await open_desk(config, reward_weights(config), solutions_are_graded(config), own_folder)
+            desk = await open_desk(config, reward_weights(config), config.reward_model.grades, own_folder)
         app.state.desk = desk
         watch = asyncio.create_task(_end_with_an_engine(app))
         try:

@@ -8,7 +8,7 @@ from config.checks import check_train_rl, reward_weights
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import classroom_rules, setup_options
-from src.classroom.rewards import MATHS_REWARDS
+from src.classroom.config import MATHS_REWARDS
 from src.classroom.setup import ConversationType
 from src.classroom.verdicts import parse_verdict
 from src.rollout.datasets import load_problems

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.base import GenerationConfig
-from config.values import SCORING_RULES
 from src.classroom.classroom import classroom_rules
+from src.classroom.config import MATHS_REWARDS, default_weights
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
-from src.classroom.rewards import MATHS_REWARDS, REWARDS, default_weights, pedagogical
+from src.classroom.rewards import REWARDS, pedagogical
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Scores, Verdict
 from src.rollout.datasets import Problem
@@ -256,10 +256,12 @@ def test_without_judge_rules_nothing_is_missing(name):
 
 
 def test_judge_rules_imply_the_rewards():
-    assert default_weights(("pedagogical_eval",), SCORING_RULES) == {"pedagogical": 1.0}
-    assert default_weights((*DECIDING, "pedagogical_eval"), SCORING_RULES) == {"pedagogical": 1.0}
-    assert default_weights(DECIDING, SCORING_RULES) == dict.fromkeys(MATHS_REWARDS, 1.0)
-    assert default_weights((), SCORING_RULES) == dict.fromkeys(MATHS_REWARDS, 1.0)
+    def implied(*rules: str) -> dict[str, float]:
+        return default_weights(GenerationConfig(judges_rules_prompts_paths=dict.fromkeys(rules, "a.txt")))
+
+    assert implied("pedagogical_eval") == {"pedagogical": 1.0}
+    assert implied(*DECIDING, "pedagogical_eval") == {"pedagogical": 1.0}
+    assert implied(*DECIDING) == implied() == dict.fromkeys(MATHS_REWARDS, 1.0)
 
 
 def test_the_weighted_sum_is_none_if_a_part_is_none():

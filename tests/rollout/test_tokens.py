@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.base import ModelConfig, VllmConfig
-from config.checks import reward_weights, solutions_are_graded
+from config.checks import reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom, classroom_rules
@@ -84,7 +84,7 @@ async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> 
         sampling = Sampling(1.0, max_tokens=16)
         seats = Seats(teacher, sampling, engine, sampling, RubricJudge(), {"teacher": teacher})
         weights = reward_weights(config)
-        rules = classroom_rules(config.generation, weights, 1024, solutions_are_graded(config))
+        rules = classroom_rules(config.generation, weights, 1024, config.reward_model.grades)
         journal = Journal(run_folder)
         desk = BatchDesk(
             Runner(Classroom(config.generation, seats, journal, weights, rules), journal, weights), journal

@@ -19,9 +19,9 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.values import PHASED
 from src.classroom.classroom import Classroom, classroom_rules
+from src.classroom.config import default_weights
 from src.classroom.phases import PHASES
 from src.classroom.record import ConversationRecord
-from src.classroom.rewards import default_weights
 from src.classroom.seats import Seats
 from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
@@ -63,7 +63,7 @@ class Room:
         self.turned_to: list[tuple[str, ...]] = []
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> BatchDesk:
-        weights = default_weights(tuple(generation.judges_rules_prompts_paths), frozenset({"pedagogical_eval"}))
+        weights = default_weights(generation)
         rules = classroom_rules(generation, weights, teacher_context=900, graded=True)
         seats = Seats(
             self.teacher,
