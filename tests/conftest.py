@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from config.base import GenerationConfig
-from src.launch.cli import gpu_is_there
+from src.memory.sources import gpu_is_there
 from src.server.client import ClassroomClient
 from tests.support.scripted_room import TEMPLATES, Room
 

@@ -25,7 +25,7 @@ from config.checks import check_train_rl
 from config.load import ROOT, USER_ERRORS, load
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from src.errors import ClassroomError, ConfigError, DeadlineExceeded
-from src.launch.cli import with_accelerate_config
+from src.launch.commands import with_accelerate_config
 from src.launch.doctor import find_gpus
 from src.memory.budget import GIB, EngineJob, engine_memory
 from src.memory.report import report

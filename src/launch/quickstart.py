@@ -23,7 +23,7 @@ from src.errors import ClassroomError, ConfigError
 from src.evaluation.report.build import write_report
 from src.evaluation.report.summary import write_summary
 from src.evaluation.report.tables import comparison_table
-from src.launch.cli import server_command, steps_made, trainer_command, with_accelerate_config, with_precision
+from src.launch.commands import server_command, steps_made, trainer_command, with_accelerate_config, with_precision
 from src.launch.quickstart_plan import ModelsPlan, Plan, key_of, make_plan
 from src.launch.server_process import KeptServer, ServerProcess
 from src.results.learning import describe, learning_of

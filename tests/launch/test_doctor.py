@@ -17,7 +17,7 @@ import pytest
 from config.base import GenerationConfig
 from config.load import ROOT
 from src.launch import doctor
-from src.launch.cli import with_accelerate_config
+from src.launch.commands import with_accelerate_config
 from src.launch.doctor import ERROR, OK, WARNING, Finding
 
 H200 = "0, NVIDIA H200, 143771, 4, 580.95.05, 9.0"

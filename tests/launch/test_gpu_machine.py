@@ -23,7 +23,7 @@ from src.errors import ConfigError, EngineFailure
 from src.grpo import run as grpo_run
 from src.grpo.config import grpo_config
 from src.launch.cli import main as launcher
-from src.launch.cli import with_precision
+from src.launch.commands import with_precision
 from src.launch.quickstart import main as quickstart
 from src.launch.quickstart import make_models
 from src.launch.quickstart_plan import make_plan

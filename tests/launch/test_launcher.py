@@ -19,7 +19,9 @@ import pytest
 from config.base import GenerationConfig
 from config.load import ROOT
 from src.errors import ConfigError
-from src.launch.cli import check_accelerate_flags, main, split_arguments, with_accelerate_config
+from src.launch.arguments import split_arguments
+from src.launch.cli import main
+from src.launch.commands import check_accelerate_flags, with_accelerate_config
 from src.server.client import server_url
 from src.system.ports import refuse_taken_port
 

@@ -24,7 +24,7 @@ import psutil
 
 from config.load import ROOT
 from src.errors import ClassroomError
-from src.launch.cli import server_command, trainer_command
+from src.launch.commands import server_command, trainer_command
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.server.client import ClassroomClient
 from src.system.processes import Child, Signals

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from config.base import GenerationConfig, ModelConfig, VllmConfig
-from src.launch.cli import gpu_is_there
 from src.launch.doctor import find_gpus
+from src.memory.sources import gpu_is_there
 from src.rollout.engines import Sampling
 from src.system.gpu_memory import gpu_memory_used
 from src.vllm.engine import VllmEngine

@@ -1,0 +1,96 @@
+"""The commands of server and trainer, and accelerate's flags in them."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+
+from config.load import ROOT
+from src.errors import ConfigError
+from src.launch.arguments import Arguments
+from src.memory.sources import gpu_is_there
+from src.models.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
+from src.results.run_folder import METRICS_NAME
+
+_FLAG_CHECK = (
+    "import sys; from accelerate.commands.launch import launch_command_parser as p; p().parse_args(sys.argv[1:])"
+)
+
+
+def server_command(hydra_arguments: Sequence[str]) -> list[str]:
+    """The server, as started from the project's folder."""
+    return [sys.executable, "vllm_server.py", *hydra_arguments]
+
+
+def trainer_command(accelerate_flags: Sequence[str], hydra_arguments: Sequence[str]) -> list[str]:
+    """The trainer under accelerate, as started from the project's folder."""
+    launch = [sys.executable, "-m", "src.launch.accelerate_launch"]
+    return [*launch, *accelerate_flags, "train_rl.py", *hydra_arguments]
+
+
+def with_accelerate_config(flags: Sequence[str]) -> list[str]:
+    """Accelerate's flags with a config file: the given one, else one for this machine.
+
+    Raises:
+        ConfigError: if the file is missing or does not parse.
+    """
+    given = Arguments(accelerate=list(flags)).accelerate_value("--config_file")
+    if given is None:
+        return ["--config_file", f"config/deepspeed/{'1GPU' if gpu_is_there() else '1CPU'}.yaml", *flags]
+    if not Path(given).is_file():
+        shipped = ", ".join(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "config/deepspeed").glob("*.yaml")))
+        raise ConfigError(f"--config_file {given}: there is no such file. There are: {shipped}.")
+    try:
+        yaml.safe_load(Path(given).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config_file {given} is not YAML: {error}") from error
+    return list(flags)
+
+
+def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
+    """Accelerate's flags, its config file among them, with the precision that `train.dtype` stands for.
+
+    Raises:
+        ConfigError: if a flag or the file names another one.
+    """
+    given = Arguments(accelerate=list(flags))
+    flag, file = given.accelerate_value("--mixed_precision"), given.accelerate_value("--config_file")
+    settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--config_file {file} holds no settings of accelerate's: it must be a mapping of keys.")
+    deepspeed_file = given.accelerate_value("--deepspeed_config_file")
+    deepspeed_file = deepspeed_file or (settings.get("deepspeed_config") or {}).get("deepspeed_config_file")
+    if deepspeed_file is not None:
+        check_deepspeed_file(dtype, Path(deepspeed_file))
+    if flag is not None:
+        refuse_other_precision(dtype, flag, "accelerate's flags have")
+        return list(flags)
+    refuse_other_precision(dtype, _text(settings.get("mixed_precision")), f"{file} has")
+    return [*flags, "--mixed_precision", PRECISIONS[dtype]]
+
+
+def _text(value: object) -> str | None:
+    return "no" if value is False else value if value is None else str(value)  # YAML's bare `no` is false
+
+
+def check_accelerate_flags(flags: Sequence[str]) -> None:
+    """Have accelerate look at its flags before the server starts to load models.
+
+    Raises:
+        ConfigError: with accelerate's message.
+    """
+    if len(flags) == 2 and flags[0] == "--config_file":
+        return
+    command = [sys.executable, "-c", _FLAG_CHECK, *flags, "train_rl.py"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        message = result.stderr.strip().splitlines()[-1:] or ["it ended without a message"]
+        raise ConfigError(f"accelerate does not take its flags ({' '.join(flags)}): {message[0]}")
+
+
+def steps_made(folder: Path) -> Callable[[], int]:
+    """Counts the steps that a run has logged."""
+    metrics = folder / METRICS_NAME
+    return lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0
