@@ -4,6 +4,8 @@ Both take turns on the quickstart's untrained model, with the same made-up gradi
 seconds, and the ratio of the two.
 
     python -m benchmarks.muon [--rounds 9] [--model runs/quickstart/world/blank]
+
+It wants the models of `make quickstart-models`.
 """
 
 import argparse
