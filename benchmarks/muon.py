@@ -4,6 +4,8 @@ Both take turns on the quickstart's untrained model, with the same made-up gradi
 seconds, and the ratio of the two.
 
     python -m benchmarks.muon [--rounds 9] [--model runs/quickstart/world/blank]
+
+It wants the models of `make quickstart-models`.
 """
 
 import argparse
@@ -23,7 +25,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="steps of each, after one that is not counted")
     parser.add_argument("--model", type=Path, default=Path("runs/quickstart/world/blank"))
     given = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        given.model, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    )
     optimizer = muon.MuonWithAdamW(model, learning_rate=0.01)
     torch.manual_seed(0)
     for parameter in model.parameters():

@@ -32,7 +32,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from src.toy_language.build import build_world
 
     folder = tmp_path_factory.mktemp("quickstart") / "world"
-    build_world(folder, seed=7)
+    assert build_world(folder, seed=7), "it was not there, so it was written"
     return folder
 
 

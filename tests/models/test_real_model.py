@@ -1,14 +1,15 @@
 """A real chat model, SmolLM2-135M-Instruct, through whole steps of both tutors with the prompts as shipped: its own
 chat template and tokenizer, tied weights in bfloat16, published and loaded again, an adapter, OpenAI's API.
 
-A CPU takes minutes for it. The judge is an HTTP endpoint on this machine: no other model is at hand.
+A CPU takes minutes for it, and one that has no bfloat16 (AVX2 alone) the better part of an hour. The judge is an HTTP
+endpoint on this machine: no other model is at hand.
 """
 
+import itertools
 import json
 import subprocess
 import sys
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import openai
@@ -55,12 +56,18 @@ def tokenizer(smollm2: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(smollm2)
 
 
-def judge(body: dict, nth: int) -> Behaviour:
-    """Says something else of each conversation, so that there is something to learn."""
-    text = body["messages"][-1]["content"]
-    share = zlib.crc32(text.encode()) % 11 / 10
-    scored = {f"{name}_score": share for name in ("task_final", "forward_progression")} | {"overall_momentum_score": 5}
-    return says(json.dumps(scored | {"reasoning": "heard", "decision": "OK" if share < 0.5 else "REJECT"}))
+def judge() -> Callable[[dict, int], Behaviour]:
+    """Says something else of the two conversations of a batch, so that there is something to learn: of each it is asked
+    once by the language tutor's rule, and by both of the maths tutor's, of which it rejects by one in four."""
+    asked = itertools.count()
+
+    def answer(body: dict, nth: int) -> Behaviour:
+        number = next(asked)
+        scores = {f"{name}_score": number % 2 for name in ("task_final", "forward_progression")}
+        decision = "REJECT" if number % 4 == 0 else "OK"
+        return says(json.dumps(scores | {"overall_momentum_score": 5, "reasoning": "heard", "decision": decision}))
+
+    return answer
 
 
 def overrides(config_name: str, run_folder: Path, model: Path, judge_url: str, port: int) -> list[str]:
@@ -74,7 +81,7 @@ def overrides(config_name: str, run_folder: Path, model: Path, judge_url: str, p
         "logging.wandb=false",
         f"generation.server_port={port}",
         *("generation.max_turns=5", "generation.max_tokens_per_turn=32"),
-        *("train.number_of_problems_per_batch=2", "train.num_samples_per_problem=2"),
+        *("train.number_of_problems_per_batch=1", "train.num_samples_per_problem=2"),
         *("train.per_device_train_batch_size=2", "train.mu=1", f"train.max_steps={STEPS}"),
         *("train.optimizer=adamw_torch", "train.dtype=bfloat16", "train.beta=0"),
     ]
@@ -84,7 +91,7 @@ def overrides(config_name: str, run_folder: Path, model: Path, judge_url: str, p
 def language(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The language tutor's server, after a training of two steps."""
     run_folder, port = tmp_path_factory.mktemp("language"), free_port()
-    with judge_endpoint(judge) as endpoint:
+    with judge_endpoint(judge()) as endpoint:
         arguments = overrides("language_tutor", run_folder, smollm2, endpoint.url, port)
         arguments += ["train.learning_rate=5e-5", "generation.number_judge_attempts=1"]
         with server_with(arguments, run_folder, port) as server:
@@ -98,7 +105,7 @@ def language(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def maths(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of the maths tutor, after a training of two steps with an adapter, in one command."""
     run_folder = tmp_path_factory.mktemp("maths")
-    with judge_endpoint(judge) as endpoint:
+    with judge_endpoint(judge()) as endpoint:
         arguments = overrides("maths_small", run_folder, smollm2, endpoint.url, free_port())
         arguments += [
             *("teacher_model.lora={enable: true, rank: 8, alpha: 32}", "train.learning_rate=2e-3"),
@@ -161,11 +168,11 @@ def test_a_language_step_is_trained_on_what_was_said(language: RunningServer, to
     assert [line["step"] for line in lines] == [1, 2]
     for step, line in enumerate(lines):
         records = records_of(language.run_folder, step)
-        assert len(records) == 4 and len({record.problem_id for record in records}) == 2
+        assert len(records) == 2 and len({record.problem_id for record in records}) == 1
         assert "{{" not in records[0].problem and len(records[0].prompt_ids) > 500, "a whole plan, and how to teach it"
         audit(records, config, tokenizer)
         assert all(record.verdicts[0].scores is not None for record in records)
-        assert line["reward"] == pytest.approx(sum(record.reward for record in records) / 4, abs=1e-4)
+        assert line["reward"] == pytest.approx(sum(record.reward for record in records) / 2, abs=1e-4)
         assert 0 < line["mismatch/mean_abs_logprob_diff"] < CLOSE and line["grad_norm"] > 0
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from src.errors import DataError
-from src.toy_language import build as world
-from src.toy_language.corpus import PERSONAS, student_row, teacher_row
+from src.toy_language.build import build_world
+from src.toy_language.corpus import PERSONAS, PROMPTS, student_row, teacher_row
 from src.toy_language.grammar import (
     ERROR_KINDS,
     PAST_TIMES,
@@ -168,14 +168,8 @@ def test_other_problems_are_refused(text):
 
 
 @pytest.fixture(scope="module")
-def folder(request):
-    """The session's world; `world` is the module here."""
-    return request.getfixturevalue("world")
-
-
-@pytest.fixture(scope="module")
-def corpus(folder):
-    return [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+def corpus(world):
+    return [json.loads(line) for line in (world / "corpus.jsonl").read_text().splitlines()]
 
 
 def test_corpus_rows_are_chats_that_end_with_something_to_learn(corpus):
@@ -188,7 +182,7 @@ def test_corpus_rows_are_chats_that_end_with_something_to_learn(corpus):
 
 
 def test_what_a_student_learns_agrees_with_its_persona(corpus):
-    prompts = {path: (world.PROMPTS / path).read_text().strip() for path in PERSONAS.values()}
+    prompts = {path: (PROMPTS / path).read_text().strip() for path in PERSONAS.values()}
     learned = Counter()
     for row in corpus:
         system = row["messages"][0]["content"]
@@ -208,38 +202,38 @@ def test_corpus_follows_the_seed():
         assert row(lesson, random.Random(1)) == row(lesson, random.Random(1)) != row(lesson, random.Random(2))
 
 
-def test_world_is_complete_and_made_once(folder):
-    lessons = [json.loads(line) for line in (folder / "lessons_heldout.jsonl").read_text().splitlines()]
+def test_world_is_complete_and_made_once(world):
+    lessons = [json.loads(line) for line in (world / "lessons_heldout.jsonl").read_text().splitlines()]
     assert len(lessons) == 116 and set(lessons[0]) == {"problem", "answer"}
     assert isinstance(parse_problem(lessons[0]["problem"]), Lesson)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    assert not world.build_world(folder, 7)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    assert [path.name for path in folder.parent.iterdir()] == ["world"]
+    before = {path: path.stat().st_mtime_ns for path in world.rglob("*")}
+    assert not build_world(world, 7)
+    assert {path: path.stat().st_mtime_ns for path in world.rglob("*")} == before
+    assert [path.name for path in world.parent.iterdir()] == ["world"]
 
 
 def test_a_world_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(world, "save_blank", fail)
+    monkeypatch.setattr("src.toy_language.build.save_blank", fail)
     with pytest.raises(OSError, match="disk full"):
-        world.build_world(tmp_path / "world", 42)
+        build_world(tmp_path / "world", 42)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_something_else_is_kept(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="something else"):
-        world.build_world(tmp_path, 42)
+        build_world(tmp_path, 42)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
-def test_tokenizer_and_blank_model(folder):
+def test_tokenizer_and_blank_model(world):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "blank")
-    model = AutoModelForCausalLM.from_pretrained(folder / "blank")
+    tokenizer = AutoTokenizer.from_pretrained(world / "blank")
+    model = AutoModelForCausalLM.from_pretrained(world / "blank")
     assert len(tokenizer) == model.config.vocab_size <= 1024
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token_id is not None
     assert model.num_parameters() < 1_000_000 and str(model.dtype) == "torch.float32"
@@ -251,10 +245,10 @@ def test_tokenizer_and_blank_model(folder):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_what_is_learned_is_marked_by_the_chat_template(folder):
+def test_what_is_learned_is_marked_by_the_chat_template(world):
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "blank")
+    tokenizer = AutoTokenizer.from_pretrained(world / "blank")
     chat = [
         {"role": "system", "content": "Be kind."},
         {"role": "assistant", "content": "Hi!", "weight": 0},
