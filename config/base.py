@@ -1,6 +1,6 @@
 """Configuration shared by more than one program. Every field is read by some code; a test proves it."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from config.values import SCORING_RULES
@@ -57,6 +57,11 @@ class ModelConfig:
     def adapter(self) -> LoraConfig | None:
         """The adapter that the model is served with; None: it is served as it is."""
         return None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model is behind an API."""
+        return False
 
 
 @dataclass
@@ -115,41 +120,92 @@ class JudgeModelConfig(ApiModelConfig):
 
 
 @dataclass
-class GenerationConfig:
-    """The rules of the classroom: prompts, lengths, judging, and where the server listens.
-
-    `max_turns` counts messages and the teacher closes. `max_tokens_in_conversation` bounds the teacher's context; the
-    teacher model's own `vllm.max_length` bounds it too. `student_error_rate` is the probability with which the
-    program draws the persona `error_student` for a student turn, or a mapping from every persona to its weight; a
-    single persona is always the one. `use_thinking` tells the teacher to think in `<think>` before each message (its
-    prompt template says how), and thoughts are rewarded; `force_thinking` begins each of its messages with that tag,
-    which is not trained on.
-    `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt`
-    (the student's attempt opens), null (drawn per problem; `guided` if a judge rule scores). A null in
-    `student_names` is a student without a name. `student_attempt_prompt_path` is for evaluations alone: it asks the
-    student to solve the problem before, and outside of, the dialogue.
+class ServerConfig:
+    """Where the servers of a run listen, how long each thing may take, and how engines share GPUs. What is played does
+    not depend on it.
 
     Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
-    `sample_timeout_s` for a batch of conversations; `turn_timeout_s` for an engine to finish any one of the messages
+    `sample_timeout_s` for a batch of episodes; `turn_timeout_s` for an engine to finish any one of the messages
     that it works on, after which it counts as hung and the server ends (it is given `vllm.max_num_seqs` at a time;
     those that wait for a place do not count); `load_weights_timeout_s` for turns in flight to end before new weights
-    are loaded; `answer_timeout_s` for one comparison of a boxed answer with the reference, after which it counts as
-    wrong.
+    are loaded.
 
     `server_urls`: one server for each machine; null means the one at `server_host` and `server_port`. The trainer's
     processes are dealt out to them in order: with 2 servers and 8 processes the first four go to the first. Addresses
-    are as those processes see them, so http://127.0.0.1:8005 twice means each machine's own. A server is told which of
-    them it is by `server_index`, from 0.
+    are as those processes see them, so http://127.0.0.1:8005 twice means each machine's own. `server_index`, from 0,
+    tells a server which of them it is.
 
     `allowed_hosts`: names besides localhost under which a server without a token (`CLASSROOM_TOKEN`) is asked, such as
     host.docker.internal; IP addresses need not be named. They are names alone, without a port.
 
-    `schedule`: `concurrent` lets every conversation go on by itself; `phased` has all of them finish the dialogue
-    before any is judged, and so on, and has the engines sleep that a phase does not need (src/rollout/scheduler.py), for models
-    that do not fit side by side.
+    `schedule`: `concurrent` lets every episode go on by itself; `phased` has all of them finish one phase (in the
+    classroom the dialogue, the judging, and so on) before any begins the next, and has the engines sleep that a phase
+    does not need (src/rollout/scheduler.py), for models that do not fit side by side.
 
     `colocate`: the engines sleep while the trainer steps and give it their GPU's memory. Null: if server and trainer
     are found to use the same GPU.
+    """
+
+    server_host: str = "127.0.0.1"
+    server_port: int = 8005
+    allowed_hosts: list[str] = field(default_factory=list)
+    server_urls: list[str] | None = None
+    server_index: int = 0
+    server_start_timeout_s: float = 1800.0
+    sample_timeout_s: float = 3600.0
+    load_weights_timeout_s: float = 600.0
+    turn_timeout_s: float = 900.0
+    schedule: str = "concurrent"
+    colocate: bool | None = None
+
+
+@dataclass
+class LimitsConfig:
+    """How long an episode may get. `max_turns` counts messages. `max_tokens_in_conversation` bounds the context of the
+    policy (in the classroom the teacher); its model's own `vllm.max_length` bounds it, too. `max_tokens_per_turn` is
+    for one sampled message."""
+
+    max_turns: int = 15
+    max_tokens_in_conversation: int = 8192
+    max_tokens_per_turn: int = 1024
+
+
+@dataclass
+class EnvironmentConfig(LimitsConfig, ServerConfig):
+    """The `generation` block of any environment, which adds keys of its own.
+
+    Attributes:
+        judge_rules: the rules that episodes are judged by, and their templates.
+    """
+
+    @property
+    def judge_rules(self) -> dict[str, str]:
+        return {}
+
+    def implied_datasets(self, split: str) -> list["DatasetSource"]:
+        """What is played where a configuration names no dataset; `split` is `train` or `test`."""
+        return []
+
+    def identity(self) -> dict[str, Any]:
+        """The values that an episode depends on: all keys but those that only the server heeds."""
+        own = {item.name for item in fields(ServerConfig)}
+        return {name: value for name, value in asdict(self).items() if name not in own}
+
+
+@dataclass
+class PromptsConfig:
+    """What the classroom's models are told, and what the program draws for a conversation.
+
+    `student_error_rate` is the probability with which the program draws the persona `error_student` for a student turn,
+    or a mapping from every persona to its weight; a single persona is always the one. A null in `student_names` is a
+    student without a name. `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt` (the
+    student's attempt opens), null (drawn per problem; `guided` if a judge rule scores).
+
+    `use_thinking` tells the teacher to think in `<think>` before each message (its prompt template says how), and
+    thoughts are rewarded; `force_thinking` begins each of its messages with that tag, which is not trained on.
+
+    `student_attempt_prompt_path` is for evaluations alone: it asks the student to solve the problem before, and outside
+    of, the dialogue.
     """
 
     teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
@@ -166,9 +222,13 @@ class GenerationConfig:
     forced_conversation_type: str | None = None
     use_thinking: bool = False
     force_thinking: bool = False
-    max_turns: int = 15
-    max_tokens_in_conversation: int = 8192
-    max_tokens_per_turn: int = 1024
+
+
+@dataclass
+class JudgingConfig:
+    """What comes after the dialogue: the student's solutions, the judge's attempts, and what a rejection costs.
+    `answer_timeout_s` is for one comparison of a boxed answer with the reference, after which it counts as wrong."""
+
     max_tokens_per_student_attempt: int = 3900
     max_tokens_per_judge_attempt: int = 2048
     number_student_attempts: int = 8
@@ -176,23 +236,28 @@ class GenerationConfig:
     ignore_rejected_judge: bool = False
     extra_penalty_for_rejected_judges: float = 0.25
     low_score_threshold: float = 0.3
-    server_host: str = "127.0.0.1"
-    server_port: int = 8005
-    allowed_hosts: list[str] = field(default_factory=list)
-    server_urls: list[str] | None = None
-    server_index: int = 0
-    server_start_timeout_s: float = 1800.0
-    sample_timeout_s: float = 3600.0
-    load_weights_timeout_s: float = 600.0
-    turn_timeout_s: float = 900.0
     answer_timeout_s: float = 5.0
-    schedule: str = "concurrent"
-    colocate: bool | None = None
+
+
+@dataclass
+class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
+    """The rules of the classroom: prompts, lengths, judging, and the server. The teacher closes a conversation of
+    `max_turns` messages."""
 
     @property
     def judge_rules(self) -> dict[str, str]:
         """The rules that conversations are judged by, and their templates; none with `number_judge_attempts` 0."""
         return self.judges_rules_prompts_paths if self.number_judge_attempts > 0 else {}
+
+    def implied_datasets(self, split: str) -> list["DatasetSource"]:
+        """The shipped lesson plans, for a judge rule that scores."""
+        return [lesson_plans(split)] if SCORING_RULES & set(self.judges_rules_prompts_paths) else []
+
+    def identity(self) -> dict[str, Any]:
+        """As that of every environment. An evaluation's question before the dialogue, and the time that a comparison
+        of answers may take, are no part of a conversation."""
+        apart = ("student_attempt_prompt_path", "answer_timeout_s")
+        return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:
         if self.forced_conversation_type is None and SCORING_RULES & set(self.judges_rules_prompts_paths):

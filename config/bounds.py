@@ -12,10 +12,12 @@ from typing import Any
 from config.base import (
     ApiModelConfig,
     DataSource,
-    GenerationConfig,
     JudgeModelConfig,
+    JudgingConfig,
+    LimitsConfig,
     LoggingConfig,
     LoraConfig,
+    ServerConfig,
     VllmConfig,
 )
 from config.eval_model import EvalConfig, EvalDatasetConfig
@@ -124,22 +126,26 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "replies_per_attempt": at_least(1, 1000),
         "max_failed_share": between(0, 1),
     },
-    GenerationConfig: {
+    LimitsConfig: {
         "max_turns": at_least(1, 10_000, "it counts messages and must be at least 1"),
         "max_tokens_in_conversation": at_least(1, TOKENS),
         "max_tokens_per_turn": at_least(1, TOKENS),
-        "max_tokens_per_student_attempt": at_least(1, TOKENS),
-        "max_tokens_per_judge_attempt": at_least(1, TOKENS),
-        "number_student_attempts": at_least(0, 10_000),
-        "number_judge_attempts": at_least(0, 10_000),
-        "extra_penalty_for_rejected_judges": at_least(0, COUNT),
-        "low_score_threshold": between(0, 1),
+    },
+    ServerConfig: {
         "server_port": between(1, 65535),
         "server_index": at_least(0, COUNT),
         "server_start_timeout_s": DEADLINE,
         "sample_timeout_s": DEADLINE,
         "load_weights_timeout_s": DEADLINE,
         "turn_timeout_s": DEADLINE,
+    },
+    JudgingConfig: {
+        "max_tokens_per_student_attempt": at_least(1, TOKENS),
+        "max_tokens_per_judge_attempt": at_least(1, TOKENS),
+        "number_student_attempts": at_least(0, 10_000),
+        "number_judge_attempts": at_least(0, 10_000),
+        "extra_penalty_for_rejected_judges": at_least(0, COUNT),
+        "low_score_threshold": between(0, 1),
         "answer_timeout_s": DEADLINE,
     },
     DataSource: {"ratio": SHARE},

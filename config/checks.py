@@ -3,15 +3,16 @@ stand in `config/bounds.py`."""
 
 import math
 import re
-from typing import TYPE_CHECKING
 
 from config.base import (
     ApiModelConfig,
+    EnvironmentConfig,
     GenerationConfig,
     HuggingFaceConfig,
     JudgeModelConfig,
     LoggingConfig,
     LoraConfig,
+    ServerConfig,
     VllmConfig,
 )
 from config.train_rl_model import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
@@ -44,9 +45,6 @@ from config.values import (
 from src.errors import ConfigError
 from src.rollout.registry import module_of
 
-if TYPE_CHECKING:
-    pass
-
 CONVERSATION_TYPES = ("guided", "attempt")
 _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
@@ -75,7 +73,8 @@ def check_train_rl(config: TrainRLConfig) -> None:
     Raises:
         ConfigError: with the values, the rule and the fix.
     """
-    check_generation(config.generation)
+    check_server(config.generation)
+    module_of(config.environment, "config").check(config)
     check_model("teacher_model", config.teacher_model, config.generation)
     check_model("student_model", config.student_model, config.generation)
     check_lora("teacher_model.lora", config.teacher_model.lora)
@@ -110,6 +109,15 @@ def check_train_rl(config: TrainRLConfig) -> None:
         )
 
 
+def check_server(generation: ServerConfig) -> None:
+    """Where servers listen, and how their engines take turns."""
+    check_choice("generation.schedule", generation.schedule, SCHEDULES)
+    _check_servers(generation)
+    if not generation.server_host:
+        raise ConfigError("generation.server_host is empty; name an address of this machine, usually 127.0.0.1.")
+    check_host("generation.server_host", generation.server_host)
+
+
 def check_generation(generation: GenerationConfig) -> None:
     """The classroom's own rules."""
     _check_error_rate(generation)
@@ -119,11 +127,6 @@ def check_generation(generation: GenerationConfig) -> None:
             "{simple_student: prompt_templates/personas/simple_student.txt}."
         )
     _check_opening(generation)
-    check_choice("generation.schedule", generation.schedule, SCHEDULES)
-    _check_servers(generation)
-    if not generation.server_host:
-        raise ConfigError("generation.server_host is empty; name an address of this machine, usually 127.0.0.1.")
-    check_host("generation.server_host", generation.server_host)
     wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
     if wrong:
         raise ConfigError(
@@ -131,7 +134,7 @@ def check_generation(generation: GenerationConfig) -> None:
         )
 
 
-def _check_servers(generation: GenerationConfig) -> None:
+def _check_servers(generation: ServerConfig) -> None:
     for name in generation.allowed_hosts:
         try:
             check_host("A name in generation.allowed_hosts", name)
@@ -233,7 +236,7 @@ def check_reward_model(reward: RewardModelConfig, generation: GenerationConfig) 
         )
 
 
-def _check_guards(guards: GuardsConfig, generation: GenerationConfig) -> None:
+def _check_guards(guards: GuardsConfig, generation: EnvironmentConfig) -> None:
     judge = guards.held_out_judge_model
     if judge is not None:
         check_judge(judge, generation, "guards.held_out_judge_model")
@@ -257,7 +260,7 @@ def _check_guards(guards: GuardsConfig, generation: GenerationConfig) -> None:
         )
 
 
-def check_judge(judge: JudgeModelConfig, generation: GenerationConfig, name: str = "judge_model") -> None:
+def check_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str = "judge_model") -> None:
     """How the judge is reached, how fast and for how much money, and how many of its failures are borne."""
     check_model(name, judge, generation)
     deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
@@ -268,7 +271,7 @@ def check_judge(judge: JudgeModelConfig, generation: GenerationConfig, name: str
         )
 
 
-def check_model(name: str, model: ApiModelConfig, generation: GenerationConfig) -> None:
+def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig) -> None:
     """How a seat's model is loaded, or how it is reached, how fast and for how much money."""
     check_engine(name, model.vllm)
     _check_api(name, model)
@@ -345,7 +348,6 @@ def _check_batch(config: TrainRLConfig) -> None:
 
 
 def _check_rewards(config: TrainRLConfig) -> None:
-    check_reward_model(config.reward_model, config.generation)
     weights = reward_weights(config)
     names = module_of(config.environment, "config").REWARD_NAMES
     unknown = sorted(set(weights) - set(names))
@@ -355,6 +357,12 @@ def _check_rewards(config: TrainRLConfig) -> None:
         )
     for name, weight in weights.items():
         check_finite(f"train.reward_weights.{name}", weight)
+
+
+def check_classroom_rewards(config: TrainRLConfig) -> None:
+    """That what the classroom's rewards are computed from is there."""
+    check_reward_model(config.reward_model, config.generation)
+    weights = reward_weights(config)
     scored = SCORING_RULES & set(config.generation.judges_rules_prompts_paths)
     if "pedagogical" in weights and (not scored or config.generation.number_judge_attempts < 1):
         raise ConfigError(

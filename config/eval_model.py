@@ -11,7 +11,6 @@ from config.base import (
     JudgeModelConfig,
     LoggingConfig,
     VllmConfig,
-    lesson_plans,
 )
 from config.checks import (
     check_generation,
@@ -19,11 +18,12 @@ from config.checks import (
     check_logging,
     check_model,
     check_reward_model,
+    check_server,
     check_vllm,
 )
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
 from config.train_rl_model import RewardModelConfig
-from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, SCORING_RULES, check_url
+from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, check_url
 from src.errors import ConfigError
 from src.rollout.registry import module_of
 
@@ -129,8 +129,8 @@ class EvalConfig:
                 self.dataset.eval_datasets = [DatasetSource(MATHS_DATASET, split="test")]
                 filled["dataset.eval_datasets"] = MATHS_DATASET
             tell(filled)
-        if not self.dataset.eval_datasets and SCORING_RULES & set(self.generation.judges_rules_prompts_paths):
-            self.dataset.eval_datasets = [lesson_plans("test")]
+        if not self.dataset.eval_datasets:
+            self.dataset.eval_datasets = self.generation.implied_datasets("test")
 
 
 def reward_weights(config: EvalConfig) -> dict[str, float]:
@@ -218,6 +218,7 @@ def _check_extra_judges(config: EvalConfig) -> None:
 def _check_classroom(config: EvalConfig) -> None:
     """What counts only if the conversations are held in this process."""
     generation = config.generation
+    check_server(generation)
     check_generation(generation)
     check_model("teacher_model", config.teacher_model, generation)
     check_model("student_model", config.student_model, generation)

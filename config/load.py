@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +40,7 @@ from config.paths import check_texts, expand_paths
 from config.upstream_keys import leave_out, rename_keys, rename_values
 from config.values import RULES_VERSION
 from src.errors import ClassroomError, ConfigError
+from src.rollout.registry import module_of
 from src.system.storage import storage_errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,6 +212,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
         leave_out(raw)
         rename_keys(raw)
         rename_values(raw)
+        schema = _with_environment(schema, raw)
         _refuse_values_for_groups(raw, schema)
         fill_in(raw, schema)
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), raw))
@@ -228,6 +230,17 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
     if check is not None:
         check(config)
     return config
+
+
+def _with_environment(schema: type[Config], raw: DictConfig) -> type[Config]:
+    """The schema with the `generation` block of the environment that the configuration names."""
+    groups = {item.name: item.type for item in fields(schema)}
+    if not {"environment", "generation"} <= set(groups) or not isinstance(raw.get("environment"), str):
+        return schema
+    own = module_of(raw.environment, "config").Generation
+    if own is groups["generation"]:
+        return schema
+    return make_dataclass(schema.__name__, [("generation", own, field(default_factory=own))], bases=(schema,))
 
 
 def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:

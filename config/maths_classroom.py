@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from config.base import GenerationConfig
 from config.values import SCORING_RULES
 from src.errors import ConfigError
 
@@ -64,7 +65,9 @@ def tell(filled: dict[str, Any]) -> None:
 
 def _is_training_with_students(schema: type) -> bool:
     groups = {item.name: item.type for item in fields(schema)}
-    return "generation" in groups and "train_datasets" in {item.name for item in fields(groups["dataset"])}
+    if "train_datasets" not in {item.name for item in fields(groups.get("dataset", GenerationConfig))}:
+        return False
+    return issubclass(groups.get("generation", object), GenerationConfig)
 
 
 def _refuse_partial(raw: DictConfig, named: list[str]) -> None:

@@ -11,9 +11,8 @@ from config.base import (
     LoggingConfig,
     LoraConfig,
     ModelConfig,
-    lesson_plans,
 )
-from config.values import CISPO, CISPO_LARGEST_RATIO, SCORING_RULES
+from config.values import CISPO, CISPO_LARGEST_RATIO
 
 
 @dataclass
@@ -154,5 +153,5 @@ class TrainRLConfig:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        if not self.dataset.train_datasets and SCORING_RULES & set(self.generation.judges_rules_prompts_paths):
-            self.dataset.train_datasets = [lesson_plans("train")]
+        if not self.dataset.train_datasets:
+            self.dataset.train_datasets = self.generation.implied_datasets("train")

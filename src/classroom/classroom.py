@@ -4,54 +4,50 @@ it, and what each model is shown."""
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from config.base import GenerationConfig
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
+from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
-from src.classroom.prompt_check import refuse_long_opening
+from src.classroom.prompt_check import check_lengths, check_prompts, refuse_long_opening
 from src.classroom.record import ConversationRecord
 from src.classroom.replay import History, graded, replay
 from src.classroom.rewards import REWARDS
-from src.classroom.seats import Seats
+from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
 from src.classroom.verdicts import Verdict, failed_verdict, parse_judge_output, parse_verdict
-from src.errors import ContextOverflow, EngineFailure, ProviderFailure, RequestRefused, StorageError
+from src.errors import (
+    ContextOverflow,
+    DataError,
+    EngineFailure,
+    ProviderFailure,
+    RequestRefused,
+    StorageError,
+    UnknownConversation,
+)
+from src.rollout import seats as rollout_seats
 from src.rollout.chat_template import Message, encode_chat
-from src.rollout.datasets import Problem
-from src.rollout.engines import Api, Completion, Sampling, Teacher, ask_judge
-from src.rollout.environment import Play
+from src.rollout.engines import Completion, Sampling, ask_judge
+from src.rollout.environment import Environment, Play
 from src.rollout.journal import Journal
+from src.rollout.problem import Problem
 from src.rollout.prompts import render
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import check_answer
 from src.rollout.tokens import Turn, approximate_tokens
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 logger = logging.getLogger(__name__)
 
 __all__ = ["Classroom", "Conversation", "parse_judge_output"]
 
-_WITHOUT_INFLUENCE = (
-    "server_host",
-    "server_port",
-    "allowed_hosts",
-    "server_urls",
-    "server_index",
-    "server_start_timeout_s",
-    "sample_timeout_s",
-    "load_weights_timeout_s",
-    "turn_timeout_s",
-    "answer_timeout_s",
-    "colocate",
-    "student_attempt_prompt_path",
-    "schedule",
-)
-"""Keys of GenerationConfig that no conversation depends on."""
 
-
-class Classroom:
+class Classroom(Environment[Conversation, History]):
     """An environment: conversations with the models in `seats` by the rules in `generation`.
 
     Args:
@@ -62,16 +58,19 @@ class Classroom:
         rules: what holds for every conversation, from `classroom_rules`.
     """
 
+    Record = ConversationRecord
+    phases = PHASES
+
     def __init__(
         self,
         generation: GenerationConfig,
         seats: Seats,
         journal: Journal,
-        reward_weights: dict[str, float],
+        reward_weights: Mapping[str, float],
         rules: ClassroomRules,
     ):
         self._generation = generation
-        self._seats = seats
+        self.seats = seats
         self._journal = journal
         self._reward_weights = reward_weights
         self._rules = rules
@@ -88,36 +87,46 @@ class Classroom:
             State.REWARD_TURN: self._reward_turn,
         }
 
-    @property
-    def seats(self) -> Seats:
-        """Who speaks in which role."""
-        return self._seats
+    @classmethod
+    def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
+        """The models behind the seats."""
+        return models_in_use(config, reward_weights)
+
+    @classmethod
+    def check(cls, config: Any, judge_reads_templates: bool) -> None:
+        """Look over the prompt templates."""
+        check_prompts(config.generation, judge_reads_templates)
+
+    @classmethod
+    def open_with(
+        cls, config: Any, seats: rollout_seats.Seats, journal: Journal, reward_weights: Mapping[str, float]
+    ) -> "Classroom":
+        """The classroom of a configuration."""
+        generation, teacher = config.generation, config.teacher_model
+        # The context of a teacher behind an API is not known here.
+        context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
+        rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
+        return cls(generation, Seats.of(config, seats), journal, reward_weights, rules)
+
+    @classmethod
+    def check_problems(
+        cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
+    ) -> None:
+        """Refuse problems that leave no room for a conversation in the teacher's context."""
+        check_lengths(problems, config.generation, tokenizer, limit)
 
     @property
     def rules(self) -> ClassroomRules:
         """What holds for every conversation."""
         return self._rules
 
-    phases = PHASES
-
-    @property
-    def policy(self) -> Teacher:
-        """The teacher."""
-        return self._seats.teacher
-
-    @property
-    def apis(self) -> Mapping[str, Api]:
-        """What the seats behind an API are asked through."""
-        return self._seats.apis
-
     @property
     def identity(self) -> tuple[Any, ...]:
         """What a conversation depends on: the configuration but for what only the server heeds, rules and samplings."""
-        options = {name: value for name, value in asdict(self._generation).items() if name not in _WITHOUT_INFLUENCE}
-        seats = [self._seats.teacher_sampling, self._seats.student_sampling]
-        if self._seats.reward is not None:
-            seats.append(self._seats.reward.model_name)
-        return (options, self._rules, tuple(seats))
+        seats = [self.seats.teacher_sampling, self.seats.student_sampling]
+        if self.seats.reward is not None:
+            seats.append(self.seats.reward.model_name)
+        return (self._generation.identity(), self._rules, tuple(seats))
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
         """A conversation with what the program draws for it, and with what the teacher's prompt lets be said first."""
@@ -126,7 +135,7 @@ class Classroom:
         conversation.start(opening_turns(self._generation, problem.text, setup.student_name))
         return conversation
 
-    def take_up(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
+    def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
         """Bring a conversation to where the journal leaves it."""
         return replay(episode, events, judge_again)
 
@@ -136,7 +145,21 @@ class Classroom:
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
         """The record of a finished conversation."""
-        return ConversationRecord.of(play.episode, play.request, play.index, reward)
+        return ConversationRecord.of(play, reward)
+
+    def reward_of(self, name: str, record: ConversationRecord) -> float | None:
+        """One of `REWARDS` of a finished conversation."""
+        if name not in REWARDS:
+            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(REWARDS)}.")
+        try:
+            return REWARDS[name](record.conversation(self._rules))
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+    @classmethod
+    def batch_metrics(cls, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        """What a batch was like, as means over its conversations."""
+        return batch_metrics(records)
 
     async def advance(self, play: Play) -> None:
         """Take the conversation through its present state; what a model refuses or cannot hold ends it."""
@@ -155,8 +178,8 @@ class Classroom:
 
     def _give_up(self, conversation: Conversation, reason: str, overflow: bool) -> None:
         prompt_ids, end_ids = [], []
-        if conversation.buffer is None and self._seats.teacher_has_tokens:
-            end_ids = [self._seats.teacher.frame.turn_end_id]
+        if conversation.buffer is None and self.seats.teacher_has_tokens:
+            end_ids = [self.seats.teacher.frame.turn_end_id]
             prompt_ids = self._prompt_ids(conversation)[: self._rules.max_tokens_in_conversation - len(end_ids)]
         event = {"reason": reason, "prompt_ids": prompt_ids, "end_ids": end_ids, "overflow": overflow}
         self._journal.append("failure", conversation=conversation.id, **event)
@@ -168,10 +191,10 @@ class Classroom:
         conversation = play.episode
         if conversation.buffer is None:
             self._open_context(conversation)
-        answer = await self._seats.teacher.generate(conversation.buffer.ids, self._teacher_sampling(play))
+        answer = await self.seats.teacher.generate(conversation.buffer.ids, self._teacher_sampling(play))
         check_answer(play, answer)
         span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
-        end = self._seats.teacher.frame.turn_end_id
+        end = self.seats.teacher.frame.turn_end_id
         given = [] if answer.ids[-1:] == (end,) else [end]
         conversation.buffer.append_given(given)
         text = self._opened_thought + answer.text
@@ -191,13 +214,13 @@ class Classroom:
             conversation.open_estimated(estimate)
         if not conversation.teacher_turns:
             opened = {"prompt_estimate": conversation.prompt_estimate}
-        answer = await self._seats.teacher.chat(messages, self._teacher_sampling(play))
+        answer = await self.seats.teacher.chat(messages, self._teacher_sampling(play))
         turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
         self._write_turn(conversation, turn, ids=(), **opened)
         conversation.add_teacher_turn(turn)
 
     def _teacher_sampling(self, play: Play) -> Sampling:
-        sampling = replace(play.sampled_with(self._seats.teacher_sampling), max_tokens=play.episode.teacher_turn_limit)
+        sampling = replace(play.sampled_with(self.seats.teacher_sampling), max_tokens=play.episode.teacher_turn_limit)
         return replace(sampling, temperature=0.0) if play.request.greedy else sampling
 
     async def _student_turn(self, play: Play) -> None:
@@ -207,18 +230,18 @@ class Classroom:
             return
         persona = conversation.next_persona
         messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
-        answer = await self._seats.student.chat(messages, play.sampled_with(self._seats.student_sampling))
+        answer = await self.seats.student.chat(messages, play.sampled_with(self.seats.student_sampling))
         turn = self._student_said(answer, persona)
         framed_ids = []  # before the teacher has spoken itself, what is said is part of its prompt
         if conversation.buffer is not None:
-            framed_ids = self._seats.teacher.frame.reply(turn.text) + self._forced_ids
+            framed_ids = self.seats.teacher.frame.reply(turn.text) + self._forced_ids
         self._write_turn(conversation, turn, framed_ids)
         conversation.add_student_turn(turn, framed_ids)
 
     async def _opening_attempt(self, play: Play) -> None:
         limit = self._generation.max_tokens_per_student_attempt
-        sampling = replace(play.sampled_with(self._seats.student_sampling), max_tokens=limit)
-        answer = await self._seats.student.chat(self._attempt_request(play.episode), sampling)
+        sampling = replace(play.sampled_with(self.seats.student_sampling), max_tokens=limit)
+        answer = await self.seats.student.chat(self._attempt_request(play.episode), sampling)
         turn = self._student_said(answer, persona=None)
         self._write_turn(play.episode, turn, ids=())
         play.episode.add_student_turn(turn)
@@ -239,7 +262,7 @@ class Classroom:
         conversation, text = play.episode, ""
         try:
             about = (conversation.transcript(), conversation.problem.text)
-            text = await ask_judge(self._seats.judge, rule, *about, attempt, conversation.ledger)
+            text = await ask_judge(self.seats.judge, rule, *about, attempt, conversation.ledger)
             verdict = parse_verdict(rule, attempt, text)
         except (EngineFailure, ProviderFailure, StorageError):  # nothing was judged; once that is mended, it will be
             raise
@@ -256,7 +279,7 @@ class Classroom:
         if any(solution.grade is None for solution in solutions):
             await play.attendance.reach(State.REWARD_TURN)  # where a reward model is awake, should one grade
             texts = (visible_text(solution.text) for solution in solutions)
-            grades = await asyncio.gather(*(self._seats.grade(play.episode.problem, text) for text in texts))
+            grades = await asyncio.gather(*(self.seats.grade(play.episode.problem, text) for text in texts))
             self._journal.append("grades", conversation=play.episode.id, grades=grades)
             solutions = graded(solutions, grades)
         play.episode.add_solutions(solutions)
@@ -268,7 +291,7 @@ class Classroom:
         limit = self._generation.max_tokens_per_student_attempt
         texts = await asyncio.gather(
             *(
-                self._seats.student.chat(messages, replace(sampling, max_tokens=limit))
+                self.seats.student.chat(messages, replace(sampling, max_tokens=limit))
                 for sampling in self._solution_samplings(play)
             ),
             return_exceptions=True,  # no request goes on behind the back of a conversation that has ended
@@ -299,7 +322,7 @@ class Classroom:
         setup, text = conversation.setup, conversation.problem.text
         turns = conversation.turns if turns is None else turns
         messages = first_messages(self._generation, text, setup.student_name, setup.type, turns)
-        return encode_chat(self._seats.teacher.tokenizer, messages) + self._forced_ids
+        return encode_chat(self.seats.teacher.tokenizer, messages) + self._forced_ids
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
         """The dialogue from the student's chair: its persona, the teacher as user, itself as assistant."""
@@ -330,7 +353,7 @@ class Classroom:
         return self._generation.student_final_prompt_path
 
     def _solution_samplings(self, play: Play) -> Sequence[Sampling]:
-        base = play.sampled_with(self._seats.student_sampling)
+        base = play.sampled_with(self.seats.student_sampling)
         seeds = [None if base.seed is None else base.seed + i for i in range(self._rules.solutions)]
         return [replace(base, seed=seed, draw=(*base.draw, i)) for i, seed in enumerate(seeds)]
 
@@ -347,7 +370,7 @@ class Classroom:
 
 
 def classroom_rules(
-    generation: GenerationConfig, reward_weights: dict[str, float], teacher_context: int, graded: bool
+    generation: GenerationConfig, reward_weights: Mapping[str, float], teacher_context: int, graded: bool
 ) -> ClassroomRules:
     """The rules of a configuration.
 

@@ -1,14 +1,31 @@
-"""What a configuration may say of the classroom: the names of its rewards, and which of them count."""
+"""What a configuration may say of the classroom: its `generation` block, the names of its rewards, and what they need.
 
-from config.base import GenerationConfig
+Its dataclasses and checks stand in `config/`, beside those of the programs.
+"""
+
+from config.base import GenerationConfig as Generation
+from config.checks import check_classroom_rewards, check_generation
+from config.train_rl_model import TrainRLConfig
 from config.values import SCORING_RULES
 from src.classroom.rewards import REWARDS
+
+__all__ = ["REWARD_NAMES", "Generation", "check", "default_weights"]
 
 REWARD_NAMES = tuple(REWARDS)
 MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
 
 
-def default_weights(generation: GenerationConfig) -> dict[str, float]:
+def default_weights(generation: Generation) -> dict[str, float]:
     """Which rewards a configuration's judge rules imply, each with weight 1."""
     scored = SCORING_RULES & set(generation.judges_rules_prompts_paths)
     return dict.fromkeys(("pedagogical",) if scored else MATHS_REWARDS, 1.0)
+
+
+def check(config: TrainRLConfig) -> None:
+    """The classroom's rules for a training.
+
+    Raises:
+        ConfigError: with the values, the rule and the fix.
+    """
+    check_generation(config.generation)
+    check_classroom_rewards(config)

@@ -12,8 +12,8 @@ from itertools import dropwhile
 
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Judgement, Verdict, sum_up
-from src.rollout.datasets import Problem
 from src.rollout.engines import Ledger
+from src.rollout.problem import Problem
 from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 
 END_OF_CONVERSATION = "<end_of_conversation>"

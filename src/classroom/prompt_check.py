@@ -11,7 +11,7 @@ from src.classroom.setup import ConversationType
 from src.classroom.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
 from src.errors import ContextOverflow, DataError
 from src.rollout.chat_template import Message, encode_chat
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.rollout.prompts import render, variables_of
 
 if TYPE_CHECKING:

@@ -1,11 +1,14 @@
 """A finished conversation, whole: the trajectory of the classroom."""
 
+from typing import Any
+
+from pydantic import Field
+
 from src.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from src.classroom.setup import ConversationType, Setup
-from src.classroom.verdicts import Verdict
-from src.rollout.datasets import Problem
-from src.rollout.requests import SampleRequest
-from src.rollout.tokens import Turn
+from src.classroom.verdicts import Verdict, sum_up
+from src.rollout.environment import Play
+from src.rollout.problem import Problem
 from src.rollout.trajectory import Trajectory
 
 
@@ -16,46 +19,35 @@ class ConversationRecord(Trajectory):
     it; null in records from before it was kept.
     """
 
-    type: str
-    student_name: str | None
-    state: str
-    turns: list[Turn]
-    verdicts: list[Verdict]
-    solutions: list[Solution]
-    rejected: bool
+    type: str = ""
+    student_name: str | None = None
+    verdicts: list[Verdict] = Field(default_factory=list)
+    solutions: list[Solution] = Field(default_factory=list)
     max_turns: int | None = None
 
     @classmethod
-    def of(
-        cls, conversation: Conversation, request: SampleRequest, index: int, reward: float | None
-    ) -> "ConversationRecord":
-        buffer = conversation.buffer
+    def of(cls, play: Play[Conversation, Any], reward: float | None) -> "ConversationRecord":
+        """The record of a finished conversation; `reward` is the weighted sum of its rewards."""
+        conversation = play.episode
         return cls(
-            id=conversation.id,
-            request_id=request.request_id,
-            step=request.step,
-            index=index,
-            problem_id=conversation.problem.id,
-            problem=conversation.problem.text,
-            answer=conversation.problem.answer,
+            **play.common_fields(reward),
             type=conversation.setup.type.value,
             student_name=conversation.setup.student_name,
-            state=conversation.state.value,
-            turns=conversation.turns,
             verdicts=conversation.verdicts,
             solutions=conversation.solutions,
-            rewards=conversation.rewards,
-            reward=reward,
-            rejected=conversation.rejected,
-            failure=conversation.failure,
-            overflow=conversation.overflow,
             max_turns=conversation.rules.max_turns,
-            prompt_ids=buffer.prompt_ids if buffer else [],
-            completion_ids=buffer.completion_ids if buffer else [],
-            mask=buffer.mask if buffer else [],
-            logprobs=buffer.logprobs if buffer else [],
-            meta=request.meta[index] if request.meta is not None else {},
         )
+
+    @property
+    def refused(self) -> bool:
+        """Whether the conversation is rejected because the judge would not have what the teacher wrote."""
+        judgement = sum_up(self.verdicts, dict.fromkeys(verdict.rule for verdict in self.verdicts))
+        return judgement is not None and bool(judgement.refusing_rules)
+
+    @property
+    def judge_error(self) -> str | None:
+        """The first error of a judge attempt."""
+        return next((verdict.error for verdict in self.verdicts if verdict.error), None)
 
     def conversation(self, rules: ClassroomRules) -> Conversation:
         """The finished conversation itself, its tokens left out: what rewards are computed from."""

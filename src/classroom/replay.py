@@ -8,7 +8,8 @@ from pydantic import TypeAdapter
 
 from src.classroom.conversation import Conversation, Solution
 from src.classroom.verdicts import Verdict
-from src.rollout.tokens import TokenBuffer, Turn
+from src.rollout.replay import add_tokens
+from src.rollout.tokens import Turn
 
 _TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapter(list[Solution])
 
@@ -81,21 +82,6 @@ def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solut
     return [replace(solution, grade=grade) for solution, grade in zip(solutions, grades, strict=True)]
 
 
-def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
-    """The teacher's context after these events; None if it was never opened."""
-    buffer = None
-    for event in events:
-        if event["event"] == "failure" and event["prompt_ids"]:
-            buffer = TokenBuffer(event["prompt_ids"])
-            buffer.append_given(event["end_ids"])
-        if event["event"] == "turn":
-            if "prompt_ids" in event:
-                buffer = TokenBuffer(event["prompt_ids"])
-            if buffer is not None:
-                _add_tokens(buffer, event["ids"], event["logprobs"])
-    return buffer
-
-
 def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
     turn = _TURN.validate_python(event["turn"])
     if turn.role == "student":
@@ -106,12 +92,5 @@ def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
     if "prompt_estimate" in event:
         conversation.open_estimated(event["prompt_estimate"])
     if conversation.buffer is not None:
-        _add_tokens(conversation.buffer, event["ids"], event["logprobs"])
+        add_tokens(conversation.buffer, event["ids"], event["logprobs"])
     conversation.add_teacher_turn(turn)
-
-
-def _add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Those with a log-prob were sampled; those after them were given."""
-    if logprobs:
-        buffer.append_sampled(ids[: len(logprobs)], logprobs)
-    buffer.append_given(ids[len(logprobs) :])

@@ -1,29 +1,29 @@
-"""Who speaks in which role, and which of the roles a configuration needs engines for."""
+"""Who speaks in which role, and which models a configuration needs for that."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig
-from config.train_rl_model import RewardModelConfig
+from config.base import ModelConfig
 from config.values import EMBEDDED_JUDGES, is_script
 from src.grading.checker import AnswerChecker
-from src.rollout.datasets import Problem
+from src.rollout import seats as rollout_seats
 from src.rollout.engines import (
     Api,
     ChatEngine,
     EmbeddedJudge,
     Engine,
-    EngineHealth,
     Judge,
     RewardModel,
     Sampling,
     Teacher,
     TokenEngine,
 )
+from src.rollout.problem import Problem
 
 
 @dataclass
-class Seats:
+class Seats(rollout_seats.LoadedModels):
     """Who speaks in which role, and how each is sampled. `judge` is None when nothing is judged.
 
     `engines` are the vLLM engines by seat name, `apis` what the seats behind an API are asked through. Solutions are
@@ -57,65 +57,42 @@ class Seats:
         """Whether the teacher takes and gives token ids; one behind an API, or a script, takes and gives text."""
         return isinstance(self.teacher, TokenEngine)
 
-    def health(self) -> dict[str, EngineHealth]:
-        """What is in each seat but an embedded judge.
+    @classmethod
+    def of(cls, config: Any, models: rollout_seats.Seats) -> "Seats":
+        """The seats of a classroom, with the models that were opened for a configuration."""
+        generation = config.generation
+        return cls(
+            teacher=models.models["teacher"],
+            teacher_sampling=Sampling.of(config.teacher_model.vllm, generation.max_tokens_per_turn),
+            student=models.models["student"],
+            student_sampling=Sampling.of(config.student_model.vllm, generation.max_tokens_per_turn),
+            judge=models.judge,
+            engines=dict(models.engines),
+            apis=dict(models.apis),
+            answers=AnswerChecker(generation.answer_timeout_s),
+            reward=models.models.get("reward"),
+        )
 
-        Raises:
-            EngineFailure: if an engine died.
-        """
-        remote = {
-            seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[])
-            for seat, api in self.apis.items()
-        }
-        own = {} if "teacher" in self.apis else {"teacher": self.teacher.health()}  # an engine's, or a script's
-        return own | {seat: engine.health() for seat, engine in self.engines.items()} | remote
-
-    def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if an engine died.
-        """
-        for engine in self.engines.values():
-            engine.check_alive()
+    @property
+    def policy(self) -> Teacher:
+        """The teacher."""
+        return self.teacher
 
     def shutdown(self) -> None:
         """End the processes of all engines and those that compare answers, and close what is open."""
-        for engine in self.engines.values():
-            engine.shutdown()
+        super().shutdown()
         self.answers.shutdown()
-        for api in self.apis.values():
-            api.ledger.close()
 
 
-def engine_seats(
-    teacher: ApiModelConfig,
-    student: ApiModelConfig,
-    judge: JudgeModelConfig,
-    generation: GenerationConfig,
-    reward: ModelConfig | None = None,
-) -> dict[str, ModelConfig]:
-    """The seats whose models are loaded into engines of this server."""
-    models = models_in_use(teacher, student, judge, generation)
-    wanted: dict[str, ModelConfig] = {seat: model for seat, model in models.items() if not model.is_remote}
-    if reward is not None:
-        wanted["reward"] = reward
-    return wanted
-
-
-def needed_reward_model(
-    reward: RewardModelConfig, generation: GenerationConfig, reward_weights: Mapping[str, float]
-) -> RewardModelConfig | None:
-    """The reward model, if it is one and there are solutions for it to grade."""
-    needed = "end_rm" in reward_weights and generation.number_student_attempts > 0
-    return reward if reward.is_model and needed else None
-
-
-def models_in_use(
-    teacher: ApiModelConfig, student: ApiModelConfig, judge: JudgeModelConfig, generation: GenerationConfig
-) -> dict[str, ApiModelConfig]:
-    """The models behind the seats: no script, and no judge where nothing is judged or the judge has no model."""
-    models = {"teacher": teacher, "student": student}
-    if is_script(teacher.model_name_or_path):
+def models_in_use(config: Any, reward_weights: Mapping[str, float]) -> dict[str, ModelConfig]:
+    """The models behind the seats, in the order in which they are loaded: no script, no judge where nothing is judged
+    or the judge has no model, and a reward model only if there are solutions for it to grade."""
+    generation, reward = config.generation, config.reward_model
+    models: dict[str, ModelConfig] = {"teacher": config.teacher_model, "student": config.student_model}
+    if is_script(config.teacher_model.model_name_or_path):
         del models["teacher"]
-    if generation.judge_rules and judge.model_name_or_path not in EMBEDDED_JUDGES:
-        models["judge"] = judge
+    if generation.judge_rules and config.judge_model.model_name_or_path not in EMBEDDED_JUDGES:
+        models["judge"] = config.judge_model
+    if reward.is_model and "end_rm" in reward_weights and generation.number_student_attempts > 0:
+        models["reward"] = reward
     return models

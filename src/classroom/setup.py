@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 
 ERROR_PERSONA = "error_student"
 """The persona that is told to err."""

@@ -25,11 +25,23 @@ _MOST_LEVELS = 50
 _MOST_CHARACTERS, _MOST_REPAIRS, _MOST_OBJECTS, _MOST_BROKEN = 100_000, 20, 20, 1_000
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
 _NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
-_SCORE_RANGES = {
-    "task_final_score": (0.0, 1.0),
-    "forward_progression_score": (0.0, 1.0),
-    "overall_momentum_score": (0.0, 10.0),
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a scoring judge gives a number for, from 0 to `top`."""
+
+    label: str
+    top: float
+
+
+CRITERIA = {
+    "task_final_score": Criterion("Task-final discipline", 1.0),
+    "forward_progression_score": Criterion("Forward progression", 1.0),
+    "overall_momentum_score": Criterion("Overall momentum", 10.0),
 }
+"""By their key in the judge's JSON, which is the field of `Scores`; schema, parser, metrics, page and reports read them
+here."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +89,9 @@ def answer_schema(rule: str) -> dict[str, Any]:
     """
     if rule in SCORING_RULES:
         properties = {}
-        for name, (low, high) in _SCORE_RANGES.items():
+        for name, criterion in CRITERIA.items():
             properties[name.replace("_score", "_reasoning")] = {"type": "string"}
-            properties[name] = {"type": "number", "description": f"from {low:g} to {high:g}"}
+            properties[name] = {"type": "number", "description": f"from 0 to {criterion.top:g}"}
     else:
         properties = {"reasoning": {"type": "string"}, "decision": {"type": "string", "enum": ["OK", "REJECT"]}}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
@@ -93,7 +105,7 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     """
     answer = find_object(text)
     if rule in SCORING_RULES:
-        reasons = {name: _reason(answer, name.replace("_score", "_reasoning")) for name in _SCORE_RANGES}
+        reasons = {name: _reason(answer, name.replace("_score", "_reasoning")) for name in CRITERIA}
         scores, version = _read_scores(answer, text), _reason(answer, "rules_version") or None
         return Verdict(rule, attempt, scores=scores, reasons=reasons, raw=text, rules_version=version)
     reasons = {rule: _reason(answer, "reasoning")}
@@ -111,13 +123,13 @@ def parse_judge_output(text: str) -> Scores:
 
 def _read_scores(answer: dict[str, Any], text: str) -> Scores:
     values = {}
-    for name, (low, high) in _SCORE_RANGES.items():
+    for name, criterion in CRITERIA.items():
         if name not in answer:
             raise JudgeOutputError(f"The judge's answer has no {name}: {_quote(text)}")
         value = answer[name]
         number = _number(value)
-        if not math.isfinite(number) or not low <= number <= high:
-            rule = f"it must be a number from {low:g} to {high:g}"
+        if not math.isfinite(number) or not 0 <= number <= criterion.top:
+            rule = f"it must be a number from 0 to {criterion.top:g}"
             raise JudgeOutputError(f"{name} is {_quote(value)}; {rule}: {_quote(text)}")
         values[name] = number
     return Scores(**values)
@@ -295,4 +307,4 @@ def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdi
 
 
 def _mean_scores(scores: Sequence[Scores]) -> Scores:
-    return Scores(**{name: fmean(getattr(s, name) for s in scores) for name in _SCORE_RANGES})
+    return Scores(**{name: fmean(getattr(s, name) for s in scores) for name in CRITERIA})

@@ -27,7 +27,8 @@ from src.results.evaluation_files import write_compared
 from src.results.paired_tests import differences
 from src.results.statistics import lacks_verdict, mean_with_ci, share
 from src.results.trackers import log_to_wandb
-from src.rollout.datasets import Problem, load_problems
+from src.rollout.datasets import load_problems
+from src.rollout.problem import Problem
 from src.system.storage import write_whole
 
 logger = logging.getLogger(__name__)

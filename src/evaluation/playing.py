@@ -22,8 +22,8 @@ from src.evaluation.error_labels import Labels, label_errors
 from src.evaluation.progress import Progress
 from src.evaluation.solve_alone import InitialSolutions, initial_solutions
 from src.models.policy_version import PolicyVersion
-from src.rollout.datasets import Problem
 from src.rollout.engines import EngineHealth
+from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.scheduler import Schedule
 from src.server.schemas import Health
@@ -185,8 +185,8 @@ def _health(client: "ClassroomClient") -> Health:
 async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
     from src.server.sampling_service import open_desk
 
-    desk = await open_desk(config, reward_weights(config), config.reward_model.grades, folder)
-    seats = desk.classroom.seats
+    desk = await open_desk(config, reward_weights(config), folder)
+    seats = desk.environment.seats
     try:
         yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)
     finally:

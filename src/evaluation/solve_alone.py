@@ -16,7 +16,7 @@ from src.classroom.conversation import Solution, visible_text
 from src.classroom.seats import Seats
 from src.errors import RequestRefused
 from src.evaluation.progress import Progress
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.rollout.prompts import render
 from src.system.storage import storage_errors
 

@@ -13,7 +13,6 @@ from trl import GRPOConfig
 
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.classroom.prompt_check import check_lengths
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.grpo.config import grpo_config
 from src.grpo.trainer import ClassroomGRPOTrainer
@@ -22,6 +21,7 @@ from src.models.precision import check_precision
 from src.results.hub import release
 from src.results.learning import describe, write_learning
 from src.results.rollout_files import drop_rollouts_from
+from src.rollout.registry import environment_of
 from src.server.client import ClassroomClient
 from src.server.schemas import Health
 from src.system.run_lock import claim
@@ -78,7 +78,7 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(PlotLog(run_folder, trainer))
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
-    check_lengths(problems, config.generation, trainer.processing_class, limit)
+    environment_of(config).check_problems(config, problems, trainer.processing_class, limit)
     on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(checkpoint)))
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -118,6 +118,7 @@ def connect(config: TrainRLConfig, server: OwnServer) -> ClassroomClient:
         generation.load_weights_timeout_s,
         generation.server_start_timeout_s,
         Path(config.logging.save_dir) / (f"server.{server.index}.log" if server.index else "server.log"),
+        environment_of(config).Record,
     )
     health = client.wait_until_up(generation.server_start_timeout_s)
     _refuse_server_of_another_run(health, client.url, run_folder)

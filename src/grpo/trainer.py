@@ -17,7 +17,8 @@ from src.models.lora import peft_config
 from src.models.policy_folder import write_whole
 from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model, load_tokenizer
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
+from src.rollout.registry import environment_of
 from src.server.client import ClassroomClient
 from src.training.checkpoints import UNFINISHED, ConfiguredRates, OrderOfEpoch, complete_checkpoint, remove_unfinished
 from src.training.collective import on_main_process
@@ -72,6 +73,7 @@ class ClassroomGRPOTrainer(ConfiguredRates, GRPOTrainer):
             reward_weights(config),
             config.judge_model.max_failed_share,
             JudgeGuard(config, client, run_folder),
+            environment_of(config).batch_metrics,
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)

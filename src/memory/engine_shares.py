@@ -6,20 +6,19 @@ All engines of a server use the first GPUs that it sees, so that is where the sh
 from collections.abc import Mapping, Sequence
 
 from config.base import ModelConfig
-from config.values import PHASED
-from src.classroom.phases import PHASES
 from src.errors import ConfigError
 from src.memory.budget import CUDA_CONTEXT
 from src.memory.sources import memory_by_nvidia_smi
+from src.rollout.scheduler import Phase
 
 _ROUNDING = 1e-9
 
 
-def awake_together(seats: Sequence[str], schedule: str) -> dict[str, list[str]]:
-    """The engines that are awake at the same time: all, or those of each phase."""
-    if schedule != PHASED:
+def awake_together(seats: Sequence[str], phases: Sequence[Phase]) -> dict[str, list[str]]:
+    """The engines that are awake at the same time: those of each phase, or all where there are no phases."""
+    if not phases:
         return {"engines": list(seats)}
-    groups = {f"engines of the {phase.name}": [seat for seat in seats if seat in phase.seats] for phase in PHASES}
+    groups = {f"engines of the {phase.name}": [seat for seat in seats if seat in phase.seats] for phase in phases}
     return {name: group for name, group in groups.items() if group}
 
 
@@ -35,7 +34,7 @@ def named_shares(seats: Mapping[str, ModelConfig], group: Sequence[str]) -> str:
     )
 
 
-def what_is_crowded(seats: Mapping[str, ModelConfig], schedule: str, gpu_bytes: int | None) -> list[str]:
+def what_is_crowded(seats: Mapping[str, ModelConfig], phases: Sequence[Phase], gpu_bytes: int | None) -> list[str]:
     """One message for each group of engines that cannot be awake together on one GPU.
 
     Args:
@@ -43,12 +42,12 @@ def what_is_crowded(seats: Mapping[str, ModelConfig], schedule: str, gpu_bytes: 
     """
     contexts = 0.0 if gpu_bytes is None else len(seats) * CUDA_CONTEXT / gpu_bytes
     found = []
-    for name, group in awake_together(list(seats), schedule).items():
+    for name, group in awake_together(list(seats), phases).items():
         share = share_of(seats, group)
         if share + contexts <= 1 + _ROUNDING:
             continue
         beside = f", and their CUDA contexts {contexts:.3f} more" if contexts else ""
-        way = "" if schedule == PHASED or len(group) < 3 else ", or set generation.schedule=phased"
+        way = "" if phases or len(group) < 3 else ", or set generation.schedule=phased"
         found.append(
             f"The {name} share one GPU, but ask for {share:g} of it{beside}: {named_shares(seats, group)}. vLLM "
             f"refuses the engine that finds less than its share. Lower them until a few hundredths of it are left{way}."
@@ -56,7 +55,7 @@ def what_is_crowded(seats: Mapping[str, ModelConfig], schedule: str, gpu_bytes: 
     return found
 
 
-def refuse_crowded_gpu(seats: Mapping[str, ModelConfig], schedule: str) -> None:
+def refuse_crowded_gpu(seats: Mapping[str, ModelConfig], phases: Sequence[Phase]) -> None:
     """Look at the shares before the first engine starts, where there is a GPU; on CPUs they have no meaning. Which of
     several GPUs the engines get is for CUDA to say: what fits on the largest is let pass.
 
@@ -64,6 +63,6 @@ def refuse_crowded_gpu(seats: Mapping[str, ModelConfig], schedule: str) -> None:
         ConfigError: if the engines that are awake together cannot be.
     """
     gpus = memory_by_nvidia_smi()
-    crowded = what_is_crowded(seats, schedule, max(gpus)) if gpus else []
+    crowded = what_is_crowded(seats, phases, max(gpus)) if gpus else []
     if crowded:
         raise ConfigError("\n".join(crowded))

@@ -14,7 +14,6 @@ from config.eval_model import EvalConfig
 from config.eval_model import reward_weights as rewards_of_evaluation
 from config.train_rl_model import TrainRLConfig
 from config.values import PHASED
-from src.classroom.seats import engine_seats, needed_reward_model
 from src.errors import ConfigError
 from src.memory.budget import (
     CUDA_CONTEXT,
@@ -44,6 +43,7 @@ from src.memory.sources import (
 )
 from src.models.lora import adapter_shape
 from src.models.precision import check_precision
+from src.rollout.registry import models_on_engines, phases_of
 from src.vllm.adapter_slot import SLOTS, served_rank
 
 _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, for float32 models, too
@@ -89,12 +89,10 @@ def show_evaluation_shares(config: EvalConfig) -> None:
     """Print how much of a GPU the engines of an evaluation take together; raises as `show_trainer_budget` does."""
     found = Report()
     if config.server_url is None:
-        reward = needed_reward_model(config.reward_model, config.generation, rewards_of_evaluation(config))
-        seats = engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
-        schedule = config.generation.schedule
-        for name, group in awake_together(list(seats), schedule).items():
+        seats, phases = models_on_engines(config, rewards_of_evaluation(config)), phases_of(config)
+        for name, group in awake_together(list(seats), phases).items():
             found.lines.append(f"{name}: {share_of(seats, group):g} of a GPU ({named_shares(seats, group)})")
-        found.refusals += what_is_crowded(seats, schedule, gpu_memory(None)[0])
+        found.refusals += what_is_crowded(seats, phases, gpu_memory(None)[0])
     show(found)
 
 
@@ -127,11 +125,11 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
         found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
     else:
         trainer = _add_trainer(found, config, find_launch)
-    seats = _engine_seats(config)
+    seats = models_on_engines(config, reward_weights(config))
     weights = {seat: _add_engine(found, seat, model, limit) for seat, model in seats.items()}
-    groups = awake_together(list(seats), config.generation.schedule)
+    groups = awake_together(list(seats), phases_of(config))
     if limit is None:
-        found.refusals += what_is_crowded(seats, config.generation.schedule, None)
+        found.refusals += what_is_crowded(seats, phases_of(config), None)
     else:
         shares = [share_of(seats, group) for group in groups.values()]
         share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
@@ -145,16 +143,11 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
     return found
 
 
-def _engine_seats(config: TrainRLConfig) -> dict[str, ModelConfig]:
-    reward = needed_reward_model(config.reward_model, config.generation, reward_weights(config))
-    return engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation, reward)
-
-
 def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int]) -> None:
     """The machine's own memory at its fullest, and whether it has that: an error where the run would be on this
     machine's GPU, a warning where that is planned for elsewhere or would be on CPUs."""
     limit, _ = gpu_memory(config.train.gpu_memory_gib)
-    seats, groups = _engine_seats(config), awake_together(list(weights), config.generation.schedule)
+    seats, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
     awake = list(groups.values()) if config.generation.colocate is False else [()]
     asleep = max((sum(size for seat, size in weights.items() if seat not in group) for group in awake), default=0)
     engines = [
@@ -303,7 +296,7 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
     train = config.train
     ways = []
     if moment in ("rollout", "engines"):
-        seats = _engine_seats(config)
+        seats = models_on_engines(config, reward_weights(config))
         ways.append(f"lower the engines' shares ({named_shares(seats, list(seats))})")
         if config.generation.schedule != PHASED and len(seats) > 2:
             ways.append("set generation.schedule=phased, with which not all engines are awake at a time")

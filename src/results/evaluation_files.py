@@ -14,6 +14,7 @@ from src.classroom.conversation import Solution
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
 from src.results import rollout_files
+from src.results.rollout_files import table_of, write_table
 
 _SAMPLING = "sampling"
 
@@ -31,27 +32,26 @@ def write_records(
             `initial_solutions`.
         message_scores: the pedagogical reward of each teacher message of each record: the column `message_scores`.
     """
-    unfinished = path.with_name(f"unfinished-{path.name}")
-    rollout_files.write_records(unfinished, [record for _, record in records])
-    samplings = pa.array([sampling for sampling, _ in records], pa.string())
-    table = pq.read_table(unfinished).append_column(_SAMPLING, samplings)
+    table = _table_of(records)
     if initial is not None:
         texts = [json.dumps([asdict(each) for each in initial.get(record.problem_id, [])]) for _, record in records]
         table = table.append_column("initial_solutions", pa.array(texts, pa.string()))
     if message_scores is not None:
         table = table.append_column("message_scores", pa.array(message_scores, pa.list_(pa.float64())))
-    pq.write_table(table, unfinished, row_group_size=rollout_files.ROWS_PER_GROUP)
-    unfinished.replace(path)
+    write_table(path, table)
 
 
 def write_compared(path: Path, records: Mapping[str, Sequence[tuple[str, ConversationRecord]]]) -> None:
-    """Write the conversations of several tutors, (sampling, record) pairs by tutor, with a column `tutor`."""
-    write_records(path, [pair for pairs in records.values() for pair in pairs])
+    """Write the conversations of several tutors, (sampling, record) pairs by tutor, with a column `tutor`. Whole or not
+    there."""
+    table = _table_of([pair for pairs in records.values() for pair in pairs])
     tutors = pa.array([name for name, pairs in records.items() for _ in pairs], pa.string())
-    unfinished = path.with_name(f"unfinished-{path.name}")
-    table = pq.read_table(path).append_column("tutor", tutors)
-    pq.write_table(table, unfinished, row_group_size=rollout_files.ROWS_PER_GROUP)
-    unfinished.replace(path)
+    write_table(path, table.append_column("tutor", tutors))
+
+
+def _table_of(records: Sequence[tuple[str, ConversationRecord]]) -> pa.Table:
+    samplings = pa.array([sampling for sampling, _ in records], pa.string())
+    return table_of([record for _, record in records]).append_column(_SAMPLING, samplings)
 
 
 def read_records(path: Path) -> dict[str, list[ConversationRecord]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
+from src.classroom.verdicts import CRITERIA, Criterion
 from src.results.charts import smooth
 from src.results.run_folder import RunData, is_number
 from src.system.storage import storage_errors
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
 PLOTS_FOLDER = "plots"
 _BLUE, _ORANGE, _GREEN, _RED, _VIOLET = "#2457b3", "#c2410c", "#0f766e", "#b91c1c", "#7c3aed"
 _COLOURS = (_BLUE, _ORANGE, _GREEN, _VIOLET, _RED)
-_SCORES = (
-    ("judge/task_final_score", "task-final discipline", 1),
-    ("judge/forward_progression_score", "forward progression", 1),
-    ("judge/overall_momentum_score", "overall momentum / 10", 10),
-)
 _WEIGHED = "rewards/"
 _DPI = 130
 
@@ -127,9 +123,16 @@ def _reach(estimate: dict) -> list[list[float]]:
     return [[max(0.0, estimate["mean"] - low)], [max(0.0, high - estimate["mean"])]]
 
 
+def _share_of_top(criterion: Criterion) -> str:
+    return criterion.label.lower() + ("" if criterion.top == 1 else f" / {criterion.top:g}")
+
+
 def _parts(axes: "Axes", data: RunData) -> bool:
     """The judge's scores, and each reward where there are several."""
-    parts = [(label, [(x, y / top) for x, y in data.series(name)]) for name, label, top in _SCORES]
+    parts = [
+        (_share_of_top(each), [(x, y / each.top) for x, y in data.series(f"judge/{name}")])
+        for name, each in CRITERIA.items()
+    ]
     rewards = dict.fromkeys(
         name for line in data.steps for name in line if name.startswith(_WEIGHED) and name.endswith("/mean")
     )

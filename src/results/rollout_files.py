@@ -1,22 +1,46 @@
 """Conversations as Parquet files: one table over all steps under `<run folder>/rollouts/`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Optional, TypeVar, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic_core import from_json
 
 from src.classroom.record import ConversationRecord
+from src.rollout.trajectory import Trajectory
 from src.system.storage import storage_errors
 
+R = TypeVar("R", bound=Trajectory)
 ROWS_PER_GROUP = 128
 """Rows of a file that are stored together: to read one conversation is to read so many."""
-_NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
+_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+_LISTS = {list[int]: pa.list_(pa.int32()), list[float]: pa.list_(pa.float32())}
 
 
-def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[ConversationRecord]) -> Path:
+def _type_of(annotation: Any) -> pa.DataType:
+    """The column's type for a field; JSON text for what is nested."""
+    inner = [each for each in get_args(annotation) if each is not type(None)]
+    plain = inner[0] if type(None) in get_args(annotation) and len(inner) == 1 else annotation
+    return _TYPES.get(plain) or _LISTS.get(plain) or pa.string()
+
+
+def columns_of(record: type[Trajectory]) -> pa.Schema:
+    """The Parquet columns of a record: its fields."""
+    return pa.schema([(name, _type_of(item.annotation)) for name, item in record.model_fields.items()])
+
+
+def nested_columns(record: type[Trajectory]) -> list[str]:
+    """The columns that hold JSON text."""
+    plain = (str, Optional[str], str | None)
+    fields = record.model_fields.items()
+    return [name for name, item in fields if _type_of(item.annotation) == pa.string() and item.annotation not in plain]
+
+
+def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Trajectory]) -> Path:
     """Write the conversations that a rank trained on in a step; a step written before is replaced."""
     folder = run_folder / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,31 +57,54 @@ def drop_rollouts_from(run_folder: Path, step: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def write_records(path: Path, records: Sequence[ConversationRecord]) -> None:
-    """One row per conversation; nested columns are JSON text. Whole or not there.
+def table_of(records: Sequence[Trajectory]) -> pa.Table:
+    """One row per episode, with the columns of its record; nested ones as JSON text."""
+    kind = type(records[0]) if records else ConversationRecord
+    nested = nested_columns(kind)
+    rows = [record.model_dump(mode="json") for record in records]
+    rows = [row | {name: json.dumps(row[name]) for name in nested} for row in rows]
+    return pa.Table.from_pylist(rows, schema=columns_of(kind))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file, whole or not at all.
 
     Raises:
         StorageError: if the disk is full or may not be written to.
     """
-    rows = []
-    for record in records:
-        row = record.model_dump(mode="json")
-        rows.append({name: json.dumps(value) if name in _NESTED else value for name, value in row.items()})
-    unfinished = path.with_suffix(".unfinished")
+    unfinished = path.with_name(f"unfinished-{path.name}")
     with storage_errors(path):
-        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), unfinished, row_group_size=ROWS_PER_GROUP)
+        pq.write_table(table, unfinished, row_group_size=ROWS_PER_GROUP)
         unfinished.replace(path)
 
 
-def read_records(path: Path) -> list[ConversationRecord]:
-    """The conversations of a file written by `write_records`."""
-    rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
+def write_records(path: Path, records: Sequence[Trajectory]) -> None:
+    """One row per episode; raises as `write_table` does."""
+    write_table(path, table_of(records))
+
+
+def read_records(path: Path, kind: type[R] = ConversationRecord) -> list[R]:
+    """The episodes of a file written by `write_records`, as records of this kind."""
+    nested = nested_columns(kind)
     return [
-        ConversationRecord.model_validate(
-            {name: json.loads(value) if name in _NESTED else value for name, value in row.items()}
-        )
-        for row in rows
+        kind.model_validate({name: json.loads(value) if name in nested else value for name, value in row.items()})
+        for row in pq.read_table(path, schema=columns_of(kind)).to_pylist()
     ]
+
+
+_NESTED = frozenset(nested_columns(ConversationRecord))
+OPTIONAL = {
+    name: item.get_default(call_default_factory=True)
+    for name, item in ConversationRecord.model_fields.items()
+    if not item.is_required()
+}
+"""Fields that a record may lack, with what an empty conversation has there."""
+
+
+def plain_record(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a file as plain data for the page, its nested columns parsed. What another environment's records do not
+    have, or those of an older version, is as in an empty conversation."""
+    return OPTIONAL | {name: from_json(value) if name in _NESTED else value for name, value in row.items()}
 
 
 @dataclass(frozen=True)
@@ -74,33 +121,3 @@ def read_outcomes(run_folder: Path) -> list[Outcome]:
     columns = ["step", "problem_id", "reward"]
     files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
     return [Outcome(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]
-
-
-_SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("request_id", pa.string()),
-        ("step", pa.int64()),
-        ("index", pa.int64()),
-        ("problem_id", pa.string()),
-        ("problem", pa.string()),
-        ("answer", pa.string()),
-        ("type", pa.string()),
-        ("student_name", pa.string()),
-        ("state", pa.string()),
-        ("turns", pa.string()),
-        ("verdicts", pa.string()),
-        ("solutions", pa.string()),
-        ("rewards", pa.string()),
-        ("reward", pa.float64()),
-        ("rejected", pa.bool_()),
-        ("failure", pa.string()),
-        ("overflow", pa.string()),
-        ("max_turns", pa.int32()),
-        ("prompt_ids", pa.list_(pa.int32())),
-        ("completion_ids", pa.list_(pa.int32())),
-        ("mask", pa.list_(pa.int8())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("meta", pa.string()),
-    ]
-)

@@ -1,15 +1,14 @@
 """Datasets, and the problems in them: what conversations are about. A `Problem`'s id depends on its content only."""
 
 import glob
-import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from src.errors import DataError
+from src.rollout.problem import Problem
 from src.rollout.prompts import render, variables_of
 
 if TYPE_CHECKING:
@@ -38,21 +37,6 @@ Row = TypeVar("Row")
 _LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 LOCAL_SUFFIXES = frozenset(_LOADERS)
 """What names of local files end with; any other name is one of the Hub."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A maths problem or a lesson plan. `id` is the hash of text and answer: equal on every rank and after a
-    restart."""
-
-    id: str
-    text: str
-    answer: str = ""
-
-    @classmethod
-    def of(cls, text: str, answer: str = "") -> "Problem":
-        digest = hashlib.sha256(json.dumps([text, answer]).encode()).hexdigest()
-        return cls(digest[:16], text, answer)
 
 
 def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int | None = None) -> list[Problem]:

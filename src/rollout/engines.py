@@ -1,9 +1,9 @@
-"""What the classroom asks of its engines, whoever serves them."""
+"""What an environment asks of the models in its seats, whether an engine or an API serves them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Optional, Protocol, runtime_checkable
+from typing import Any, Optional, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field
 
@@ -22,6 +22,11 @@ class Sampling:
     max_tokens: int = 1024
     seed: Optional[int] = None
     draw: tuple[str | int, ...] = ()
+
+    @classmethod
+    def of(cls, options: Any, max_tokens: int) -> "Sampling":
+        """The sampling that a model's `vllm` block asks for."""
+        return cls(options.temperature, options.top_p, options.top_k, max_tokens)
 
 
 @dataclass(frozen=True)

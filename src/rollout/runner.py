@@ -12,14 +12,17 @@ from typing import Any, Generic
 
 from src.errors import PolicyMismatch
 from src.models.policy_version import PolicyVersion
-from src.rollout.datasets import Problem
 from src.rollout.engines import Completion
 from src.rollout.environment import E, Environment, H, Play
 from src.rollout.journal import Journal, conversation_id
+from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.scheduler import Concurrent, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.rollout.usage import BATCH
+
+_REMEMBERED = 100_000
+"""Episodes whose rewards stay in memory: a few hundred bytes each."""
 
 
 class Runner(Generic[E, H]):
@@ -33,6 +36,7 @@ class Runner(Generic[E, H]):
 
     Attributes:
         running, finished: how many episodes are being played, and were since the start.
+        rewards: of the last episodes that finished, by id and name.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Runner(Generic[E, H]):
         self._journal = journal
         self._reward_weights = dict(reward_weights)
         self.running = self.finished = 0
+        self.rewards: dict[str, Mapping[str, float | None]] = {}
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
         """Play and score one episode per entry of the request. What the journal holds of them from the same weights is
@@ -62,7 +67,7 @@ class Runner(Generic[E, H]):
         """
         environment = self.environment
         BATCH.set(request.request_id)
-        policy, weights = environment.policy.policy, environment.policy.weights
+        policy, weights = environment.seats.policy.policy, environment.seats.policy.weights
         check_policy(request, policy)
         self._journal.append(
             "batch",
@@ -79,7 +84,7 @@ class Runner(Generic[E, H]):
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._play(replace(play, attendance=attendance))) for play in plays]
         except BaseExceptionGroup as failures:
-            for api in environment.apis.values():
+            for api in environment.seats.apis.values():
                 await api.land()
             raise _first(failures) from None
         return SampleResponse(
@@ -87,16 +92,18 @@ class Runner(Generic[E, H]):
             policy=policy,
             conversations=[task.result() for task in tasks],
             reward_weights=self._reward_weights,
-            usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.apis.items()},
+            usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
 
     def _open(self, request: SampleRequest, weights: str) -> list[Play[E, H]]:
         seen: Counter[str] = Counter()
         plays = []
-        for index, (text, answer) in enumerate(zip(request.problems, request.answers, strict=True)):
-            problem = Problem.of(text, answer)
+        asked = list(zip(request.problems, request.answers, strict=True))
+        problems = {each: Problem.of(*each) for each in dict.fromkeys(asked)}
+        for index, each in enumerate(asked):
+            problem = problems[each]
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
-            history = self.environment.take_up(episode, self._journal.events(episode.id), request.judge_again)
+            history = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
             plays.append(Play(episode, request, index, seen[problem.id], weights, history))
             seen[problem.id] += 1
         return plays
@@ -116,7 +123,13 @@ class Runner(Generic[E, H]):
             record = trajectory.model_dump(exclude=TOKEN_FIELDS)
             self._journal.append("conversation", conversation=trajectory.id, record=record)
         self.finished += 1
+        self._remember(trajectory)
         return trajectory
+
+    def _remember(self, trajectory: Trajectory) -> None:
+        self.rewards[trajectory.id] = trajectory.rewards
+        if len(self.rewards) > _REMEMBERED:
+            del self.rewards[next(iter(self.rewards))]
 
     def _body(self, request: SampleRequest) -> str:
         """Stands for what is asked for under this configuration: another configuration begins a batch anew."""

@@ -20,6 +20,9 @@ from src.errors import ClassroomError
 
 logger = logging.getLogger(__name__)
 
+PHASED = "phased"
+"""The value of `generation.schedule` that this clock is for."""
+
 
 @dataclass(frozen=True)
 class Phase:

@@ -2,15 +2,19 @@
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+
+from src.rollout.tokens import Turn
 
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs"})
 """What makes up most of a trajectory; the journal keeps them with the turns."""
 
 
 class Trajectory(BaseModel):
-    """A finished episode; each environment adds what its episodes have besides.
+    """A finished episode; each environment adds what its episodes have besides. These fields are the columns of the
+    Parquet files, and what the page reads.
 
+    `turns` are its messages, each with the seat that it came from; `state` is the one that it ended in.
     `prompt_ids` is the policy's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1 marking
     what the policy sampled; all four are empty for a policy that gives no tokens. `rewards` holds each reward's value,
     `reward` their weighted sum; both are null for an episode that could not be scored, and for one with a `failure`: it
@@ -27,6 +31,9 @@ class Trajectory(BaseModel):
     answer: str
     rewards: dict[str, float | None]
     reward: float | None
+    turns: list[Turn] = Field(default_factory=list)
+    state: str = "END"
+    rejected: bool = False
     failure: str | None = None
     overflow: str | None = None
     prompt_ids: list[int]
@@ -34,3 +41,13 @@ class Trajectory(BaseModel):
     mask: list[int]
     logprobs: list[float]
     meta: dict[str, Any]
+
+    @property
+    def refused(self) -> bool:
+        """Whether it counts as rejected because its judge would not have what the policy wrote."""
+        return False
+
+    @property
+    def judge_error(self) -> str | None:
+        """Why a judge gave no verdict; None if none failed."""
+        return None

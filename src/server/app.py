@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 from config.checks import reward_weights
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord
-from src.classroom.rewards import REWARDS
-from src.errors import ClassroomError, DataError, EngineFailure, UnknownConversation
+from src.classroom.classroom import Classroom
+from src.errors import ClassroomError, ConfigError, EngineFailure
 from src.models.policy_folder import inside_run_folder
 from src.models.policy_version import PolicyVersion
+from src.rollout.registry import environment_of
 from src.rollout.requests import SampleRequest, SampleResponse
+from src.rollout.trajectory import Trajectory
 from src.server.auth import token_for
 from src.server.error_responses import add_error_answers, answer_with_message
 from src.server.gpu_lease import GpuLease
@@ -60,16 +62,10 @@ RUNNING = Gauge("classroom_running_conversations", "Conversations that are being
 FINISHED = Gauge("classroom_finished_conversations", "Conversations that finished since the server started")
 
 
-def _gauges(what: str, description: str, *labels: str) -> dict[str, Gauge]:
-    return {
-        seat: Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
-        for seat in ("judge", "student", "teacher")
-    }
-
-
-CALLS = _gauges("calls", "Requests of this run to", "model", "outcome")
-TOKENS = _gauges("tokens", "Tokens of this run, by the provider's count, of", "kind")
-USD = _gauges("usd", "Dollars spent, and held for requests of unknown fate, on", "state")
+@cache
+def _gauge(seat: str, what: str, description: str, *labels: str) -> Gauge:
+    """What a seat behind an API took; there is one for each seat that has such a model."""
+    return Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
 
 
 def serve(config: TrainRLConfig) -> None:
@@ -132,17 +128,18 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _failure_of_the_start(app):
-            desk = await open_desk(config, reward_weights(config), config.reward_model.grades, own_folder)
+            desk = await open_desk(config, reward_weights(config), own_folder)
         app.state.desk = desk
         watch = asyncio.create_task(_end_with_an_engine(app))
         try:
             with _failure_of_the_start(app):
-                app.state.judge_check = open_judge_check(config, desk, own_folder)
+                if isinstance(desk.environment, Classroom):
+                    app.state.judge_check = open_judge_check(config, desk, own_folder)
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
-            await add_openai_routes(app, desk.classroom.seats.teacher, config.generation.load_weights_timeout_s)
-            app.state.tutor = SeatedTutor(
-                desk.classroom.seats, config.generation, config.generation.load_weights_timeout_s / 2
-            )
+            timeout_s = config.generation.load_weights_timeout_s
+            await add_openai_routes(app, desk.environment.seats.policy, timeout_s)
+            if isinstance(desk.environment, Classroom):
+                app.state.tutor = SeatedTutor(desk.environment.seats, config.generation, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield
@@ -151,7 +148,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             desk.loan.close()
             if app.state.judge_check is not None:
                 app.state.judge_check.close()
-            desk.classroom.seats.shutdown()
+            desk.environment.seats.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
@@ -159,7 +156,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _end_and_answer)
     add_guards(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
-    _add_sampling_routes(app)
+    _add_sampling_routes(app, environment_of(config).Record)
     _add_weight_routes(app)
     _add_rest_routes(app)
     _add_status_routes(app)
@@ -206,32 +203,28 @@ def _desk(request: Request) -> BatchDesk:
     return request.app.state.desk
 
 
-def _add_sampling_routes(app: FastAPI) -> None:
-    @app.post("/sample_conversations", response_model=SampleResponse[ConversationRecord])
+def _add_sampling_routes(app: FastAPI, record: type[Trajectory]) -> None:
+    @app.post("/sample_conversations", response_model=SampleResponse[record])
     async def sample_conversations(body: SampleRequest, request: Request) -> Response:
         return await unless_gone(request, _desk(request).sample_as_json(body))
 
     @app.post("/check_judge", response_model=JudgeCheckResponse)
     async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
+        if request.app.state.judge_check is None:
+            raise ConfigError("There is no judge to check: this environment has none.")
         return await unless_gone(request, request.app.state.judge_check.run_as_json(body))
 
-    @app.get("/wait_batch", response_model=SampleResponse[ConversationRecord])
+    @app.get("/wait_batch", response_model=SampleResponse[record])
     async def wait_batch(request_id: str, request: Request) -> Response:
         return await unless_gone(request, _desk(request).wait_as_json(request_id))
 
-    @app.get("/conversations/{conversation_id}")
-    async def conversation(conversation_id: str, request: Request) -> ConversationRecord:
-        return _desk(request).record(conversation_id)
+    @app.get("/conversations/{conversation_id}", response_model=record)
+    async def conversation(conversation_id: str, request: Request) -> Response:
+        return JSONResponse(_desk(request).record(conversation_id).model_dump(mode="json"))
 
     @app.post("/get_{name}_reward")
     async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
-        if name not in REWARDS:
-            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(REWARDS)}.")
-        conversations = [_desk(request).conversation(each) for each in body.conversations]
-        try:
-            return RewardResponse(rewards=[REWARDS[name](conversation) for conversation in conversations])
-        except ValueError as error:
-            raise DataError(str(error)) from error
+        return RewardResponse(rewards=[_desk(request).reward(name, each) for each in body.conversations])
 
 
 def _add_weight_routes(app: FastAPI) -> None:
@@ -262,7 +255,7 @@ def _add_rest_routes(app: FastAPI) -> None:
 
 
 def _rest_response(request: Request, started: float) -> RestResponse:
-    engines = _desk(request).classroom.seats.engines
+    engines = _desk(request).environment.seats.engines
     asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
     return RestResponse(asleep=asleep, seconds=time.monotonic() - started)
 
@@ -271,11 +264,11 @@ def _add_status_routes(app: FastAPI) -> None:
     @app.get("/health")
     async def health(request: Request) -> Health:
         desk = _desk(request)
-        seats = desk.classroom.seats
+        seats = desk.environment.seats
         return Health(
             status="ok",
             seats=seats.health(),
-            policy=seats.teacher.policy,
+            policy=seats.policy.policy,
             run_folder=str(request.app.state.run_folder),
             server_index=request.app.state.config.generation.server_index,
             running_requests=desk.running,
@@ -286,18 +279,21 @@ def _add_status_routes(app: FastAPI) -> None:
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         desk = _desk(request)
-        POLICY_VERSION.set(desk.classroom.seats.teacher.policy.version)
+        POLICY_VERSION.set(desk.environment.seats.policy.policy.version)
         RUNNING.set(desk.runner.running)
         FINISHED.set(desk.runner.finished)
-        for seat, api in desk.classroom.seats.apis.items():
+        for seat, api in desk.environment.seats.apis.items():
             _show_calls(seat, api.ledger)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _show_calls(seat: str, ledger: "CallLedger") -> None:
+    calls = _gauge(seat, "calls", "Requests of this run to", "model", "outcome")
     for (model, outcome), count in ledger.outcomes.items():
-        CALLS[seat].labels(model, outcome).set(count)
-    TOKENS[seat].labels("prompt").set(ledger.prompt_tokens)
-    TOKENS[seat].labels("completion").set(ledger.completion_tokens)
-    USD[seat].labels("spent").set(ledger.spent_usd)
-    USD[seat].labels("reserved").set(ledger.reserved_usd)
+        calls.labels(model, outcome).set(count)
+    tokens = _gauge(seat, "tokens", "Tokens of this run, by the provider's count, of", "kind")
+    tokens.labels("prompt").set(ledger.prompt_tokens)
+    tokens.labels("completion").set(ledger.completion_tokens)
+    usd = _gauge(seat, "usd", "Dollars spent, and held for requests of unknown fate, on", "state")
+    usd.labels("spent").set(ledger.spent_usd)
+    usd.labels("reserved").set(ledger.reserved_usd)

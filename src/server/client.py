@@ -28,6 +28,7 @@ from src.errors import (
 )
 from src.models.policy_version import PolicyVersion
 from src.rollout.requests import SampleRequest, SampleResponse
+from src.rollout.trajectory import Trajectory
 from src.server.auth import token_from_environment
 from src.server.schemas import (
     LARGEST_BODY,
@@ -72,6 +73,7 @@ class ClassroomClient:
         load_timeout_s: how long publishing a policy may take.
         return_timeout_s: how long a server that is gone may take to come back.
         log: where the server's log is, for messages.
+        record: what the server's environment makes of a finished episode.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class ClassroomClient:
         load_timeout_s: float = 600.0,
         return_timeout_s: float = 1800.0,
         log: Path | None = None,
+        record: type[Trajectory] = ConversationRecord,
     ):
         self.url = url.rstrip("/")
         self._sample_timeout_s = sample_timeout_s
         self._load_timeout_s = load_timeout_s
         self._return_timeout_s = return_timeout_s
         self._log = log
+        self._record = record
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy for the internet is none for the server next door
         self._session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
@@ -140,7 +144,7 @@ class ClassroomClient:
                     told = now
             time.sleep(0.5)
 
-    def sample(self, body: SampleRequest) -> SampleResponse[ConversationRecord]:
+    def sample(self, body: SampleRequest) -> SampleResponse:
         """Have a batch of conversations played. A broken connection is taken up again: the request is sent again
         under its id, which the server does not run twice.
 
@@ -150,7 +154,7 @@ class ClassroomClient:
         """
         what = f"the {len(body.problems)} conversations of request {body.request_id}"
         answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
-        return SampleResponse[ConversationRecord].model_validate(answer)
+        return SampleResponse[self._record].model_validate(answer)
 
     def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
         """One reward for each conversation id; None for one without a verdict."""

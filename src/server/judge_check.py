@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from config.values import EMBEDDED_JUDGES
 from src.classroom.canaries import CANARIES
+from src.classroom.classroom import Classroom
 from src.classroom.conversation import Conversation, State
 from src.classroom.verdicts import Verdict, failed_verdict, parse_verdict, sum_up
 from src.errors import ConfigError
@@ -67,6 +68,13 @@ class JudgeCheck:
                 self._checks.popitem(last=False)
         return await asyncio.shield(task)
 
+    @property
+    def _classroom(self) -> Classroom:
+        return self._desk.environment
+
+    def _conversation(self, conversation_id: str) -> Conversation:
+        return self._desk.record(conversation_id).conversation(self._classroom.rules)
+
     async def run_as_json(self, request: JudgeCheckRequest) -> bytes:
         """What `run` finds, as JSON."""
         return (await self.run(request)).model_dump_json().encode()
@@ -77,11 +85,11 @@ class JudgeCheck:
             self._api.ledger.close()
 
     async def _run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
-        training = self._desk.classroom.seats.judge
+        training = self._classroom.seats.judge
         if training is None:
             raise ConfigError("There is no judge to check: the server runs without judge rules.")
         BATCH.set(request.request_id)  # apart from the batch's own requests
-        conversations = [self._desk.conversation(each) for each in request.conversations]
+        conversations = [self._conversation(each) for each in request.conversations]
         opinions = []
         if self._held_out is not None:
             opinions = [self._second_opinion(self._held_out, each) for each in conversations]
@@ -120,7 +128,7 @@ class JudgeCheck:
 
     async def _judge(self, judge: Judge, conversation: Conversation, messages: list[dict[str, str]]) -> list[Verdict]:
         """One attempt by each rule."""
-        rules = self._desk.classroom.rules.judge_rules
+        rules = self._classroom.rules.judge_rules
         about = (messages, conversation.problem.text)
         asked = [ask_judge(judge, rule, *about, 0, conversation.ledger) for rule in rules]
         return await asyncio.gather(*map(self._attempt, rules, asked))
@@ -136,7 +144,7 @@ class JudgeCheck:
             return failed_verdict(rule, 0, error, text)
 
     def _score(self, verdicts: list[Verdict]) -> float | None:
-        judgement = sum_up(verdicts, self._desk.classroom.rules.judge_rules)
+        judgement = sum_up(verdicts, self._classroom.rules.judge_rules)
         return None if judgement is None else judgement.score
 
 

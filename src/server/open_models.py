@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
+from config.base import ApiModelConfig, EnvironmentConfig, JudgeModelConfig, ModelConfig
 from config.values import EMBEDDED_JUDGES, PHASED, is_script
-from src.classroom.prompt_check import check_prompts
-from src.classroom.seats import Seats, engine_seats, models_in_use
 from src.errors import ConfigError
-from src.grading.checker import AnswerChecker
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
@@ -20,10 +17,14 @@ from src.message_rules.rules_judge import RulesJudge
 from src.models.pretrained import check_context, check_model, load_tokenizer
 from src.rollout.chat_template import ReplyFrame, roles_as_rendered
 from src.rollout.engines import EmbeddedJudge, Judge, Sampling
+from src.rollout.registry import environment_of, models_on_engines, phases_of
+from src.rollout.seats import POLICY_SEAT, Seats
 from src.toy_language.rubric_judge import RubricJudge
 from src.toy_language.scripted_teacher import ScriptedTeacher
 
 if TYPE_CHECKING:
+    from config.eval_model import EvalConfig
+    from config.train_rl_model import TrainRLConfig
     from src.vllm.engine import VllmEngine
     from src.vllm.engine_base import EngineProcess
 
@@ -36,18 +37,9 @@ JUDGE_CALLS_NAME = "judge_calls.sqlite"
 
 
 async def open_seats(
-    teacher: ApiModelConfig,
-    student: ApiModelConfig,
-    judge: JudgeModelConfig,
-    generation: GenerationConfig,
-    seed: int,
-    run_folder: Path,
-    reward: ModelConfig | None = None,
+    config: "TrainRLConfig | EvalConfig", reward_weights: Mapping[str, float], run_folder: Path
 ) -> Seats:
     """Load the models of all seats, one after the other: vLLM measures free memory as it loads.
-
-    Args:
-        reward: the model that grades solutions, if one does.
 
     Raises:
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
@@ -56,32 +48,27 @@ async def open_seats(
             their GPU.
         StorageError: if the record of paid requests in `run_folder` cannot be used.
     """
-    wanted = engine_seats(teacher, student, judge, generation, reward)
+    generation, judge, environment = config.generation, config.judge_model, environment_of(config)
+    models = environment.models(config, reward_weights)
+    wanted = models_on_engines(config, reward_weights)
     apis = {
         seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", _cap_usd(model, generation)), seat)
-        for seat, model in models_in_use(teacher, student, judge, generation).items()
+        for seat, model in models.items()
         if model.is_remote
     }
-    remote_judge = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))
-    refuse_crowded_gpu(wanted, generation.schedule)
-    check_prompts(generation, judge_reads_templates=not isinstance(remote_judge, EmbeddedJudge))
+    judged_by = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))
+    refuse_crowded_gpu(wanted, phases_of(config))
+    environment.check(config, judge_reads_templates=not isinstance(judged_by, EmbeddedJudge))
     _check_models(wanted)
-    engines = await _start_engines(wanted, generation, seed)  # with the phased schedule they sleep
+    engines = await _start_engines(wanted, generation, config.seed)  # with the phased schedule they sleep
     if "judge" in engines:
-        sampling = _sampling(judge.vllm, generation.max_tokens_per_judge_attempt)
-        rules = generation.judges_rules_prompts_paths
-        remote_judge = ChatEngineJudge(engines["judge"], sampling, rules, judge.replies_per_attempt)
-    return Seats(
-        teacher=engines.get("teacher") or _teacher_without_engine(teacher, apis),
-        teacher_sampling=_sampling(teacher.vllm, generation.max_tokens_per_turn),
-        student=engines.get("student") or ApiChatEngine(student, apis["student"]),
-        student_sampling=_sampling(student.vllm, generation.max_tokens_per_turn),
-        judge=remote_judge,
-        engines=engines,
-        apis=apis,
-        answers=AnswerChecker(generation.answer_timeout_s),
-        reward=engines.get("reward"),
-    )
+        sampling = Sampling.of(judge.vllm, generation.max_tokens_per_judge_attempt)
+        judged_by = ChatEngineJudge(engines["judge"], sampling, generation.judge_rules, judge.replies_per_attempt)
+    answering = {seat: ApiChatEngine(models[seat], api) for seat, api in apis.items()} | engines
+    if is_script(config.teacher_model.model_name_or_path):
+        answering[POLICY_SEAT] = ScriptedTeacher(config.teacher_model.model_name_or_path)
+    answering.pop("judge", None)
+    return Seats(answering, engines, apis, judged_by)
 
 
 def embedded_judge(name: str) -> EmbeddedJudge:
@@ -89,19 +76,14 @@ def embedded_judge(name: str) -> EmbeddedJudge:
     return _EMBEDDED[name]()
 
 
-def _teacher_without_engine(teacher: ApiModelConfig, apis: Mapping[str, ChatApi]) -> ApiChatEngine | ScriptedTeacher:
-    name = teacher.model_name_or_path
-    return ScriptedTeacher(name) if is_script(name) else ApiChatEngine(teacher, apis["teacher"])
-
-
-def _cap_usd(model: ApiModelConfig, generation: GenerationConfig) -> float | None:
+def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | None:
     """Servers of one run do not see each other's spending: each may spend its share."""
     servers = len(generation.server_urls) if generation.server_urls is not None else 1
     return None if model.max_cost_usd is None else model.max_cost_usd / servers
 
 
 def _judge_without_engine(
-    judge: JudgeModelConfig, generation: GenerationConfig, api: ChatApi | None
+    judge: JudgeModelConfig, generation: EnvironmentConfig, api: ChatApi | None
 ) -> Judge | EmbeddedJudge | None:
     rules = generation.judge_rules
     if not rules:
@@ -132,7 +114,7 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
 
 
 async def _start_engines(
-    wanted: dict[str, ModelConfig], generation: GenerationConfig, seed: int
+    wanted: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int
 ) -> dict[str, "EngineProcess"]:
     from src.vllm.engine import VllmEngine
     from src.vllm.reward_engine import RewardEngine
@@ -154,7 +136,7 @@ async def _start_engines(
     return engines
 
 
-async def _make_room_for_the_next(engine: "VllmEngine", generation: GenerationConfig) -> None:
+async def _make_room_for_the_next(engine: "VllmEngine", generation: EnvironmentConfig) -> None:
     health = engine.health()
     if health.gpus and not health.can_sleep:
         raise ConfigError(
@@ -162,7 +144,3 @@ async def _make_room_for_the_next(engine: "VllmEngine", generation: GenerationCo
             "cannot give its memory back between the phases: set generation.schedule=concurrent."
         )
     await engine.sleep(generation.load_weights_timeout_s)
-
-
-def _sampling(options: VllmConfig, max_tokens: int) -> Sampling:
-    return Sampling(options.temperature, options.top_p, options.top_k, max_tokens)

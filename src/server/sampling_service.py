@@ -12,26 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.values import LARGEST_BATCH, PHASED
-from src.classroom.classroom import Classroom, classroom_rules
-from src.classroom.conversation import Conversation
-from src.classroom.phases import PHASES
-from src.classroom.record import ConversationRecord
-from src.classroom.replay import replay_tokens
-from src.classroom.seats import Seats, needed_reward_model
+from config.values import LARGEST_BATCH
 from src.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
 from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
+from src.rollout.environment import Environment
 from src.rollout.journal import Journal, request_of
+from src.rollout.registry import environment_of, phases_of
+from src.rollout.replay import replay_tokens
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.runner import Runner
 from src.rollout.scheduler import Concurrent, PhaseClock, Schedule
-from src.rollout.trajectory import TOKEN_FIELDS
+from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.server.engine_sleep import GpuLoan
 from src.server.open_models import open_seats
 
 if TYPE_CHECKING:
-    from config.base import GenerationConfig
     from config.eval_model import EvalConfig
     from config.train_rl_model import TrainRLConfig
 
@@ -86,8 +82,8 @@ class BatchDesk:
         return self._runner
 
     @property
-    def classroom(self) -> Classroom:
-        """Where the conversations take place."""
+    def environment(self) -> Environment:
+        """What is played."""
         return self._runner.environment
 
     @property
@@ -126,7 +122,7 @@ class BatchDesk:
         while (batch := self._batches.get(request.request_id)) is not None:
             if batch.digest != digest:
                 raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
-            if batch.weights in (None, self._runner.environment.policy.weights):
+            if batch.weights in (None, self.environment.seats.policy.weights):
                 break
             await self._give_up(request.request_id, batch)
         if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
@@ -157,7 +153,7 @@ class BatchDesk:
             raise UnknownConversation(f"No request {request_id} runs here: send it with POST /sample_conversations.")
         return await batch.as_json()
 
-    def record(self, conversation_id: str) -> ConversationRecord:
+    def record(self, conversation_id: str) -> Trajectory:
         """The record of any conversation that finished in this run folder.
 
         Raises:
@@ -171,11 +167,20 @@ class BatchDesk:
             )
         buffer = replay_tokens(events)
         tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
-        return ConversationRecord.model_validate(records[-1] | tokens)
+        return self.environment.Record.model_validate(records[-1] | tokens)
 
-    def conversation(self, conversation_id: str) -> Conversation:
-        """A finished conversation, without its tokens; raises as `record` does."""
-        return self.record(conversation_id).conversation(self.classroom.rules)
+    def reward(self, name: str, conversation_id: str) -> float | None:
+        """One reward of an episode that finished in this run folder. What this server computed comes from memory;
+        what an earlier one computed, and rewards without a weight in this run, come from the episode's record.
+
+        Raises:
+            UnknownConversation: if no episode with this id finished, or there is no such reward.
+            DataError: if the episode lacks what the reward is computed from.
+        """
+        rewards = self._runner.rewards.get(conversation_id)
+        if rewards is not None and name in rewards:
+            return rewards[name]
+        return self.environment.reward_of(name, self.record(conversation_id))
 
     def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
         """What stands for the weights that these conversations were played with, by request; None: there was none."""
@@ -188,7 +193,7 @@ class BatchDesk:
         """
         if self._failure is not None:
             raise self._failure
-        self.classroom.seats.check_alive()
+        self.environment.seats.check_alive()
 
     @property
     def running(self) -> list[str]:
@@ -197,7 +202,7 @@ class BatchDesk:
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
         """Give the teacher published weights, and remember it for a server that takes over from this one."""
-        teacher = self._runner.environment.policy
+        teacher = self.environment.seats.policy
         async with self._loan.loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
@@ -212,7 +217,7 @@ class BatchDesk:
         try:
             check_policy(folder, policy)
             async with self._loan.loading("teacher"):
-                await self._runner.environment.policy.load_policy(folder, policy, timeout_s)
+                await self.environment.seats.policy.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
             return
@@ -220,7 +225,7 @@ class BatchDesk:
 
     async def _run(self, request: SampleRequest) -> SampleResponse:
         batch = self._batches[request.request_id]
-        batch.weights = self._runner.environment.policy.weights
+        batch.weights = self.environment.seats.policy.weights
         try:
             response = await self._runner.sample(request)
         except BaseException as failure:
@@ -246,30 +251,25 @@ def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
 
 
 async def open_desk(
-    models: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], graded: bool, run_folder: Path
+    config: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], run_folder: Path
 ) -> BatchDesk:
-    """Load the models of a configuration and open a classroom with them, its journal in `run_folder`.
+    """Load the models of a configuration and open its environment with them, the journal in `run_folder`.
 
     Raises:
         EngineFailure: if a model cannot be loaded.
     """
-    generation = models.generation
-    teacher = models.teacher_model  # the context of one behind an API is not known here
-    context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
-    rules = classroom_rules(generation, reward_weights, context, graded)
-    models_of_seats = (models.teacher_model, models.student_model, models.judge_model)
-    reward = needed_reward_model(models.reward_model, generation, reward_weights) if graded else None
-    seats = await open_seats(*models_of_seats, generation, models.seed, run_folder, reward)
-    loan, schedule = await _open_schedule(generation, seats)
+    seats = await open_seats(config, reward_weights, run_folder)
     journal = Journal(run_folder)
-    classroom = Classroom(generation, seats, journal, reward_weights, rules)
-    return BatchDesk(Runner(classroom, journal, reward_weights, schedule), journal, loan=loan)
+    environment = environment_of(config).open_with(config, seats, journal, reward_weights)
+    loan, schedule = await _open_schedule(config, environment)
+    return BatchDesk(Runner(environment, journal, reward_weights, schedule), journal, loan=loan)
 
 
-async def _open_schedule(generation: "GenerationConfig", seats: Seats) -> tuple[GpuLoan, Schedule]:
-    if generation.schedule != PHASED:
-        return GpuLoan(seats.engines, generation.load_weights_timeout_s), Concurrent()
-    first = PHASES[0].seats
-    loan = GpuLoan(seats.engines, generation.load_weights_timeout_s, wanted=first)
-    await loan.turn_to(first)
-    return loan, PhaseClock(loan.turn_to, PHASES)
+async def _open_schedule(config: "TrainRLConfig | EvalConfig", environment: Environment) -> tuple[GpuLoan, Schedule]:
+    engines, timeout_s = environment.seats.engines, config.generation.load_weights_timeout_s
+    phases = phases_of(config)
+    if not phases:
+        return GpuLoan(engines, timeout_s), Concurrent()
+    loan = GpuLoan(engines, timeout_s, wanted=phases[0].seats)
+    await loan.turn_to(phases[0].seats)
+    return loan, PhaseClock(loan.turn_to, phases)

@@ -50,6 +50,7 @@ class JudgeGuard:
 
     def __init__(self, config: TrainRLConfig, client: ClassroomClient, run_folder: Path):
         self._guards = config.guards
+        self._judged = bool(config.generation.judge_rules)
         self._steps_in_batch = config.train.mu
         self._seed = config.seed
         self._client = client
@@ -64,6 +65,8 @@ class JudgeGuard:
     def check(self, processes: Processes, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
         """Look at the verdicts, and check the judge if it is due, on the main process with its conversations, and
         return the figures to log; all processes take part."""
+        if not self._judged:
+            return {}
         check = self._check if self.is_due(step) else lambda *_: {}
         return on_main_process(processes, lambda: self._look(step, records) | check(step, records))
 

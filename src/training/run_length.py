@@ -16,7 +16,8 @@ from pathlib import Path
 from config.base import DatasetSource, LoraConfig
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from src.errors import ClassroomError, ConfigError
-from src.rollout.datasets import LOCAL_SUFFIXES, Problem, load_problems
+from src.rollout.datasets import LOCAL_SUFFIXES, load_problems
+from src.rollout.problem import Problem
 
 logger = logging.getLogger(__name__)
 

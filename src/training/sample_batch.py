@@ -4,7 +4,7 @@ was worth."""
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,12 +12,11 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from src.classroom.record import ConversationRecord
-from src.classroom.verdicts import sum_up
 from src.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
 from src.results.rollout_files import write_rollouts
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
+from src.rollout.trajectory import Trajectory
 from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
@@ -25,7 +24,6 @@ from src.training.context import TrainerContext
 from src.training.judge_monitor import JudgeGuard
 
 logger = logging.getLogger(__name__)
-_SCORES = ("task_final_score", "forward_progression_score", "overall_momentum_score")
 
 
 class ClassroomRollout:
@@ -37,6 +35,7 @@ class ClassroomRollout:
         max_failed_share: above this share of conversations in a batch that have no verdict, or whose content the judge
             refused, over all ranks, the run stops.
         guard: looks after the judge.
+        metrics: what the environment tells of a batch besides.
     """
 
     def __init__(
@@ -49,6 +48,7 @@ class ClassroomRollout:
         reward_weights: dict[str, float],
         max_failed_share: float,
         guard: JudgeGuard,
+        metrics: Callable[[Sequence[Trajectory]], dict[str, float]],
     ):
         self._problems = problems
         self._client = client
@@ -58,6 +58,7 @@ class ClassroomRollout:
         self._reward_weights = reward_weights
         self._max_failed_share = max_failed_share
         self._guard = guard
+        self._metrics = metrics
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
@@ -77,7 +78,7 @@ class ClassroomRollout:
         checked = self._guard.check(trainer.accelerator, request.step, records)  # while the engines are awake
         trainer.gpus.take()
         self._check_judging(records)
-        metrics = batch_metrics(records) | checked
+        metrics = batch_metrics(records) | self._metrics(records) | checked
         for seat in dict.fromkeys(gather_object([*response.usage])):
             metrics |= usage_metrics(seat, gather_object([response.usage.get(seat)]))
         for name, value in metrics.items():
@@ -123,7 +124,7 @@ class ClassroomRollout:
             raise PolicyMismatch(f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}.")
         return response
 
-    def _check_judging(self, records: Sequence[ConversationRecord]) -> None:
+    def _check_judging(self, records: Sequence[Trajectory]) -> None:
         """That enough of the batch was judged. What has no reward because a context was full is no failure of the
         judge: it is told, and only a batch of nothing else stops the run."""
         total = sum(gather_object([len(records)]))
@@ -131,8 +132,8 @@ class ClassroomRollout:
         overflows = gather_object([(record.id, record.overflow) for record in records if record.overflow])
         unrewarded = sum(gather_object([len(lost)]))
         failed = gather_object(
-            [(each.id, _judge_error(each)) for each in lost if not _overflowed(each)]
-            + [(each.id, _judge_error(each)) for each in records if _refused(each)]
+            [(each.id, _why_unrewarded(each)) for each in lost if not _overflowed(each)]
+            + [(each.id, _why_unrewarded(each)) for each in records if each.refused]
         )
         if overflows and PartialState().is_main_process:
             logger.warning(
@@ -157,7 +158,7 @@ class ClassroomRollout:
             )
 
 
-def to_rollout(records: Sequence[ConversationRecord]) -> dict[str, list[Any]]:
+def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
     """TRL's rollout columns, one entry per conversation in order: nothing is dropped or reordered.
 
     `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 where the policy sampled.
@@ -177,30 +178,18 @@ def reward(prompts: list, completions: list, reward: list[float | None], **_: An
     return reward
 
 
-def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
-    """What a batch was like, as means over its conversations."""
+def batch_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
+    """What a batch was like, as means over its episodes, whatever the environment."""
     metrics = {
-        "conversation/messages": fmean(len(record.turns) for record in records),
         "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
-        "conversation/rejected_share": fmean(record.rejected for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
         "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in records),
-        "judge/refused_share": fmean(_refused(record) for record in records),
     }
     for name in dict.fromkeys(name for record in records for name in record.rewards):
         values = [value for record in records if (value := record.rewards.get(name)) is not None]
         if values:
             metrics[f"rewards/{name}/mean"] = fmean(values)
-    scores = [verdict.scores for record in records for verdict in record.verdicts if verdict.scores is not None]
-    if scores:
-        metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in _SCORES}
     return metrics
-
-
-def _refused(record: ConversationRecord) -> bool:
-    """Whether it is rejected because the judge would not have what the tutor wrote."""
-    judgement = sum_up(record.verdicts, dict.fromkeys(verdict.rule for verdict in record.verdicts))
-    return judgement is not None and bool(judgement.refusing_rules)
 
 
 def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]:
@@ -222,10 +211,10 @@ def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]
     }
 
 
-def _overflowed(record: ConversationRecord) -> bool:
+def _overflowed(record: Trajectory) -> bool:
     """Whether it could not go on because a context was full."""
     return record.failure is not None and record.overflow is not None
 
 
-def _judge_error(record: ConversationRecord) -> str:
-    return record.failure or next((verdict.error for verdict in record.verdicts if verdict.error), "it was not judged")
+def _why_unrewarded(record: Trajectory) -> str:
+    return record.failure or record.judge_error or "it was not judged"

@@ -13,8 +13,8 @@ from src.classroom.setup import ConversationType, Setup
 from src.classroom.teacher_prompt import chat_so_far, forced_ids, opened_thought, opening_turns, system_message
 from src.errors import DataError, DeadlineExceeded
 from src.rollout.chat_template import Message, encode_chat
-from src.rollout.datasets import Problem
 from src.rollout.engines import Completion
+from src.rollout.problem import Problem
 from src.rollout.tokens import Turn, approximate_tokens
 from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest, Said
 from src.viewer.text_spans import split_thoughts

@@ -9,9 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from src.classroom.replay import replay_tokens
-from src.rollout.datasets import Problem
+from src.results.rollout_files import OPTIONAL
 from src.rollout.journal import JOURNAL_NAME, head_of, request_of
+from src.rollout.problem import Problem
+from src.rollout.replay import replay_tokens
+from src.rollout.trajectory import TOKEN_FIELDS
 from src.viewer.list_index import Row, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
@@ -124,10 +126,10 @@ class JournalTail:
         """Its record as plain data, tokens included; of one that is still played, as far as it is."""
         events = [self._read(position) for position in playing.positions]
         buffer = replay_tokens(events)
-        tokens = {name: getattr(buffer, name) if buffer else [] for name in _TOKENS}
+        tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
         finished = [event["record"] for event in events if event["event"] == "conversation"]
         if finished:
-            return finished[-1] | tokens
+            return OPTIONAL | finished[-1] | tokens
         row, problem = self.row(playing), self._about(playing)[1]
         said = {
             "turns": [event["turn"] for event in events if event["event"] == "turn"],
@@ -200,5 +202,4 @@ class JournalTail:
             playing.row = row_of(json.loads(line)["record"])
 
 
-_TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
 _OF_ROW = "id step index problem_id type student_name state rewards reward rejected".split()

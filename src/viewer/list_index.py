@@ -8,7 +8,8 @@ from threading import Lock
 from typing import Any
 
 import pyarrow.parquet as pq
-from pydantic_core import from_json
+
+from src.results.rollout_files import plain_record
 
 _COLUMNS = (
     "id step index problem_id problem type student_name state turns verdicts rewards reward rejected failure".split()
@@ -106,9 +107,8 @@ class Index:
             rows: list[Row] = []
             for batch in file.iter_batches(columns=named):
                 for record in batch.to_pylist():
-                    nested = {name: from_json(record[name]) for name in ("turns", "verdicts", "rewards")}
                     self._problems[record["problem_id"]] = record["problem"]
                     played_by = ", ".join(record[name] for name in _PLAYED_BY if record.get(name))
                     more = {"sampling": played_by or None, "file": path, "position": len(rows)}
-                    rows.append(row_of(record | nested, **more))
+                    rows.append(row_of(plain_record(record), **more))
         return rows

@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 from pydantic_core import from_json
 
 from src.errors import UnknownConversation
+from src.results.rollout_files import plain_record
+from src.rollout.trajectory import TOKEN_FIELDS
 from src.viewer.conversation_sets import NOW, Shelf, read_shelf
 from src.viewer.filters import LARGEST_PAGE, Choice, ordered
 from src.viewer.journal_tail import JournalTails
@@ -25,8 +27,7 @@ _LISTED = (
     "sampling state"
 ).split()
 _BARS = 20
-_NESTED = ("turns", "verdicts", "solutions", "initial_solutions", "rewards", "meta")
-_TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
+_LEFT_OUT = TOKEN_FIELDS - {"mask"}
 
 
 class RunReader:
@@ -182,7 +183,7 @@ class RunReader:
 def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterable[dict[str, Any]]:
     """The records at these positions of a file; only the row groups that hold them are read."""
     with pq.ParquetFile(path) as file:
-        left_out = () if tokens else ("prompt_ids", "completion_ids", "logprobs")
+        left_out = frozenset() if tokens else _LEFT_OUT
         columns = [name for name in file.schema_arrow.names if name not in left_out]
         first, tables = 0, {}
         for number in range(file.num_row_groups):
@@ -194,7 +195,8 @@ def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterabl
             first += count
     for position in positions:
         record = tables[position].to_pylist()[0]
-        yield record | {name: from_json(record[name]) for name in _NESTED if name in record}
+        initial = record.get("initial_solutions")
+        yield plain_record(record) | ({} if initial is None else {"initial_solutions": from_json(initial)})
 
 
 def _view(where: str, row: Row, record: dict[str, Any]) -> ConversationView:

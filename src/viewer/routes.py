@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request
 
+from src.classroom.verdicts import CRITERIA
 from src.errors import DataError
 from src.viewer.chat import Tutor
 from src.viewer.filters import LARGEST_PAGE, Choice
@@ -63,6 +64,7 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, progress: Progress, li
             evaluations=list(shelf.evaluations),
             personas=list((config.get("generation") or {}).get("student_personas_prompts_paths") or {}),
             facts=progress.facts(),
+            criteria={name: criterion.top for name, criterion in CRITERIA.items()},
             chat=_chat_switch(request, reader.folder, live),
         )
 

@@ -17,7 +17,8 @@ class ChatSwitch(BaseModel):
 
 class RunInfo(BaseModel):
     """Answer of `GET /api/run`: what is in the run folder. `live` tells whether this server plays conversations
-    itself. `facts` are lines of the configuration worth showing: (label, value)."""
+    itself. `facts` are lines of the configuration worth showing: (label, value). `criteria` are the judge's, by name the
+    most that it can give."""
 
     name: str
     folder: str
@@ -26,6 +27,7 @@ class RunInfo(BaseModel):
     evaluations: list[str]
     personas: list[str]
     facts: list[tuple[str, str]]
+    criteria: dict[str, float]
     chat: ChatSwitch
 
 

@@ -17,7 +17,7 @@ from src.classroom.conversation import (
 )
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Scores, Verdict
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.rollout.tokens import Turn
 
 GUIDED, ATTEMPTED = ConversationType.GUIDED, ConversationType.ATTEMPTED

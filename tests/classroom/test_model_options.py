@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
-from src.classroom.seats import engine_seats
-from src.server.open_models import _sampling
+from config.base import GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
+from config.eval_model import EvalConfig
+from src.rollout.engines import Sampling
+from src.rollout.registry import models_on_engines
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room
 
@@ -38,14 +39,14 @@ def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_temperature_and_truncation_are_each_models_own():
-    sampling = _sampling(VllmConfig(temperature=0.3, top_p=0.8, top_k=40), max_tokens=7)
+    sampling = Sampling.of(VllmConfig(temperature=0.3, top_p=0.8, top_k=40), max_tokens=7)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.3, 0.8, 40, 7)
 
 
 def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
     room: Room, generation: GenerationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    import src.classroom.seats
+    import src.server.open_models
 
     (tmp_path / "rule.txt").write_text("{{ problem }}: {{ conversation[0].content }}")
     generation.judges_rules_prompts_paths = {"does_not_leak_answer": str(tmp_path / "rule.txt")}
@@ -58,17 +59,14 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
         assert wanted["judge"].model_name_or_path == "some/judge"
         return engines
 
-    monkeypatch.setattr(src.classroom.seats, "_start_engines", start)
-    monkeypatch.setattr(src.classroom.seats, "_check_models", lambda wanted: None)
+    monkeypatch.setattr(src.server.open_models, "_start_engines", start)
+    monkeypatch.setattr(src.server.open_models, "_check_models", lambda wanted: None)
 
     async def judge() -> str:
-        models = ApiModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
-        seats = await src.server.open_models.open_seats(*models, generation, 1, tmp_path)
-        try:
-            said = [{"role": "teacher", "content": "Hello."}]
-            return await seats.judge.judge("does_not_leak_answer", said, "fractions", 0)
-        finally:
-            seats.answers.shutdown()
+        config = EvalConfig(generation=generation, judge_model=JudgeModelConfig("some/judge"))
+        seats = await src.server.open_models.open_seats(config, {}, tmp_path)
+        said = [{"role": "teacher", "content": "Hello."}]
+        return await seats.judge.judge("does_not_leak_answer", said, "fractions", 0)
 
     text = asyncio.run(judge())
     *replies, control = engines["judge"].calls  # none holds a verdict: it is asked again, and at last with other words
@@ -80,10 +78,10 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
 
 def test_without_judge_attempts_no_judge_is_loaded(generation: GenerationConfig):
     generation.judges_rules_prompts_paths = {"does_not_leak_answer": "rule.txt"}
-    models = ApiModelConfig("teacher"), ApiModelConfig("student"), JudgeModelConfig("some/judge")
-    assert set(engine_seats(*models, generation)) == {"teacher", "student", "judge"}
+    config = EvalConfig(generation=generation, judge_model=JudgeModelConfig("some/judge"))
+    assert set(models_on_engines(config, {})) == {"teacher", "student", "judge"}
     generation.number_judge_attempts = 0
-    assert set(engine_seats(*models, generation)) == {"teacher", "student"}
+    assert set(models_on_engines(config, {})) == {"teacher", "student"}
 
 
 @pytest.fixture

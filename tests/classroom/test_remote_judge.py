@@ -106,7 +106,7 @@ class Server:
             rules = self.generation.judges_rules_prompts_paths
             self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
             desk = self.room.open(self.generation)
-            desk.classroom.seats.apis["judge"] = api
+            desk.environment.seats.apis["judge"] = api
             try:
                 return await work(desk)
             finally:

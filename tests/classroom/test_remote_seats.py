@@ -52,7 +52,7 @@ class Server:
             for seat, api in apis.items():
                 setattr(self.room, seat, ApiChatEngine(self.configs[seat], api))
             desk = self.room.open(self.generation)
-            desk.classroom.seats.apis |= apis
+            desk.environment.seats.apis |= apis
             try:
                 return await work(desk)
             finally:
@@ -336,9 +336,9 @@ def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
     config.judge_model.model_name_or_path, config.judge_model.base_url = "judge", "http://127.0.0.1:9/v1"
 
     async def opened():
-        desk = await open_desk(config, {"pedagogical": 1.0}, graded=False, run_folder=tmp_path / "run")
-        desk.classroom.seats.shutdown()
-        return desk.classroom.seats
+        desk = await open_desk(config, {"pedagogical": 1.0}, run_folder=tmp_path / "run")
+        desk.environment.seats.shutdown()
+        return desk.environment.seats
 
     seats = asyncio.run(opened())
     assert {seat: (each.model, each.engine, each.engine_version) for seat, each in seats.health().items()} == {

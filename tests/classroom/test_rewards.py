@@ -11,7 +11,7 @@ from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conv
 from src.classroom.rewards import REWARDS, pedagogical
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Scores, Verdict
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.rollout.runner import weighted_sum
 from src.rollout.tokens import Turn
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from config.load import ROOT
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 
 NAMES = ("Alex", "Jamie", "Taylor", None)
 OPTIONS = SetupOptions(
@@ -55,7 +55,7 @@ def test_seed_step_and_problem_each_change_the_draw(change):
 
 _SCRIPT = """
 import json
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from tests.classroom.test_schedule import OPTIONS, PROBLEMS, draw_setup
 setups = [draw_setup(problem, 42, step, OPTIONS) for problem in PROBLEMS for step in range(3)]
 print(json.dumps([[setup.type.value, setup.student_name, setup.personas] for setup in setups]))

@@ -166,7 +166,7 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     def student(prompt: str) -> str:
         return "Every day I cooks egg in the kitchen." if "mistake" in prompt else "Every day I cook an egg."
 
-    async def open_desk(config: EvalConfig, weights, graded, folder: Path) -> BatchDesk:
+    async def open_desk(config: EvalConfig, weights, folder: Path) -> BatchDesk:
         name = config.teacher_model.model_name_or_path
         opened.append(name)
         room = Room(tokenizer, folder)
@@ -176,7 +176,7 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
             room.teacher = ScriptedTeacher(name)
         desk = room.open(config.generation)
         if is_script(name):
-            del desk.classroom.seats.engines["teacher"]
+            del desk.environment.seats.engines["teacher"]
         return desk
 
     monkeypatch.setattr("src.server.sampling_service.open_desk", open_desk)
@@ -261,7 +261,7 @@ def test_extra_judges_that_cannot_be_asked_are_refused(config):
 
 
 def test_open_lessons_have_no_scripted_ideal(config):
-    from src.rollout.datasets import Problem
+    from src.rollout.problem import Problem
 
     assert [arm.name for arm in arms_of(config, [Problem.of("Language: Dutch")])] == ["base", "trained", "acknowledges"]
 

@@ -24,7 +24,7 @@ from src.evaluation.run import evaluate
 from src.results.evaluation_files import read_records
 from src.results.statistics import mean_with_ci
 from src.rollout.chat_template import Message
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.rollout.tokens import Turn
 from tests.support.reward_models import save_classifier
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
@@ -270,7 +270,7 @@ def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, 
 
     folder = Path(config.logging.save_dir)
     problems = [Problem.of(name, "7") for name in BEFORE]
-    seats = scene.open(config.generation).classroom.seats
+    seats = scene.open(config.generation).environment.seats
     written = asyncio.run(initial_solutions(config, problems, seats, folder))
     config.recompute_initial_attempts = False
     assert asyncio.run(initial_solutions(config, problems, None, folder)) == written

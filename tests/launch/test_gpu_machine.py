@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from config.base import GenerationConfig, ModelConfig
-from config.checks import check_train_rl
+from config.checks import check_train_rl, reward_weights
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.seats import engine_seats
+from src.classroom.phases import PHASES
 from src.errors import ConfigError, EngineFailure
 from src.grpo import run as grpo_run
 from src.grpo.config import grpo_config
@@ -32,6 +32,7 @@ from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
 from src.memory.report import report, show_evaluation_shares
 from src.memory.sources import NotReckoned, gpu_is_there, gpu_memory, memory_by_nvidia_smi
 from src.models.precision import PRECISIONS, check_precision
+from src.rollout.registry import models_on_engines, phases_of
 from src.server.open_models import open_seats
 from src.sft.run import _refuse_hidden_data_parallelism
 from src.system.processes import Signals
@@ -93,7 +94,7 @@ def trained(*arguments: str) -> TrainRLConfig:
 
 
 def seats_of(config: TrainRLConfig) -> dict[str, ModelConfig]:
-    return engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation)
+    return models_on_engines(config, reward_weights(config))
 
 
 # make quickstart ----------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
     assert {model.vllm.dtype for model in seats_of(plan.config).values()} == {"float32"}
     found = report(plan.config, lambda: Launch(1, zero_stage=2))
     assert "memory on a GPU of 8.00 GiB" in found.lines[0] and found.refusals == []
-    refuse_crowded_gpu(seats_of(plan.config), plan.config.generation.schedule)
+    refuse_crowded_gpu(seats_of(plan.config), phases_of(plan.config))
 
 
 def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_path, monkeypatch):
@@ -223,7 +224,7 @@ def test_the_engines_of_every_configuration_fit_side_by_side(name, gpus):
     gpus(1, mebibytes=8192 if name == "quickstart" else 81559)
     config = trained("--config-name", name)
     assert len(seats_of(config)) >= 2
-    refuse_crowded_gpu(seats_of(config), config.generation.schedule)
+    refuse_crowded_gpu(seats_of(config), phases_of(config))
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -299,11 +300,10 @@ BOTH_KEYS = "teacher_model.vllm.gpu_memory_utilization=0.5 [+] student_model.vll
 def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path):
     """vLLM would load the first and refuse the second. On CPUs shares have no meaning."""
     config = trained("--config-name", "quickstart", *HALVES, f"logging.save_dir={tmp_path}")
-    models = (config.teacher_model, config.student_model, config.judge_model)
-    refuse_crowded_gpu(seats_of(config), "concurrent")
+    refuse_crowded_gpu(seats_of(config), phases_of(config))
     gpus(1, mebibytes=24576)
     with pytest.raises(ConfigError, match=f"ask for 1 of it, and their CUDA contexts 0.042 more: {BOTH_KEYS}"):
-        asyncio.run(open_seats(*models, config.generation, 1, tmp_path))
+        asyncio.run(open_seats(config, {}, tmp_path))
 
 
 def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
@@ -311,10 +311,10 @@ def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
     config = trained("--config-name", "language_tutor", "judge_model.model_name_or_path=rules",
                      "judge_model.use_openrouter=false")  # fmt: skip
     gpus(2, first=4096)
-    refuse_crowded_gpu(seats_of(config), "concurrent")
+    refuse_crowded_gpu(seats_of(config), phases_of(config))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ConfigError, match="ask for 0.8 of it, and their CUDA contexts 0.250 more"):
-        refuse_crowded_gpu(seats_of(config), "concurrent")
+        refuse_crowded_gpu(seats_of(config), phases_of(config))
 
 
 def test_a_dry_run_refuses_shares_of_more_than_a_gpu_on_any_machine(tmp_path):
@@ -334,12 +334,12 @@ def test_a_dry_run_refuses_shares_of_more_than_a_gpu_on_any_machine(tmp_path):
 
 def test_engines_that_take_turns_may_ask_for_more_together(tmp_path):
     seats = {seat: ModelConfig("m") for seat in ("teacher", "student", "judge")}
-    [refusal] = what_is_crowded(seats, "concurrent", None)
+    [refusal] = what_is_crowded(seats, (), None)
     assert "ask for 1.5 of it" in refusal and refusal.endswith("or set generation.schedule=phased.")
-    assert what_is_crowded(seats, "phased", None) == []
+    assert what_is_crowded(seats, PHASES, None) == []
     seats["student"].vllm.gpu_memory_utilization = 0.4
     seats["judge"].vllm.gpu_memory_utilization = 0.99
-    [refusal] = what_is_crowded(seats, "phased", 80 * GIB)
+    [refusal] = what_is_crowded(seats, PHASES, 80 * GIB)
     assert refusal.startswith("The engines of the judging share one GPU") and "student" not in refusal
     assert refusal.endswith("are left.")
 

@@ -17,13 +17,13 @@ from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from config.values import RULES_VERSION
 from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.seats import engine_seats
 from src.classroom.verdicts import Scores, parse_judge_output, parse_verdict
 from src.errors import ConfigError, DataError
 from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import RulesJudge, analyse, holds_error
 from src.rollout.datasets import load_problems
 from src.rollout.engines import Ledger
+from src.rollout.registry import models_on_engines
 from src.server.open_models import embedded_judge
 from tests.support.labelled import judge_agreement, kappa
 from tests.support.scripted_language import BAD_TEACHERS, GOOD_TEACHERS, HINTS, ideal, moment, play
@@ -273,10 +273,7 @@ def test_the_language_tutor_trains_without_a_key(monkeypatch: pytest.MonkeyPatch
     arguments = ["--config-name", "language_tutor", "judge_model.model_name_or_path=rules"]
     config = load(TrainRLConfig, "train_rl", arguments, check_train_rl)
     assert isinstance(embedded_judge(config.judge_model.model_name_or_path), RulesJudge)
-    assert set(engine_seats(config.teacher_model, config.student_model, config.judge_model, config.generation)) == {
-        "teacher",
-        "student",
-    }
+    assert set(models_on_engines(config, {})) == {"teacher", "student"}
 
 
 @pytest.mark.parametrize("name", ["rules", "rubric"])

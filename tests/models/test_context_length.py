@@ -2,14 +2,12 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoConfig
 
-from config.base import ApiModelConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
@@ -130,8 +128,9 @@ def test_the_server_says_so_before_any_engine_starts(seat: str, world: Path, tmp
     short = Path(shutil.copytree(world / "blank", tmp_path / "model"))
     edit("config.json", max_position_embeddings=512)(short)
     config = load(TrainRLConfig, "train_rl", [])
-    models = {name: ApiModelConfig(str(short if name == seat else world / "blank")) for name in ("teacher", "student")}
-    models = {name: replace(model, vllm=replace(model.vllm, max_length=1024)) for name, model in models.items()}
-    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, tmp_path)
+    for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
+        seated.model_name_or_path = str(short if name == seat else world / "blank")
+        seated.vllm.max_length = 1024
+    opening = open_seats(config, {}, tmp_path)
     with pytest.raises(ConfigError, match=f"^{seat}_model.vllm.max_length is 1024, but {short} .* at most 512 tokens"):
         opening.send(None)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import src.classroom.seats
 import src.vllm.engine
-from config.base import ApiModelConfig, ModelConfig, VllmConfig
+from config.base import ModelConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, EngineFailure
@@ -143,8 +143,9 @@ def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path
     monkeypatch.setattr(src.vllm.engine.VllmEngine, "start", start)
     cut_weights(model)
     config = load(TrainRLConfig, "train_rl", [])
-    models = {name: ApiModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
-    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, model)
+    for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
+        seated.model_name_or_path = str(model if name == seat else world / "blank")
+    opening = open_seats(config, {}, model)
     with pytest.raises(ConfigError, match="missing or damaged"):
         opening.send(None)
 
@@ -153,8 +154,9 @@ def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path
 def test_the_server_refuses_an_unusable_chat_template_before_any_engine_starts(model: Path, world: Path, seat: str):
     write("chat_template.jinja", "{{ raise_exception('Only tools may speak') }}")(model)
     config = load(TrainRLConfig, "train_rl", [])
-    models = {name: ApiModelConfig(str(model if name == seat else world / "blank")) for name in ("teacher", "student")}
-    opening = open_seats(models["teacher"], models["student"], config.judge_model, config.generation, 1, model)
+    for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
+        seated.model_name_or_path = str(model if name == seat else world / "blank")
+    opening = open_seats(config, {}, model)
     with pytest.raises(ConfigError, match=f"^{seat}_model.model_name_or_path: {model}: .*Only tools may speak"):
         opening.send(None)
 
@@ -163,15 +165,16 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
     async def no_engines(*_: object) -> None:
         raise EngineFailure("none here")
 
-    monkeypatch.setattr(src.classroom.seats, "_start_engines", no_engines)
+    monkeypatch.setattr("src.server.open_models._start_engines", no_engines)
     config = load(TrainRLConfig, "train_rl", [])
-    seats = [ApiModelConfig(str(model), VllmConfig(max_length=1024)) for _ in range(2)]
+    for seated in (config.teacher_model, config.student_model):
+        seated.model_name_or_path, seated.vllm.max_length = str(model), 1024
     own = (model / "chat_template.jinja").read_text(encoding="utf-8")
     for template, told in ((own, False), (NO_SYSTEM, True)):
         caplog.clear()
         write("chat_template.jinja", template)(model)
         with caplog.at_level("INFO"), pytest.raises(EngineFailure):
-            open_seats(*seats, config.judge_model, config.generation, 1, model).send(None)
+            open_seats(config, {}, model).send(None)
         assert ("the prompt goes as the user's" in caplog.text) == told
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from config.base import DatasetSource
 from config.load import ROOT
 from src.errors import DataError
-from src.rollout.datasets import Problem, load_problems
+from src.rollout.datasets import load_problems
+from src.rollout.problem import Problem
 
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(20)]
 

@@ -21,7 +21,7 @@ from src.classroom.prompt_check import check_configured_prompts, check_lengths, 
 from src.errors import DataError
 from src.inference_providers.open_router_inference import render_rule
 from src.launch.cli import main as launcher
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.rollout.prompts import render, variables_of
 from tests.support.scripted_engine import ScriptedJudge
 
@@ -412,15 +412,14 @@ def test_rules_of_the_embedded_rubric_are_no_templates(all_prompts):
 
 
 def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts, tmp_path, monkeypatch):
-    import src.classroom.seats
+    import src.server.open_models
 
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(src.classroom.seats, "_start_engines", start)
+    monkeypatch.setattr(src.server.open_models, "_start_engines", start)
     config = load(TrainRLConfig, "train_rl", [])
-    generation = all_prompts("teacher_prompt_path", "nowhere.txt")
-    models = config.teacher_model, config.student_model, config.judge_model
-    opening = src.server.open_models.open_seats(*models, generation, 1, tmp_path)
+    config.generation = all_prompts("teacher_prompt_path", "nowhere.txt")
+    opening = src.server.open_models.open_seats(config, {}, tmp_path)
     with pytest.raises(DataError, match="There is no prompt template nowhere.txt"):
         opening.send(None)

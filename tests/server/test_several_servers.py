@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
+from config.base import ApiModelConfig, GenerationConfig
 from config.checks import check_train_rl
+from config.eval_model import EvalConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
@@ -133,12 +134,13 @@ def test_servers_work_side_by_side_in_a_run_folder(tmp_path) -> None:
 
 
 def test_servers_share_the_cap(tmp_path, generation) -> None:
-    student = ApiModelConfig(base_url="http://127.0.0.1:9/v1", max_cost_usd=3.0)
-    teacher = ApiModelConfig(base_url="http://127.0.0.1:9/v1")
+    config = EvalConfig(generation=generation)
+    config.student_model = ApiModelConfig(base_url="http://127.0.0.1:9/v1", max_cost_usd=3.0)
+    config.teacher_model = ApiModelConfig(base_url="http://127.0.0.1:9/v1")
     generation.judges_rules_prompts_paths = {}
     for urls, cap in ((None, 3.0), (TWO, 1.5)):
         generation.server_urls = urls
-        seats = asyncio.run(open_seats(teacher, student, JudgeModelConfig(), generation, 1, tmp_path))
+        seats = asyncio.run(open_seats(config, {}, tmp_path))
         assert (seats.apis["student"].ledger.cap_usd, seats.apis["teacher"].ledger.cap_usd) == (cap, None)
         seats.shutdown()
 

@@ -228,7 +228,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
 
     from accelerate import PartialState
 
-    from src.rollout.datasets import Problem
+    from src.rollout.problem import Problem
     from src.training.judge_monitor import JudgeGuard
     from src.training.sample_batch import ClassroomRollout
 

@@ -15,7 +15,8 @@ from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Scores, Verdict, parse_verdict
 from src.results.evaluation_files import write_records
 from src.results.statistics import summarise
-from src.rollout.datasets import Problem
+from src.rollout.environment import Play
+from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
 from src.rollout.tokens import Turn
 from src.toy_language.lessons import Lesson, render_problem
@@ -85,7 +86,7 @@ def played(teacher: Teacher, lesson: Lesson, personas: Sequence[str], index: int
     reward = pedagogical(conversation)
     conversation.add_rewards({"pedagogical": reward})
     request = SampleRequest(problems=[problem.text], answers=[""], request_id="r", seed=1, step=0)
-    return ConversationRecord.of(conversation, request, 0, reward)
+    return ConversationRecord.of(Play(conversation, request, 0, 0, "", None), reward)
 
 
 def write_evaluation(folder: Path, records: dict[str, list[ConversationRecord]], seconds: float = 20.0) -> dict:

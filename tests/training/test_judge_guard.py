@@ -25,9 +25,9 @@ from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_
 from src.errors import JudgeOutputError
 from src.results.agreement import rank_correlation
 from src.results.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
-from src.rollout.datasets import Problem
 from src.rollout.engines import Ledger
 from src.rollout.journal import read_journal
+from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
 from src.rollout.scheduler import PhaseClock
 from src.server.client import ClassroomClient

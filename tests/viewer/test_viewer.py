@@ -15,7 +15,7 @@ import src.viewer.list_index
 from src.classroom.conversation import Solution, visible_text
 from src.results.evaluation_files import write_compared, write_records
 from src.results.rollout_files import write_rollouts
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.server.view_only import create_viewer
 from src.viewer.static_files import STATIC, page_files
 from src.viewer.text_spans import pieces_of, split_thoughts

@@ -273,7 +273,7 @@ def test_hostile_text_is_shown_as_text(browser: Browser, url: str) -> None:
 
 
 def problem_id(text: str) -> str:
-    from src.rollout.datasets import Problem
+    from src.rollout.problem import Problem
 
     return Problem.of(text).id
 

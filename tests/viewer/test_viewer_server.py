@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from config.base import GenerationConfig
 from config.load import ROOT
-from src.rollout.datasets import Problem
+from src.rollout.problem import Problem
 from src.server.auth import TOKEN_VARIABLE
 from src.viewer.reader import RunReader
 from tests.conftest import free_port

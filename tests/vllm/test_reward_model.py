@@ -7,14 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.base import ApiModelConfig, GenerationConfig, ModelConfig, VllmConfig
+from config.base import GenerationConfig, ModelConfig, VllmConfig
 from config.checks import check_train_rl, reward_weights
 from config.load import load
-from config.train_rl_model import RewardModelConfig, TrainRLConfig
-from src.classroom.seats import engine_seats, needed_reward_model
+from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, DataError
 from src.memory.budget import CUDA_CONTEXT, GIB
 from src.memory.report import report
+from src.rollout.registry import models_on_engines
 from src.server.open_models import open_seats
 from src.vllm.reward_engine import RewardEngine
 from tests.classroom.test_odd_tutors import RULES
@@ -134,9 +134,7 @@ MODEL = ("--config-name=maths_small", "reward_model.model_name_or_path=some/mode
 
 def seats_of(*overrides: str) -> list[str]:
     config = load(TrainRLConfig, "train_rl", [*MODEL, *overrides], check_train_rl)
-    reward = needed_reward_model(config.reward_model, config.generation, reward_weights(config))
-    models = (config.teacher_model, config.student_model, config.judge_model)
-    return list(engine_seats(*models, config.generation, reward))
+    return list(models_on_engines(config, reward_weights(config)))
 
 
 def test_the_seat_is_filled_only_when_there_is_something_to_grade():
@@ -172,15 +170,8 @@ def test_a_damaged_reward_model_is_refused_before_any_engine_starts(world: Path,
     model = save_classifier(tmp_path / "model", world / "blank")
     (model / "model.safetensors").unlink()
     config = load(TrainRLConfig, "train_rl", [])
-    blank = ApiModelConfig(str(world / "blank"))
-    opening = open_seats(
-        blank,
-        blank,
-        config.judge_model,
-        config.generation,
-        1,
-        tmp_path,
-        RewardModelConfig(model_name_or_path=str(model)),
-    )
+    config.teacher_model.model_name_or_path = config.student_model.model_name_or_path = str(world / "blank")
+    config.reward_model.model_name_or_path = str(model)
+    opening = open_seats(config, {"end_rm": 1.0}, tmp_path)
     with pytest.raises(ConfigError, match="holds no .safetensors file"):
         opening.send(None)

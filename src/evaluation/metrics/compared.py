@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from src.classroom.record import ConversationRecord
+from src.classroom.verdicts import CRITERIA
 from src.evaluation.metrics.language import ErrorLabels, read_lessons
 from src.evaluation.report.tables import Measure
 from src.message_rules.feedback import KINDS
@@ -32,9 +33,7 @@ class Figure:
 
 JUDGED = (
     Figure("reward", "Reward", wish=1),
-    Figure("scores/task_final_score", "Task-final discipline (0–1)", wish=1),
-    Figure("scores/forward_progression_score", "Forward progression (0–1)", wish=1),
-    Figure("scores/overall_momentum_score", "Overall momentum (0–10)", wish=1),
+    *(Figure(f"scores/{name}", f"{each.label} (0–{each.top:g})", wish=1) for name, each in CRITERIA.items()),
     Figure("scaffolded", "Error turns scaffolded (rubric)", True, 1),
     Figure("falsely_corrected", "Clean turns falsely corrected (rubric)", True, -1),
 )

@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from config.values import RULES
+from src.classroom.verdicts import CRITERIA
 from src.errors import ClassroomError
 from src.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
 from src.evaluation.report.summary import MISMATCH, write_summary
@@ -30,11 +31,6 @@ _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 """All control characters but tab and line feed; the last two ranges turn the direction of the text around them."""
 
 _MARKED = re.compile(f"{_SPECIAL_TOKENS}|{_CONTROLS}")
-_SCORES = (
-    ("task_final_score", "Task-final discipline", 1),
-    ("forward_progression_score", "Forward progression", 1),
-    ("overall_momentum_score", "Overall momentum", 10),
-)
 
 
 def write_report(run_folder: Path) -> Path:
@@ -253,9 +249,10 @@ def _held_out_marks(data: RunData, points: Sequence[tuple[float, float]]) -> lis
 
 def _parts_chart(data: RunData) -> Optional[Drawing]:
     series = []
-    for colour, (name, label, top) in zip("abc", _SCORES, strict=True):
-        points = [(step, value / top) for step, value in data.series(f"judge/{name}")]
+    for colour, (name, criterion) in zip("abc", CRITERIA.items(), strict=True):
+        points = [(step, value / criterion.top) for step, value in data.series(f"judge/{name}")]
         if points:
+            label = criterion.label
             series += [Series(label, colour, points, faint=True), Series(label, colour, smooth(points))]
     if not series:
         return None
@@ -330,8 +327,8 @@ def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
     if verdict.scores is None:
         return []
     reasons = verdict.reasons or {}
-    values = [(name, label, getattr(verdict.scores, name), top) for name, label, top in _SCORES]
-    return [(label, value, 100 * value / top, reasons.get(name, "")) for name, label, value, top in values]
+    values = [(name, each, getattr(verdict.scores, name)) for name, each in CRITERIA.items()]
+    return [(each.label, value, 100 * value / each.top, reasons.get(name, "")) for name, each, value in values]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
+from src.classroom.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
 from src.evaluation.metrics.maths import SCORED, SOLVED
 from src.results.run_folder import RunData, is_number, look_up
 from src.results.statistics import Estimate
@@ -37,9 +37,7 @@ def _estimated(label: str, *path: str, is_share: bool = False, wish: int = 1) ->
 
 MEASURES = (
     _estimated("Reward", "reward"),
-    Measure("Task-final discipline (0–1)", ("scores", "task_final_score"), wish=1),
-    Measure("Forward progression (0–1)", ("scores", "forward_progression_score"), wish=1),
-    Measure("Overall momentum (0–10)", ("scores", "overall_momentum_score"), wish=1),
+    *(Measure(f"{each.label} (0–{each.top:g})", ("scores", name), wish=1) for name, each in CRITERIA.items()),
     Measure("Error turns scaffolded", ("error_turns", "scaffolded"), (), ("error_turns", "n"), True, 1),
     Measure("Clean turns falsely corrected", ("clean_turns", "falsely_corrected"), (), ("clean_turns", "n"), True, -1),
     _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, wish=0),

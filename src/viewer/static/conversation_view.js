@@ -1,7 +1,7 @@
 // A conversation drawn: its messages, its reward and its verdicts; whole, or as a column beside others.
 
 import { el, longText, svg } from "./dom.js";
-import { number, plural, words } from "./format.js";
+import { number, plural, topOf, words } from "./format.js";
 import { personaBadge, rewardBar } from "./badges.js";
 
 /** The messages; thoughts are there to be opened. */
@@ -53,8 +53,8 @@ function scores(conversation) {
   if (!scored.length) return null;
   const mean = (name) => scored.reduce((sum, verdict) => sum + verdict.scores[name], 0) / scored.length;
   return el("dl", { class: "scores" }, Object.keys(scored[0].scores).map((name) => {
-    const most = name === "overall_momentum_score" ? 10 : 1;
-    return [el("dt", {}, words(name)), el("dd", {}, meter(mean(name) / most), `${number(mean(name), 2)}${most === 10 ? " of 10" : ""}`)];
+    const most = topOf(name);
+    return [el("dt", {}, words(name)), el("dd", {}, meter(mean(name) / most), `${number(mean(name), 2)}${most === 1 ? "" : ` of ${most}`}`)];
   }));
 }
 

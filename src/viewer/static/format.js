@@ -36,6 +36,18 @@ export function plural(count, one, many = `${one}s`) {
   return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 }
 
+const tops = {};
+
+/** Take in the judge's criteria, by name the most that can be given, as the run's description has them. */
+export function knowCriteria(criteria) {
+  Object.assign(tops, criteria);
+}
+
+/** The most that a judge gives for this criterion. */
+export function topOf(name) {
+  return tops[name] ?? 1;
+}
+
 /** `task_final_score` as "task final". */
 export function words(name) {
   return name.replace(/_(score|reasoning)$/, "").replaceAll("_", " ");

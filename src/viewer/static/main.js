@@ -2,7 +2,7 @@
 
 import { get, link } from "./api.js";
 import { el, show } from "./dom.js";
-import { plural } from "./format.js";
+import { knowCriteria, plural } from "./format.js";
 import { runPage } from "./run_page.js";
 import { listPage } from "./list_page.js";
 import { conversationPage } from "./conversation_page.js";
@@ -38,6 +38,7 @@ async function open() {
   main.setAttribute("aria-busy", "true");
   try {
     state.run ??= await get("run");
+    knowCriteria(state.run.criteria);
     document.getElementById("run-name").textContent = state.run.name;
     const host = el("div", { class: `page page-${name}` });
     const page = await PAGES[name](host, parameters, state.run, state.pulse);

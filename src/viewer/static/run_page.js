@@ -3,12 +3,11 @@
 import { get, link } from "./api.js";
 import { chart } from "./charts.js";
 import { el, show } from "./dom.js";
-import { dollars, number, percent, seconds, signed, words } from "./format.js";
+import { dollars, number, percent, seconds, signed, topOf, words } from "./format.js";
 import { guardCard, guardCharts } from "./guards.js";
 
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
-const SEATS = ["judge", "student", "teacher"];
-const SCALES = { "judge/overall_momentum_score": 10 };
+const COST = "/run_cost_usd";
 
 export async function runPage(host, _parameters, run, pulse) {
   const tiles = el("section", { class: "tiles", "aria-label": "The moment" });
@@ -32,8 +31,8 @@ function drawTiles(metrics, pulse, run) {
   const { last, series } = metrics;
   const step = metrics.steps.at(-1) ?? 0;
   const held = heldOut(metrics.marks);
-  const payees = SEATS.filter((seat) => last[`${seat}/run_cost_usd`] !== undefined);
-  const cost = payees.length ? payees.reduce((sum, seat) => sum + last[`${seat}/run_cost_usd`], 0) : pulse.spent_usd;
+  const payees = Object.keys(last).filter((name) => name.endsWith(COST) && last[name] !== undefined);
+  const cost = payees.length ? payees.reduce((sum, name) => sum + last[name], 0) : pulse.spent_usd;
   return [
     tile("Step", `${step}`, metrics.max_steps ? `of ${metrics.max_steps}` : "", metrics.max_steps ? step / metrics.max_steps : null),
     tile("Reward", number(last.reward), last.reward_std === undefined ? "" : `± ${number(last.reward_std)} in the batch`),
@@ -74,17 +73,18 @@ function drawCharts(metrics, run) {
   const pick = run.steps.length ? sampled : null;
   const line = (names, labels) => names.filter((name) => series[name]).map((name, i) => ({
     label: labels?.[i] ?? words(name.split("/").filter((part) => part !== "mean").at(-1)), colour: COLOURS[i % COLOURS.length],
-    values: series[name].map((value) => value === null ? null : value / (SCALES[name] ?? 1)),
+    values: series[name].map((value) => value === null ? null : value / topOf(name.split("/").at(-1))),
   }));
   const named = (prefix, suffix) => Object.keys(series).filter((name) => name.startsWith(prefix) && name.endsWith(suffix));
   const reward = line(["reward"], ["training reward"]).map((each) => ({ ...each, spread: series.reward_std }));
-  const parts = line(["judge/task_final_score", "judge/forward_progression_score", "judge/overall_momentum_score"]);
+  const parts = line(Object.keys(run.criteria).map((name) => `judge/${name}`));
   const rewards = line(named("rewards/", "/mean"));
-  const costs = line(SEATS.map((seat) => `${seat}/run_cost_usd`).filter((name) => series[name])).map((each, i) => ({ ...each, label: SEATS.filter((seat) => series[`${seat}/run_cost_usd`])[i] }));
+  const paid = named("", COST);
+  const costs = line(paid, paid.map((name) => name.slice(0, -COST.length)));
   const groups = [
     reward.length && chart("Reward", steps, reward, { range: withinOne([...series.reward, ...metrics.marks.map((mark) => mark.high ?? mark.mean)]) ? [0, 1] : null, marks: marksOf(metrics.marks), pick,
       note: pick ? "Band: spread in the batch. Choose a step to see its conversations." : "Band: spread in the batch." }),
-    parts.length && chart("What the judge says", steps, parts, { range: [0, 1], note: "Means of the batch; momentum of 10 shown as 1.", pick }),
+    parts.length && chart("What the judge says", steps, parts, { range: [0, 1], note: "Means of the batch, each as a share of the most that can be given.", pick }),
     rewards.length > 1 && chart("Parts of the reward", steps, rewards, { pick }),
     series["seconds/rollout"] && chart("Seconds per step", steps, line(["seconds/rollout", "seconds/train", "seconds/publish"]), { stack: true }),
     series["judge/failed_share"] && chart("Judge failures and rejections", steps, line(["judge/failed_share", "conversation/rejected_share"], ["without a verdict", "rejected"]),

@@ -1,0 +1,28 @@
+"""The policy's tokens, put together again from the journal."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from src.rollout.tokens import TokenBuffer
+
+
+def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
+    """The policy's context after an episode's events; None if it was never opened."""
+    buffer = None
+    for event in events:
+        if event["event"] == "failure" and event["prompt_ids"]:
+            buffer = TokenBuffer(event["prompt_ids"])
+            buffer.append_given(event["end_ids"])
+        if event["event"] == "turn":
+            if "prompt_ids" in event:
+                buffer = TokenBuffer(event["prompt_ids"])
+            if buffer is not None:
+                add_tokens(buffer, event["ids"], event["logprobs"])
+    return buffer
+
+
+def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    """Append what a turn added to the policy's context: the ids with a log-prob were sampled, those after them were given."""
+    if logprobs:
+        buffer.append_sampled(ids[: len(logprobs)], logprobs)
+    buffer.append_given(ids[len(logprobs) :])
