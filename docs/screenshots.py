@@ -1,9 +1,10 @@
-"""Makes docs/screenshots/*.png of the page in a headless Chromium, from a finished run of the quickstart:
+"""Makes docs/screenshots/*.png from a finished run of the quickstart: the page in a headless Chromium, and a chart.
 
-    python -m docs.screenshots runs/quickstart
+    python -m docs.screenshots runs/quickstart                  all of them
+    python -m docs.screenshots runs/quickstart --chart-only     the chart alone, without a browser
 
 The run in progress is that run as it was in the middle of a batch. In the chat its trained model answers, greedily and
-without an engine.
+without an engine. The chart is the plot `held_out.png` of the run, drawn again.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.seats import Seats
 from src.models.policy_version import PolicyVersion
+from src.results.plots import write_plots
+from src.results.run_folder import load_run
 from src.rollout.chat_template import ReplyFrame
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import JOURNAL_NAME, head_of
@@ -35,6 +39,7 @@ from tests.support.browser import Browser, open_browser
 from tests.support.scripted_room import serving
 
 FOLDER = Path(__file__).with_name("screenshots")
+CHART = "reward_before_after"
 STEPS_OF_A_RUN_IN_PROGRESS = 18
 ANSWERS = ("Every day I collect two map in the garden.", "Every day I collect two maps in the garden.")
 
@@ -42,8 +47,12 @@ ANSWERS = ("Every day I collect two map in the garden.", "Every day I collect tw
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a finished run of the quickstart")
+    parser.add_argument("--chart-only", action="store_true", help="draw the chart, and open no browser")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
+    draw_chart(options.run)
+    if options.chart_only:
+        return
     with tempfile.TemporaryDirectory() as folder, open_browser(1360, 1080) as browser:
         rewound = rewind(options.run, Path(folder) / options.run.name, STEPS_OF_A_RUN_IN_PROGRESS)
         with serving(create_viewer(rewound, None), free_port()) as url:
@@ -51,6 +60,18 @@ def main() -> None:
         with serving(create_viewer(options.run, None), free_port()) as url:
             take_conversations(browser, url)
         take_chat(browser, options.run)
+
+
+def draw_chart(run: Path) -> None:
+    """Draw the reward on held-out lessons before and after the training; the run folder stays as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / run.resolve().name
+        place.mkdir()
+        plots = {path.stem: path for path in write_plots(replace(load_run(run), folder=place))}
+        if "held_out" not in plots:
+            sys.exit(f"{run} holds no measurement on held-out lessons: take a run of `make quickstart`.")
+        shutil.copyfile(plots["held_out"], FOLDER / f"{CHART}.png")
+    print(FOLDER / f"{CHART}.png")
 
 
 def rewind(run: Path, folder: Path, steps: int) -> Path:

@@ -1,0 +1,152 @@
+"""The documentation: its links lead somewhere, its commands can be given, and it names every file and every page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from config.eval_model import EvalConfig
+from config.load import ROOT
+from config.train_rl_model import TrainRLConfig
+from config.train_sft_model import TrainSFTConfig
+from src.launch.quickstart_plan import applies
+from tests.support.pages import check_command, commands_of, headings_of, inline_code, links_of
+from tests.test_rooms import ROOMS
+
+TEXTS = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in (
+        *("README.md", "CONTRIBUTING.md", "src/README.md", "data/README.md"),
+        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    )
+}
+SCHEMAS = (TrainRLConfig, EvalConfig, TrainSFTConfig)
+EXAMPLES = {"config/deepspeed/own.yaml", "docs/screenshots/"}
+"""Paths that a page makes up, or that are folders."""
+OF_OTHERS = "python main.py "
+"""MathTutorBench's program."""
+RENAMED = {"generation.ignore_penalty_for_rejected_judges"}
+"""Keys that load under another name."""
+
+
+def of_pages(found_on) -> list:
+    """Parameters (page, what is found on it), each with a name that says both."""
+    return [
+        pytest.param(page, each, id=f"{page}: {each}")
+        for page, text in TEXTS.items()
+        for each in sorted(set(found_on(text)))
+    ]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) < 200
+
+
+@pytest.mark.parametrize(("page", "link"), of_pages(links_of))
+def test_a_link_leads_to_a_file_and_a_heading(page: str, link: str) -> None:
+    name, _, anchor = link.partition("#")
+    target = (ROOT / page).parent / name if name else ROOT / page
+    assert target.exists(), f"{page} links to {link}, which is not there"
+    if anchor:
+        assert anchor in headings_of(target.read_text(encoding="utf-8")), f"{page} links to {link}: no such heading"
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_a_page_names_no_file_that_is_not_there(page: str) -> None:
+    roots = "src|tests|config|benchmarks|docs|prompt_templates|data"
+    paths = re.findall(rf"(?<![\w./-])((?:{roots})/[\w./-]*\.[a-z0-9]+)\b", TEXTS[page])
+    paths += re.findall(rf"`((?:{roots})/[\w./-]*)`", TEXTS[page])
+    absent = {path for path in paths if path not in EXAMPLES and not (ROOT / path).exists()}
+    modules = re.findall(r"(?:-m |`)((?:src|tests|config|benchmarks)(?:\.\w+)+)", TEXTS[page])
+    absent |= {module for module in modules if not is_module(module)}
+    assert not absent, f"{page} names {', '.join(sorted(absent))}"
+
+
+def is_module(name: str) -> bool:
+    """Whether it is a module, a package, or something in a module."""
+    place = ROOT / name.replace(".", "/")
+    if name.endswith((".json", ".yaml")) or place.is_dir():
+        return True
+    return place.with_suffix(".py").is_file() or place.parent.with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize(("page", "command"), of_pages(commands_of))
+def test_a_command_can_be_given(page: str, command: str) -> None:
+    if not command.startswith(OF_OTHERS):
+        check_command(command)
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_a_page_names_no_key_that_no_program_has(page: str) -> None:
+    heads = "train|teacher_model|student_model|judge_model|reward_model|generation|guards|logging|huggingface"
+    keys = {code.partition("=")[0] for code in inline_code(TEXTS[page])}
+    keys = {key.partition(":")[0] for key in keys if re.fullmatch(rf"(?:{heads})(?:\.[a-z_]+)+(:.*)?", key)}
+    unknown = {key for key in keys - RENAMED if not any(has_key(schema, key) for schema in SCHEMAS)}
+    assert not unknown, f"{page} names {', '.join(sorted(unknown))}"
+
+
+def has_key(schema: type, key: str) -> bool:
+    """Whether a schema has the key, or keys below it."""
+    if applies(key, schema):
+        return True
+    for name in key.split("."):
+        schema = getattr(schema, "__dataclass_fields__", {}).get(name)
+        if schema is None:
+            return False
+        schema = schema.type
+    return hasattr(schema, "__dataclass_fields__")
+
+
+def test_the_contents_of_docs_name_every_page() -> None:
+    contents = TEXTS["docs/README.md"]
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    absent = {name for name in pages if f"]({name})" not in contents}
+    others = [path for path in (ROOT / "docs").iterdir() if path.suffix != ".md" and path.name != "__pycache__"]
+    names = {f"{path.name}/" if path.is_dir() else path.name for path in others}
+    absent |= {name for name in names if f"`{name}`" not in contents}
+    assert not absent
+
+
+def tree_of(heading: str) -> dict[str, str]:
+    """The files and folders in the block under a heading of src/README.md, and what the page says of each."""
+    section = TEXTS["src/README.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found, folders = {}, []
+    for line in section.split("```\n")[1].splitlines():
+        if not line:
+            continue
+        indent, name, says = re.fullmatch(r"( *)(\S+) +(\S.*)|.*", line).groups()
+        assert name is not None, f"{line!r} says nothing of a file"
+        folders = folders[: len(indent) // 2]
+        found["".join([*folders, name])] = says
+        if name.endswith("/"):
+            folders.append(name)
+    return found
+
+
+def files_in(folder: Path) -> set[str]:
+    """The files below a folder that somebody may look for, by their path in it."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {str(path.relative_to(folder)) for path in files if path.stat().st_size and path != ROOT / "src/README.md"}
+
+
+def test_the_page_about_the_code_has_a_line_for_every_file() -> None:
+    named = set(tree_of("src/, from the roof to the ground"))
+    assert {name for name in named if not name.endswith("/")} == files_in(ROOT / "src")
+    assert all((ROOT / "src" / name).is_dir() for name in named if name.endswith("/"))
+
+
+def test_the_page_about_the_code_has_the_rooms_in_their_order() -> None:
+    rooms = [name[:-1] for name in tree_of("src/, from the roof to the ground") if re.fullmatch(r"\w+/", name)]
+    assert rooms == [room for room in ROOMS if room not in ("config", "errors")]
+
+
+def test_the_page_about_the_code_has_the_configuration_the_programs_and_the_tests() -> None:
+    config = {name.partition("/")[0] for name in files_in(ROOT / "config")}
+    assert {name.rstrip("/") for name in tree_of("config/")} == config
+    beside = tree_of("Beside src/ and config/")
+    assert all((ROOT / name).exists() for name in beside)
+    programs = {path.name for pattern in ("*.py", "*.sh", "*.txt") for path in ROOT.glob(pattern)}
+    assert programs | {f"benchmarks/{name}" for name in files_in(ROOT / "benchmarks")} <= set(beside)
+    tests = TEXTS["src/README.md"].split("\n## tests/\n")[1]
+    folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert all(f"`{name}/`" in tests for name in folders)

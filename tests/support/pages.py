@@ -1,0 +1,101 @@
+"""Reading the pages of the documentation: their code, their links, and whether a command on them can be given."""
+
+import re
+import shlex
+from pathlib import Path
+
+from config.eval_model import EvalConfig
+from config.load import ROOT
+from config.train_rl_model import TrainRLConfig
+from config.train_sft_model import TrainSFTConfig
+from src.launch.gpu_check import PARTS
+from src.launch.quickstart_plan import SFT_PREFIX, applies
+
+FENCED = re.compile(r"^(`{3,})[^\n`]*\n(.*?)^\1`*[ \t]*$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+PROGRAMS = {
+    "vllm_server.py": ("train_rl", TrainRLConfig),
+    "train_rl.py": ("train_rl", TrainRLConfig),
+    "start_rl_training.sh": ("train_rl", TrainRLConfig),
+    "eval.py": ("eval", EvalConfig),
+    "train_sft.py": ("train_sft", TrainSFTConfig),
+}
+"""Program → the folder of its YAMLs, and its schema. `make quickstart` takes what server and trainer take."""
+_COMMANDS = ("make ", "python ", "accelerate ", "./")
+
+
+def without_code(page: str) -> str:
+    """The page's prose: no blocks, no inline code."""
+    return INLINE.sub("", FENCED.sub("", page))
+
+
+def inline_code(page: str) -> list[str]:
+    """What stands between single backticks, outside of blocks."""
+    return INLINE.findall(FENCED.sub("", page))
+
+
+def commands_of(page: str) -> list[str]:
+    """The commands on a page, in blocks and inline, each once; a backslash or an open quote continues a command. Flags
+    of accelerate without a program are no command."""
+    found = {each for each in inline_code(page) if not each.startswith("accelerate ") or ".py" in each}
+    for _, block in FENCED.findall(page):
+        lines = iter(block.replace("\\\n", " ").splitlines())
+        for line in lines:
+            while line.startswith(_COMMANDS) and line.partition(" #")[0].count("'") % 2:
+                line += f" {next(lines).strip()}"
+            found.add(line.strip())
+    return sorted(each for each in found if each.startswith(_COMMANDS) and "…" not in each)
+
+
+def headings_of(page: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCED.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links_of(page: str) -> list[str]:
+    """The relative links of a page, images included."""
+    links = re.findall(r"\]\(([^)\s]+)\)", without_code(page))
+    links += re.findall(r'(?:src|href)="([^"]+)"', without_code(page))
+    return [link for link in links if not re.match(r"[a-z]+:", link)]
+
+
+def check_command(command: str) -> None:
+    """Raises AssertionError if a command names a target, a program, a file, a configuration or a key that is not
+    there."""
+    words = _words_of(command)
+    program = next((Path(word).name for word in words if Path(word).name in PROGRAMS), None)
+    if words[0] == "make":
+        assert words[1] in TARGETS
+    elif words[1:2] == ["-m"] and words[2] not in ("pytest", "venv"):
+        module = ROOT / words[2].replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words[2]
+    elif words[0].startswith("./"):
+        assert (ROOT / words[0]).is_file()
+    else:
+        assert program is not None or words[1] == "-m", command
+    assert program is None or (ROOT / program).is_file()
+    folder, schema = PROGRAMS.get(program, ("train_rl", TrainRLConfig))
+    for word in words:
+        if re.fullmatch(r"(tests|config|src|benchmarks)/[\w./]+", word):
+            assert (ROOT / word).is_file(), word
+        elif re.fullmatch(r"[a-z_]+(\.[a-z_]+)*=.*", word, re.DOTALL):
+            _check_override(word, schema)
+    if "--config-name" in words and "--config-dir" not in words:
+        name = words[words.index("--config-name") + 1].removesuffix(".yaml")
+        assert name == "mine" or (ROOT / "config" / folder / f"{name}.yaml").is_file(), name
+    if "--parts" in words:
+        assert words[words.index("--parts") + 1] in PARTS
+
+
+def _check_override(word: str, schema: type) -> None:
+    if word.startswith(SFT_PREFIX):
+        word, schema = word.removeprefix(SFT_PREFIX), TrainSFTConfig
+    assert applies(word, schema), word
+
+
+def _words_of(command: str) -> list[str]:
+    """The command's words, without a comment; those of `ARGS="…"` are words of their own."""
+    words = shlex.split(command, comments=True)
+    return [each for word in words for each in (shlex.split(word[5:]) if word.startswith("ARGS=") else [word])]
