@@ -5,7 +5,7 @@
 #                                that is new enough)
 #   REQUIREMENTS=requirements.txt or requirements-cpu.txt    (default: by whether nvidia-smi finds a GPU)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 VENV=.venv
 LOG=$VENV/install.log

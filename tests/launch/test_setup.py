@@ -148,7 +148,7 @@ def test_accelerate_takes_the_shipped_configs(path):
 @pytest.fixture
 def tree(tmp_path):
     """A folder to install in: the real Makefile and installer, and requirements that ask for nothing."""
-    (tmp_path / "src").mkdir()
+    (tmp_path / "src/launch").mkdir(parents=True)
     for name in ("Makefile", "src/launch/install.sh"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "requirements-dev.txt").write_text("# nothing\n", encoding="utf-8")

@@ -28,7 +28,7 @@ from src.rollout.engines import Ledger
 from src.toy_language.rubric_judge import TurnFinding, verdict
 
 FILE = Path(__file__).parent / "labelled_conversations.yaml"
-ROOT = FILE.parent.parent
+ROOT = FILE.parents[2]
 Pair = tuple[Any, Any, str]
 """A label, what the rule says, and where."""
 
