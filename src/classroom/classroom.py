@@ -18,19 +18,16 @@ from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
-from src.classroom.verdicts import Verdict, failed_verdict, parse_judge_output, parse_verdict
+from src.classroom.verdicts import Verdict, ask_for_verdict, parse_judge_output
 from src.errors import (
     ContextOverflow,
     DataError,
-    EngineFailure,
-    ProviderFailure,
     RequestRefused,
-    StorageError,
     UnknownConversation,
 )
 from src.rollout import seats as rollout_seats
 from src.rollout.chat_template import Message, encode_chat
-from src.rollout.engines import Completion, Sampling, ask_judge
+from src.rollout.engines import Completion, Sampling
 from src.rollout.environment import Environment, Play
 from src.rollout.journal import Journal
 from src.rollout.problem import Problem
@@ -259,15 +256,9 @@ class Classroom(Environment[Conversation, History]):
     async def _judge_once(self, play: Play, rule: str, attempt: int) -> Verdict:
         if known := play.history.verdicts.get((rule, attempt)):
             return known
-        conversation, text = play.episode, ""
-        try:
-            about = (conversation.transcript(), conversation.problem.text)
-            text = await ask_judge(self.seats.judge, rule, *about, attempt, conversation.ledger)
-            verdict = parse_verdict(rule, attempt, text)
-        except (EngineFailure, ProviderFailure, StorageError):  # nothing was judged; once that is mended, it will be
-            raise
-        except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
-            verdict = failed_verdict(rule, attempt, error, text)
+        conversation = play.episode
+        about = (conversation.transcript(), conversation.problem.text)
+        verdict = await ask_for_verdict(self.seats.judge, rule, attempt, about, conversation.ledger)
         self._journal.append("verdict", conversation=conversation.id, verdict=verdict)
         return verdict
 

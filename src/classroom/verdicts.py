@@ -5,7 +5,9 @@ readable verdict leaves the conversation without a verdict, and so without a rew
 the tutor wrote, in every attempt, is the conversation rejected.
 """
 
+import asyncio
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +16,11 @@ from statistics import fmean
 from typing import Any
 
 from config.values import SCORING_RULES
-from src.errors import ContentRefused, JudgeOutputError
+from src.errors import ContentRefused, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
+from src.rollout.engines import EmbeddedJudge, Judge, Ledger, ask_judge
 from src.rollout.text import nests_deeper, without_surrogates
+
+logger = logging.getLogger(__name__)
 
 LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 """Decision rules that evaluations report by name."""
@@ -298,6 +303,34 @@ def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | Non
 def _is_refused(verdicts: Sequence[Verdict], rule: str) -> bool:
     attempts = [verdict for verdict in verdicts if verdict.rule == rule]
     return bool(attempts) and all(verdict.refused for verdict in attempts)
+
+
+async def ask_for_verdict(
+    judge: Judge | EmbeddedJudge,
+    rule: str,
+    attempt: int,
+    about: tuple[list[dict[str, str]], str],
+    ledger: Ledger,
+    stops: tuple[type[Exception], ...] = (EngineFailure, ProviderFailure, StorageError),
+    timeout_s: float | None = None,
+) -> Verdict:
+    """One attempt of a judge at one rule. A judge that fails is recorded, with its error, and never an opinion.
+
+    Args:
+        about: the transcript, and the problem's text.
+        stops: errors after which nothing is judged until they are mended: they are raised and not recorded.
+        timeout_s: after which the attempt counts as failed; None waits.
+    """
+    text = ""
+    try:
+        async with asyncio.timeout(timeout_s):
+            text = await ask_judge(judge, rule, *about, attempt, ledger)
+        return parse_verdict(rule, attempt, text)
+    except stops:
+        raise
+    except Exception as error:
+        logger.warning("no verdict by the rule %s: %s: %s", rule, type(error).__name__, error)
+        return failed_verdict(rule, attempt, error, text)
 
 
 def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdict:

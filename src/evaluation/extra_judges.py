@@ -7,21 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
-from config.base import JudgeModelConfig
 from config.eval_model import EvalConfig
-from config.values import EMBEDDED_JUDGES
 from src.classroom.conversation import visible_text
 from src.classroom.record import ConversationRecord
-from src.classroom.verdicts import Verdict, failed_verdict, parse_verdict, sum_up
-from src.errors import EngineFailure, ProviderFailure, StorageError
-from src.inference_providers.call_ledger import CallLedger
-from src.inference_providers.chat_api import ChatApi
-from src.inference_providers.open_router_inference import OpenAICompatibleJudge
+from src.classroom.verdicts import ask_for_verdict, sum_up
 from src.results.agreement import krippendorff_alpha, rank_correlation
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import judgement_of, mean_with_ci
-from src.rollout.engines import Judge, Ledger, ask_judge
-from src.server.open_models import embedded_judge
+from src.rollout.engines import Judge, Ledger
+from src.server.open_models import open_second_judge
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +48,8 @@ async def ask_extra_judges(
     opinions: Opinions = {}
     paid: Paid = {}
     for number, judge in enumerate(config.extra_judges):
-        seat, api = _open(judge, config, folder / f"extra_judge_{number}_calls.sqlite")
+        ledger_path = folder / f"extra_judge_{number}_calls.sqlite"
+        seat, api = open_second_judge(judge, config.generation, ledger_path, "extra judge")
         try:
             keys = [key_of(tutor, record) for tutor, group in records.items() for record in group]
             asked = (_score(seat, config, record) for group in records.values() for record in group)
@@ -66,34 +61,13 @@ async def ask_extra_judges(
     return opinions, paid
 
 
-def _open(judge: JudgeModelConfig, config: EvalConfig, ledger_path: Path) -> tuple[Judge, ChatApi | None]:
-    if judge.model_name_or_path in EMBEDDED_JUDGES:
-        return embedded_judge(judge.model_name_or_path), None
-    ledger = CallLedger(ledger_path, judge.max_cost_usd)
-    api = ChatApi(judge, ledger, "extra judge")
-    rules, most = config.generation.judges_rules_prompts_paths, config.generation.max_tokens_per_judge_attempt
-    return OpenAICompatibleJudge(judge, rules, most, ledger, api), api
-
-
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
     rules = list(config.generation.judges_rules_prompts_paths)
     ledger = Ledger(tuple(turn.persona for turn in record.turns), record.max_turns)
-    verdicts = await asyncio.gather(*(_attempt(judge, rule, record, ledger) for rule in rules))
+    about = ([{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns], record.problem)
+    verdicts = await asyncio.gather(*(ask_for_verdict(judge, rule, 0, about, ledger) for rule in rules))
     judgement = sum_up(verdicts, rules)
     return None if judgement is None else judgement.score
-
-
-async def _attempt(judge: Judge, rule: str, record: ConversationRecord, ledger: Ledger) -> Verdict:
-    transcript = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
-    text = ""
-    try:
-        text = await ask_judge(judge, rule, transcript, record.problem, 0, ledger)
-        return parse_verdict(rule, 0, text)
-    except (EngineFailure, ProviderFailure, StorageError):
-        raise
-    except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
-        logger.warning("an extra judge has no verdict on %s: %s: %s", record.id, type(error).__name__, error)
-        return failed_verdict(rule, 0, error, text)
 
 
 def summarise_judges(

@@ -5,22 +5,19 @@ and planted ones for the judge that a training learns from. Nothing that is foun
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.values import EMBEDDED_JUDGES
 from src.classroom.canaries import CANARIES
 from src.classroom.classroom import Classroom
 from src.classroom.conversation import Conversation, State
-from src.classroom.verdicts import Verdict, failed_verdict, parse_verdict, sum_up
+from src.classroom.verdicts import Verdict, ask_for_verdict, sum_up
 from src.errors import ConfigError
-from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
-from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.rollout.engines import Judge, ask_judge
+from src.rollout.engines import Judge
 from src.rollout.usage import BATCH
-from src.server.open_models import embedded_judge
+from src.server.open_models import open_second_judge
 from src.server.sampling_service import BatchDesk
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 
@@ -130,18 +127,11 @@ class JudgeCheck:
         """One attempt by each rule."""
         rules = self._classroom.rules.judge_rules
         about = (messages, conversation.problem.text)
-        asked = [ask_judge(judge, rule, *about, 0, conversation.ledger) for rule in rules]
-        return await asyncio.gather(*map(self._attempt, rules, asked))
-
-    async def _attempt(self, rule: str, asked: Awaitable[str]) -> Verdict:
-        text = ""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                text = await asked
-            return parse_verdict(rule, 0, text)
-        except Exception as error:  # the one place of a check: whatever fails in it is recorded, and stops nothing
-            logger.warning("a check of the judge is without a verdict: %s: %s", type(error).__name__, error)
-            return failed_verdict(rule, 0, error, text)
+        attempts = (
+            ask_for_verdict(judge, rule, 0, about, conversation.ledger, stops=(), timeout_s=self._timeout_s)
+            for rule in rules
+        )
+        return await asyncio.gather(*attempts)  # whatever fails in a check is recorded, and stops nothing
 
     def _score(self, verdicts: list[Verdict]) -> float | None:
         judgement = sum_up(verdicts, self._classroom.rules.judge_rules)
@@ -155,14 +145,8 @@ def open_judge_check(config: "TrainRLConfig", desk: BatchDesk, run_folder: Path)
         ConfigError: if its API key is missing.
         StorageError: if the record of paid requests in `run_folder` cannot be used.
     """
-    guards, generation = config.guards, config.generation
-    judge = guards.held_out_judge_model
-    if judge is None:
-        return JudgeCheck(desk, None, None, guards.judge_check_timeout_s)
-    if judge.model_name_or_path in EMBEDDED_JUDGES:
-        return JudgeCheck(desk, embedded_judge(judge.model_name_or_path), None, guards.judge_check_timeout_s)
-    ledger = CallLedger(run_folder / HELD_OUT_CALLS_NAME, judge.max_cost_usd)
-    api = ChatApi(judge, ledger, "held-out judge")
-    rules, max_tokens = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
-    held_out = OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api)
-    return JudgeCheck(desk, held_out, api, guards.judge_check_timeout_s)
+    guards = config.guards
+    judge, api = guards.held_out_judge_model, None
+    if judge is not None:
+        judge, api = open_second_judge(judge, config.generation, run_folder / HELD_OUT_CALLS_NAME, "held-out judge")
+    return JudgeCheck(desk, judge, api, guards.judge_check_timeout_s)

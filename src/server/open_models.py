@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.base import ApiModelConfig, EnvironmentConfig, JudgeModelConfig, ModelConfig
+from config.base import ApiModelConfig, EnvironmentConfig, GenerationConfig, JudgeModelConfig, ModelConfig
 from config.values import EMBEDDED_JUDGES, PHASED, is_script
 from src.errors import ConfigError
 from src.inference_providers.call_ledger import CallLedger
@@ -74,6 +74,26 @@ async def open_seats(
 def embedded_judge(name: str) -> EmbeddedJudge:
     """The judge without a model that `name` stands for, one of `EMBEDDED_JUDGES`."""
     return _EMBEDDED[name]()
+
+
+def open_second_judge(
+    judge: JudgeModelConfig, generation: GenerationConfig, ledger_path: Path, role: str
+) -> tuple[Judge | EmbeddedJudge, ChatApi | None]:
+    """A judge besides the training's, embedded or behind an API, and what it is asked through, if it is behind one.
+
+    Args:
+        ledger_path: where its paid requests are recorded.
+        role: what it is called in messages.
+
+    Raises:
+        ConfigError: if its API key is missing.
+        StorageError: if the record of paid requests cannot be used.
+    """
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        return embedded_judge(judge.model_name_or_path), None
+    api = ChatApi(judge, CallLedger(ledger_path, judge.max_cost_usd), role)
+    rules, most = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
+    return OpenAICompatibleJudge(judge, rules, most, api.ledger, api), api
 
 
 def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | None:

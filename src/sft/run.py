@@ -32,10 +32,10 @@ from src.results.trackers import report_to
 from src.rollout.datasets import gather, load_rows
 from src.sft.muon import MuonWithAdamW
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
-from src.training.checkpoints import ConfiguredRates
 from src.training.metrics_callback import Progress, last_metrics
 from src.training.model_loading import device_for_weights, weights_dtype
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
+from src.training.trainer_hooks import ConfiguredRates
 
 logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"

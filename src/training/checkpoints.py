@@ -1,14 +1,12 @@
-"""What a resumed run depends on: checkpoints that are whole or not there, an order of problems that follows from the
-step alone, and a learning rate that is the configured one."""
+"""What a resumed run depends on: checkpoints that are whole or not there, and an order of problems that follows from the
+step alone."""
 
 import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
-from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from trl.trainer.utils import RepeatSampler
 
@@ -82,24 +80,3 @@ class OrderOfEpoch(Sampler):
 
     def __len__(self) -> int:
         return len(self._sampler)
-
-
-class ConfiguredRates(Trainer):
-    """Goes on with the learning rate, the schedule and the saving that are configured. Transformers takes the first and
-    the last from the checkpoint, whatever the configuration says."""
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        self.state.compute_steps(self.args, self.state.max_steps)
-        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # DeepSpeed's own is wrapped
-        if not isinstance(scheduler, LambdaLR):
-            logger.warning("the scheduler of DeepSpeed's configuration goes on with the checkpoint's learning rate")
-            return
-        rate = self.args.learning_rate
-        now = [rate * share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
-        scheduler.base_lrs, scheduler._last_lr = [rate] * len(now), now
-        for optimizer in (scheduler.optimizer, self.optimizer):  # with DeepSpeed one may be inside of the other
-            for group, rate_now in zip(optimizer.param_groups, now, strict=True):
-                group["lr"], group["initial_lr"] = rate_now, rate

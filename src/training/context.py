@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
-from src.classroom.record import ConversationRecord
 from src.models.policy_version import PolicyVersion
+from src.rollout.trajectory import Trajectory
 from src.training.gpu_sharing import SharedGpus
 
 
@@ -34,5 +34,5 @@ class TrainerContext(Protocol):
     def record_metric(self, name: str, value: float) -> None:
         """Log a number with this step's metrics; it is averaged over processes."""
 
-    def show_conversations(self, records: Sequence[ConversationRecord]) -> None:
+    def show_conversations(self, records: Sequence[Trajectory]) -> None:
         """Send a batch's conversations to the tracker, if it shows such."""

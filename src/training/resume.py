@@ -19,7 +19,9 @@ _ORDER = "which problems a step takes follows from it"
 _BATCH = "steps are counted in batches of this size"
 _STATE = "the checkpoint holds a state for this one"
 _WEIGHTS = "the checkpoint holds the weights of this one"
+_ENVIRONMENT = "the weights were trained in that environment"
 FIXED = {
+    "environment": _ENVIRONMENT,
     "seed": _ORDER,
     "skip_first_samples": _ORDER,
     "dataset.train_datasets": _ORDER,

@@ -24,12 +24,12 @@ from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from config.values import ADAPTER_BIASES, SERVED_RANKS
 from src.errors import ConfigError, DataError
-from src.grpo.run import _tell_about_learning_rate
 from src.grpo.trainer import ClassroomGRPOTrainer, _without_dropout
 from src.models.lora import adapter_shape, check_checkpoint, check_published, peft_config
 from src.models.policy_folder import MARKER, check_policy, write_policy
 from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model
+from src.training.session import _tell_about_learning_rate
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 from src.vllm.adapter_slot import served_rank
 from tests.conftest import ROOT, on_this_machine

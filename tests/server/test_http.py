@@ -28,7 +28,6 @@ from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from config.values import LARGEST_BATCH
 from src.errors import AccessDenied, ClassroomError, ConfigError, EngineFailure, RequestTooLarge, UnknownConversation
-from src.grpo.run import connect
 from src.models.policy_folder import policy_path, write_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import read_journal
@@ -38,6 +37,7 @@ from src.server.client import ClassroomClient
 from src.server.middleware import BodyCheck, HostCheck
 from src.server.schemas import LARGEST_BODY
 from src.training.server_assignment import OwnServer, own_server
+from src.training.session import connect
 from tests.conftest import free_port
 from tests.rollout.test_durability import save_model
 from tests.support.scripted_room import Room, serving

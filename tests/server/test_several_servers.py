@@ -15,7 +15,6 @@ from config.eval_model import EvalConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
-from src.grpo.run import connect
 from src.launch.cli import main as launcher
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.server.app import own_part
@@ -25,6 +24,7 @@ from src.server.open_models import open_seats
 from src.server.schemas import ProcessId
 from src.system.run_lock import claim
 from src.training.server_assignment import OwnServer, own_server
+from src.training.session import connect
 from tests.conftest import free_port, running_server
 from tests.server.test_shared_gpus import GPU, health
 from tests.support.replay_server import Replay, served

@@ -25,13 +25,13 @@ import src.server.app
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.errors import StorageError
-from src.grpo.run import _open_run_folder
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.models.policy_folder import check_policy, policy_path, write_policy, write_whole
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import write_rollouts
 from src.rollout.journal import Journal, read_journal
 from src.system.storage import refuse_full_disk, storage_errors
+from src.training.session import _open_run_folder
 from tests.grpo.test_grpo import record
 from tests.rollout.test_durability import save_model
 from tests.support.scripted_room import Room

@@ -21,8 +21,9 @@ from src.grpo.trainer import ClassroomGRPOTrainer
 from src.launch.cli import main as launch
 from src.server.auth import TOKEN_VARIABLE
 from src.sft.run import _Trainer as SFTTrainer
-from src.training.checkpoints import UNFINISHED, ConfiguredRates
+from src.training.checkpoints import UNFINISHED
 from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
+from src.training.trainer_hooks import ConfiguredRates
 from tests.conftest import free_port
 from tests.support.scripted_room import Room, application, serving
 
@@ -155,7 +156,7 @@ def test_both_trainers_go_on_with_the_configured_rate() -> None:
 def test_a_checkpoint_is_complete_with_what_it_was_made_with(tmp_path: Path) -> None:
     config = configured(tmp_path, "train.learning_rate=1e-3")
     (tmp_path / UNFINISHED / "checkpoint-3").mkdir(parents=True)
-    trainer = SimpleNamespace(_config=config, state=SimpleNamespace(global_step=3))
+    trainer = SimpleNamespace(run_config=config, state=SimpleNamespace(global_step=3))
     ClassroomGRPOTrainer._complete_checkpoint(trainer, tmp_path, keep=2)
     assert (tmp_path / "checkpoint-3" / MADE_WITH).read_text() == to_yaml(config)
 

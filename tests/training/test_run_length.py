@@ -15,8 +15,8 @@ from peft import get_peft_model
 from transformers import get_scheduler
 from trl.trainer.utils import RepeatSampler
 
-import src.grpo.run
 import src.server.app
+import src.training.session
 import train_rl
 import vllm_server
 from config.base import LoraConfig
@@ -182,11 +182,11 @@ def test_a_trainer_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) ->
     def stop(*_: object) -> None:
         raise ConfigError("far enough")
 
-    monkeypatch.setattr(src.grpo.run, "own_server", stop)
+    monkeypatch.setattr(src.training.session, "own_server", stop)
     config = shipped("quickstart", *weak)
     folder = Path(config.logging.save_dir)
     with caplog.at_level(logging.INFO), pytest.raises(ConfigError, match="far enough"):
-        src.grpo.run._train(config, None, PartialState(cpu=True), folder)
+        src.training.session._open(config, folder, PartialState(cpu=True))
     assert_told(caplog)
 
 

@@ -1,0 +1,208 @@
+"""A training from its run folder to its released model, whatever the algorithm: what comes before the first step, and
+what follows the last one."""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+
+from config.load import record_run
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
+from src.models.lora import check_checkpoint
+from src.results.hub import release
+from src.results.learning import describe, write_learning
+from src.results.rollout_files import drop_rollouts_from
+from src.rollout.problem import Problem
+from src.rollout.registry import environment_of
+from src.server.client import ClassroomClient
+from src.server.schemas import Health
+from src.system.run_lock import claim
+from src.training.checkpoints import last_checkpoint, remove_leftovers, step_of
+from src.training.collective import on_every_process, on_main_process
+from src.training.gpu_sharing import SharedGpus
+from src.training.metrics_callback import last_metrics
+from src.training.plot_callback import PlotLog
+from src.training.resume import check_resume
+from src.training.run_length import load_training_problems, report_length
+from src.training.server_assignment import OwnServer, own_server
+from src.training.step_progress import GRPOProgress
+from src.training.weight_delta import parameter_movement
+
+logger = logging.getLogger(__name__)
+_LEAST_FOR_AN_ADAPTER = 5e-6
+
+
+@dataclass
+class TrainingSession:
+    """One process's part of a training that is about to begin, or to go on.
+
+    Attributes:
+        run_folder: shared with the server.
+        run_id: names this run's policies; the same after a resume.
+        problems: the training problems.
+        client, server: who plays this process's episodes, and whether it publishes weights there.
+        gpus: whose turn it is on GPUs that trainer and server share.
+        checkpoint: where the training goes on from; None for a new one.
+    """
+
+    config: TrainRLConfig
+    run_folder: Path
+    run_id: str
+    problems: list[Problem]
+    client: ClassroomClient
+    server: OwnServer
+    gpus: SharedGpus
+    checkpoint: str | None
+
+    def run(self, trainer: Any) -> None:
+        """Train to the end, from the checkpoint if there is one, and leave model, figures and what the Hub gets.
+
+        Args:
+            trainer: a transformers `Trainer` that is a `TrainerContext` and has `publisher`, `save_progress`,
+                `save_adapter` and `save_whole`.
+
+        Raises:
+            ClassroomError: on every rank, if the server refuses or fails. What was trained by then is kept.
+        """
+        config, run_folder, state = self.config, self.run_folder, PartialState()
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(GRPOProgress(run_folder))
+        trainer.add_callback(PlotLog(run_folder, trainer))
+        limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
+        environment_of(config).check_problems(config, self.problems, trainer.processing_class, limit)
+        on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(self.checkpoint)))
+        try:
+            trainer.train(resume_from_checkpoint=self.checkpoint)
+        except (ProviderFailure, TooManyFailedJudgements):  # on every rank, before this step has changed any weight
+            trainer.save_progress()
+            raise
+        trainer.publisher.sync_weights()
+        self.gpus.leave()
+        if trainer.has_adapter:
+            trainer.save_adapter(run_folder / "adapter")
+        trainer.save_whole(run_folder / "model")
+        base = config.teacher_model.model_name_or_path
+        movement = parameter_movement(trainer, base)
+        if state.is_main_process:  # alone: an upload may take longer than the others would wait
+            print(describe(write_learning(run_folder, movement)), flush=True)
+            release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
+
+
+@contextmanager
+def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
+    """Claim the run folder, load the problems, find the server, and look for a checkpoint; all ranks take part. The
+    process group has to be set up.
+
+    Raises:
+        ConfigError: if an adapter does not fit its model, or a checkpoint the configuration.
+        DeadlineExceeded: if no server answers.
+        ClassroomError: on every rank, if the server refuses or fails.
+    """
+    disable_progress_bar()  # of loading and saving; the training has its own
+    run_folder, state = Path(config.logging.save_dir).resolve(), PartialState()
+    main = state.is_main_process
+    with on_every_process(state, lambda: claim("train_rl", run_folder) if main else nullcontext()):
+        yield _open(config, run_folder, state)
+
+
+def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> TrainingSession:
+    on_main_process(state, lambda: _tell_of_changes(config, run_folder))
+    run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
+    problems = on_every_process(state, lambda: load_training_problems(config))
+    if state.is_main_process:
+        report_length(config, len(problems)).log()
+    server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
+    client = on_every_process(state, lambda: connect(config, server))
+    checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
+    gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
+    gpus.take()
+    return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint)
+
+
+def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
+    last = last_checkpoint(run_folder / "checkpoints")
+    if last is not None:
+        check_checkpoint(Path(last), config.teacher_model.model_name_or_path, config.teacher_model.adapter)
+    return last
+
+
+def connect(config: TrainRLConfig, server: OwnServer) -> ClassroomClient:
+    """A client of this process's server, which answers.
+
+    Raises:
+        DeadlineExceeded: if it does not.
+        ConfigError: if it belongs to another run, or is another one of this run's servers.
+    """
+    generation, run_folder = config.generation, Path(config.logging.save_dir).resolve()
+    client = ClassroomClient(
+        server.url,
+        generation.sample_timeout_s,
+        generation.load_weights_timeout_s,
+        generation.server_start_timeout_s,
+        Path(config.logging.save_dir) / (f"server.{server.index}.log" if server.index else "server.log"),
+        environment_of(config).Record,
+    )
+    health = client.wait_until_up(generation.server_start_timeout_s)
+    _refuse_server_of_another_run(health, client.url, run_folder)
+    if health.server_index != server.index:
+        raise ConfigError(
+            f"The server at {client.url} is number {health.server_index} of this run, but number {server.index} in "
+            f"generation.server_urls: start it with generation.server_index={server.index}, or put them in order."
+        )
+    return client
+
+
+def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) -> None:
+    if health.run_folder != str(run_folder):
+        raise ConfigError(
+            f"The server at {url} belongs to the run in {health.run_folder}, but this training's logging.save_dir is "
+            f"{run_folder}. Start both with the same logging.save_dir, or give each run its own generation.server_port."
+        )
+
+
+def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
+    """Record the configuration, and return the run's id; it keeps it over restarts."""
+    _tell_about_truncation(config)
+    _tell_about_learning_rate(config)
+    record_run(config, "train_rl")
+    remove_leftovers(run_folder)
+    path = run_folder / "run_id"
+    if not path.exists():
+        path.write_text(f"{run_folder.name}-{uuid.uuid4().hex[:8]}", encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def _tell_of_changes(config: TrainRLConfig, run_folder: Path) -> None:
+    """Before anything is written or loaded."""
+    for change in check_resume(run_folder, config):
+        logger.warning("%s", change)
+
+
+def _tell_about_truncation(config: TrainRLConfig) -> None:
+    options = config.teacher_model.vllm
+    if options.top_p < 1 or options.top_k != -1:
+        logger.warning(
+            "The teacher is sampled with top_p %g and top_k %d, but GRPO trains the full softmax: the engine's "
+            "log-probs are of the truncated distribution, and the importance-sampling correction has to bridge the "
+            "difference "
+            "(see mismatch/… in the metrics). Leave top_p at 1 and top_k at -1 unless you want this.",
+            options.top_p,
+            options.top_k,
+        )
+
+
+def _tell_about_learning_rate(config: TrainRLConfig) -> None:
+    if config.teacher_model.adapter is not None and config.train.learning_rate < _LEAST_FOR_AN_ADAPTER:
+        logger.warning(
+            "train.learning_rate is %g, which suits the training of all weights; an adapter hardly learns with it. "
+            "Take ten times and more of what one would take there, usually from 1e-5 to 1e-4.",
+            config.train.learning_rate,
+        )

@@ -1,0 +1,98 @@
+"""What is changed of transformers' `Trainer`, for every algorithm: all overrides of its private methods stand here.
+
+They were checked against the version in `CHECKED_AGAINST`. tests/training/test_hooks.py fails when a signature changes.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from src.training.checkpoints import UNFINISHED, complete_checkpoint, remove_unfinished
+from src.training.collective import on_main_process
+from src.training.resume import write_config
+from src.training.sharded_save import save_adapter_together, save_together
+
+logger = logging.getLogger(__name__)
+
+CHECKED_AGAINST = {"transformers": "5.19.0"}
+SIGNATURES = {
+    "_get_output_dir": ("trial",),
+    "_save_checkpoint": ("model", "trial"),
+    "_load_optimizer_and_scheduler": ("checkpoint",),
+    "save_model": ("output_dir", "_internal_call"),
+}
+"""The parameters of the overridden methods."""
+
+
+class ConfiguredRates(Trainer):
+    """Goes on with the learning rate, the schedule and the saving that are configured. Transformers takes the first and
+    the last from the checkpoint, whatever the configuration says."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        self.state.compute_steps(self.args, self.state.max_steps)
+        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # DeepSpeed's own is wrapped
+        if not isinstance(scheduler, LambdaLR):
+            logger.warning("the scheduler of DeepSpeed's configuration goes on with the checkpoint's learning rate")
+            return
+        rate = self.args.learning_rate
+        now = [rate * share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
+        scheduler.base_lrs, scheduler._last_lr = [rate] * len(now), now
+        for optimizer in (scheduler.optimizer, self.optimizer):  # with DeepSpeed one may be inside of the other
+            for group, rate_now in zip(optimizer.param_groups, now, strict=True):
+                group["lr"], group["initial_lr"] = rate_now, rate
+
+
+class WholeCheckpoints(Trainer):
+    """Writes a checkpoint under another name until it is complete. A run without this would go on from half of one.
+
+    Attributes:
+        run_config: the configuration; a checkpoint holds it.
+        has_adapter: whether an adapter is trained in place of the model's own weights.
+    """
+
+    run_config: Any
+    has_adapter: bool
+    _saving_checkpoint = False
+
+    def save_progress(self) -> None:
+        """Leave a checkpoint of the steps made so far, unless there is one already; all ranks take part."""
+        checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.state.global_step > 0 and not checkpoint.exists():
+            self._save_checkpoint(self.model_wrapped, None)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model and tokenizer, of an adapter that alone; all ranks take part."""
+        save_trained = save_adapter_together if self.has_adapter else save_together
+        save_trained(self, lambda save: save(Path(output_dir or self.args.output_dir)))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._saving_checkpoint else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As the trainer does, but under another name until it is complete; what fails leaves nothing behind."""
+        folder, keep = Path(self.args.output_dir), self.args.save_total_limit
+        on_main_process(self.accelerator, lambda: remove_unfinished(folder))
+        self._saving_checkpoint = True
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            on_main_process(self.accelerator, lambda: self._complete_checkpoint(folder, keep))
+        except BaseException:
+            if self.accelerator.is_main_process:
+                remove_unfinished(folder)
+            raise
+        finally:
+            self._saving_checkpoint = False
+
+    def _complete_checkpoint(self, folder: Path, keep: int) -> None:
+        step = self.state.global_step
+        write_config(folder / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.run_config)
+        complete_checkpoint(folder, step, keep)
