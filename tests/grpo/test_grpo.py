@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.metrics import batch_metrics as classroom_metrics
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Scores, Verdict
 from src.errors import ConfigError, DeadlineExceeded, EngineFailure, PolicyMismatch, TooManyFailedJudgements
@@ -21,9 +22,10 @@ from src.grpo.trainer import ClassroomGRPOTrainer
 from src.models.policy_version import PolicyVersion
 from src.rollout.tokens import Turn
 from src.server.client import ClassroomClient
+from src.training import sample_batch
 from src.training.collective import on_every_process, on_main_process
 from src.training.judge_monitor import JudgeGuard
-from src.training.sample_batch import ClassroomRollout, batch_metrics, reward, to_rollout
+from src.training.sample_batch import ClassroomRollout, reward, to_rollout
 
 
 def record(index: int, reward: float | None = 0.5, **changes) -> ConversationRecord:
@@ -167,6 +169,11 @@ def test_rollout_keeps_order_and_drops_nothing() -> None:
     assert rollout["env_mask"] == [[1, 1, 0]] * 3 and rollout["logprobs"][0] == [-0.5, -0.25, 0.0]
 
 
+def batch_metrics(records: list[ConversationRecord]) -> dict[str, float]:
+    """All that is logged of a batch of conversations."""
+    return sample_batch.batch_metrics(records) | classroom_metrics(records)
+
+
 def test_metrics_of_a_batch() -> None:
     metrics = batch_metrics([record(0), record(1, reward=None), record(2, rejected=True), record(3)])
     assert metrics["judge/failed_share"] == 0.25 and metrics["conversation/rejected_share"] == 0.25
@@ -179,7 +186,7 @@ WEIGHTS = {"pedagogical": 1.0}
 def _rollout(share: float, tmp_path: Path) -> ClassroomRollout:
     client = ClassroomClient("http://127.0.0.1:1")
     return ClassroomRollout(
-        {}, client, tmp_path, "run", 1, WEIGHTS, share, JudgeGuard(TrainRLConfig(), client, tmp_path)
+        {}, client, tmp_path, "run", 1, WEIGHTS, share, JudgeGuard(TrainRLConfig(), client, tmp_path), classroom_metrics
     )
 
 

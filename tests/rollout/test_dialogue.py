@@ -1,0 +1,138 @@
+"""An environment in which code answers the policy: the guessing game of the tests, with scripted engines."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError, DataError
+from src.rollout.journal import JOURNAL_NAME, Journal
+from src.rollout.problem import Problem
+from src.rollout.registry import ENVIRONMENTS, environment_of
+from src.rollout.requests import SampleRequest
+from src.rollout.runner import Runner
+from src.rollout.seats import Seats
+from src.rollout.trajectory import Trajectory
+from src.server.sampling_service import BatchDesk
+from tests.support.scripted_engine import ScriptedEngine
+
+GUESSING = ("--config-dir", str(ROOT / "tests/support/guessing"), "--config-name", "guessing")
+REQUEST = SampleRequest(problems=["odd", "even"], answers=["5", "2"], request_id="r", seed=1, step=0)
+
+
+def halving(prompt: str) -> str:
+    """Guesses as binary search does: what it is told is in its prompt."""
+    low, high = 0, 7
+    for said in re.findall(r"Higher|Lower", prompt):
+        guess = (low + high) // 2
+        low, high = (guess + 1, high) if said == "Higher" else (low, guess - 1)
+    return str((low + high) // 2)
+
+
+class Game:
+    def __init__(self, tokenizer, folder: Path, script=halving, *overrides: str):
+        self.config = load(TrainRLConfig, "train_rl", [*GUESSING, *overrides])
+        self.engine = ScriptedEngine(tokenizer, script)
+        self.folder = folder
+
+    def desk(self) -> BatchDesk:
+        journal, seats = Journal(self.folder), Seats({"teacher": self.engine}, {"teacher": self.engine})
+        weights = {"found": 1.0, "in_range": 0.5}
+        environment = environment_of(self.config).open_with(self.config, seats, journal, weights)
+        return BatchDesk(Runner(environment, journal, weights), journal)
+
+    def play(self, request: SampleRequest = REQUEST) -> list[Trajectory]:
+        return asyncio.run(self.desk().sample(request)).conversations
+
+
+def test_a_game_goes_on_until_the_number_is_found(tokenizer, tmp_path: Path) -> None:
+    game = Game(tokenizer, tmp_path)
+    odd, even = game.play()
+    assert [(turn.role, turn.text) for turn in odd.turns] == [
+        *(("teacher", "3"), ("program", "Higher.")),
+        ("teacher", "5"),
+    ]
+    assert [turn.text for turn in even.turns if turn.role == "teacher"] == ["3", "1", "2"]
+    assert odd.rewards == {"found": 1.0, "in_range": 1.0} and odd.reward == 1.5 and odd.state == "END"
+    assert game.desk().reward("found", odd.id) == 1.0, "of an earlier server, from its record"
+
+
+def test_what_is_trained_on_is_what_the_policy_sampled(tokenizer, tmp_path: Path) -> None:
+    record = Game(tokenizer, tmp_path).play()[0]
+    sampled = [i for i, bit in zip(record.completion_ids, record.mask, strict=True) if bit]
+    assert tokenizer.decode(sampled) == "3<|im_end|>5<|im_end|>"
+    assert len(record.completion_ids) == len(record.mask) == len(record.logprobs)
+    whole = tokenizer.decode(record.prompt_ids + record.completion_ids)
+    assert "Guess a number from 0 to 7: odd" in whole and "user\nHigher.<|im_end|>" in whole
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "found"),
+    [
+        (["generation.max_turns=3"], ["7", "7"], 0.0),
+        (["generation.max_turns=1"], ["7"], 0.0),
+        (["generation.largest=6"], ["7"] * 4, 0.0),
+    ],
+)
+def test_a_game_ends_at_its_limit(tokenizer, tmp_path: Path, overrides, said, found) -> None:
+    record = Game(tokenizer, tmp_path, lambda _: "7", *overrides).play()[0]
+    assert [turn.text for turn in record.turns if turn.role == "teacher"] == said
+    assert record.rewards["found"] == found and record.rewards["in_range"] == float("largest" not in overrides[0])
+
+
+def test_the_context_bounds_a_game(tokenizer, tmp_path: Path) -> None:
+    record = Game(tokenizer, tmp_path, lambda _: "7", "generation.max_tokens_in_conversation=60").play()[0]
+    assert len(record.prompt_ids) + len(record.completion_ids) <= 60 and len(record.turns) < 15
+    assert record.turns[-1].role in ("teacher", "program") and record.reward is not None
+
+
+def test_whatever_line_a_kill_leaves_nothing_is_said_twice(tokenizer, tmp_path: Path) -> None:
+    game = Game(tokenizer, tmp_path)
+    wanted, asked = game.play(), len(game.engine.calls)
+    lines = (tmp_path / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        (tmp_path / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
+        said = [event["turn"] for event in map(json.loads, lines[:count]) if event["event"] == "turn"]
+        known = sum(turn["role"] == "teacher" for turn in said)
+        game.engine.calls.clear()
+        assert game.play() == wanted
+        assert len(game.engine.calls) == asked - known
+    assert game.play(REQUEST.model_copy(update={"request_id": "another"}))[0].turns == wanted[0].turns
+
+
+def test_another_configuration_plays_anew(tokenizer, tmp_path: Path) -> None:
+    Game(tokenizer, tmp_path).play()
+    other = Game(tokenizer, tmp_path, halving, "generation.max_turns=3")
+    other.play()
+    assert other.engine.calls
+    same = Game(tokenizer, tmp_path, halving, "generation.max_turns=3", "generation.server_port=9000")
+    same.play()
+    assert not same.engine.calls, "where the server listens has no part in a game"
+
+
+def test_a_problem_that_does_not_fit_is_refused(tokenizer) -> None:
+    config = load(TrainRLConfig, "train_rl", GUESSING)
+    problem = Problem.of("odd " * 50, "5")
+    with pytest.raises(DataError, match=f"Problem {problem.id} .* opens with .* context has 40"):
+        environment_of(config).check_problems(config, [problem], tokenizer, 40)
+    environment_of(config).check_problems(config, [problem], tokenizer, 400)
+
+
+def test_an_environment_s_own_keys_and_checks_count() -> None:
+    assert load(TrainRLConfig, "train_rl", [*GUESSING, "generation.largest=3"]).generation.largest == 3
+    with pytest.raises(ConfigError, match="no config key generation.smallest"):
+        load(TrainRLConfig, "train_rl", [*GUESSING, "generation.smallest=3"])
+    with pytest.raises(ConfigError, match="no config key generation.student_names"):
+        load(TrainRLConfig, "train_rl", [*GUESSING, "generation.student_names=[Ann]"])
+
+
+def test_an_environment_is_found_by_its_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="environment is 'guessing'; there are classroom, and every package"):
+        load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
+    monkeypatch.setitem(ENVIRONMENTS, "guessing", "tests.support.guessing")
+    config = load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
+    assert environment_of(config).__module__ == "tests.support.guessing.environment"
