@@ -136,3 +136,16 @@ def test_an_environment_is_found_by_its_line_in_the_registry(monkeypatch: pytest
     monkeypatch.setitem(ENVIRONMENTS, "guessing", "tests.support.guessing")
     config = load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
     assert environment_of(config).__module__ == "tests.support.guessing.environment"
+
+
+@pytest.mark.parametrize("name", ["config.py", "environment.py"])
+def test_the_guide_shows_the_game_as_it_is(name: str) -> None:
+    guide = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    path = f"tests/support/guessing/{name}"
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    assert "\n".join([f"+++ b/{path}", f"@@ -0,0 +1,{len(lines)} @@", *(f"+{line}" for line in lines)]) in guide
+
+
+def test_the_guide_shows_the_configuration_as_it_is() -> None:
+    guide = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    assert (ROOT / "tests/support/guessing/guessing.yaml").read_text(encoding="utf-8") in guide
