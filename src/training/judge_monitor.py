@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from config.base import GenerationConfig
 from config.train_rl_model import GuardsConfig, TrainRLConfig
 from src.classroom.canaries import CANARIES
 from src.classroom.record import ConversationRecord
@@ -50,7 +51,7 @@ class JudgeGuard:
 
     def __init__(self, config: TrainRLConfig, client: ClassroomClient, run_folder: Path):
         self._guards = config.guards
-        self._judged = bool(config.generation.judge_rules)
+        self._has_verdicts = isinstance(config.generation, GenerationConfig)
         self._steps_in_batch = config.train.mu
         self._seed = config.seed
         self._client = client
@@ -65,7 +66,7 @@ class JudgeGuard:
     def check(self, processes: Processes, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
         """Look at the verdicts, and check the judge if it is due, on the main process with its conversations, and
         return the figures to log; all processes take part."""
-        if not self._judged:
+        if not self._has_verdicts:  # another environment than the classroom
             return {}
         check = self._check if self.is_due(step) else lambda *_: {}
         return on_main_process(processes, lambda: self._look(step, records) | check(step, records))

@@ -271,7 +271,7 @@ def test_mismatch_is_corrected_unless_it_is_switched_off(correct: bool, monkeypa
     }
     monkeypatch.setattr("trl.GRPOTrainer._generate_and_score_completions", lambda self, inputs: output)
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
-    trainer._metrics, trainer._correct_mismatch = {"train": _Lists()}, correct
+    trainer._metrics, trainer.correct_mismatch = {"train": _Lists()}, correct
     trainer.accelerator = SimpleNamespace(gather=lambda tensor: tensor)
     ratio = ClassroomGRPOTrainer._generate_and_score_completions(trainer, [])["importance_sampling_ratio"]
     assert ratio.tolist() == ([[1.0, 2.0]] if correct else [[1.0, 1.0]])
@@ -283,9 +283,9 @@ def test_shuffled_rewards_are_a_permutation_of_the_batch(monkeypatch: pytest.Mon
     monkeypatch.setattr("trl.GRPOTrainer._calculate_rewards", lambda self: rewards)
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
     trainer.args, trainer.state = SimpleNamespace(seed=1), SimpleNamespace(global_step=0)
-    trainer._shuffle_rewards = False
+    trainer.shuffle_rewards = False
     assert torch.equal(trainer._calculate_rewards(), rewards)
-    trainer._shuffle_rewards = True
+    trainer.shuffle_rewards = True
     shuffled = trainer._calculate_rewards()
     assert not torch.equal(shuffled, rewards) and torch.equal(shuffled.sort(dim=0).values, rewards)
     trainer.state.global_step = 1

@@ -47,6 +47,7 @@ def test_every_key_of_the_training_and_its_data_is_decided_on() -> None:
 
 
 OTHERS = {
+    "environment": "src.classroom",
     "seed": "7",
     "skip_first_samples": "3",
     "dataset.train_datasets": "[{name_or_path: other.jsonl}]",
