@@ -1,0 +1,155 @@
+"""A run folder that an earlier version left is shown, reported on and resumed: tests/support/old_run."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from config.checks import reward_weights
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
+from src.errors import ConfigError
+from src.evaluation.report.build import write_report
+from src.models.policy_version import PolicyVersion
+from src.results.rollout_files import read_outcomes, read_records
+from src.rollout.journal import JOURNAL_NAME, Journal, read_journal
+from src.rollout.registry import environment_of
+from src.rollout.requests import SampleRequest
+from src.rollout.runner import Runner
+from src.rollout.seats import Seats
+from src.server.open_models import embedded_judge
+from src.server.sampling_service import BatchDesk
+from src.training.resume import check_resume
+from src.viewer.filters import Choice
+from src.viewer.reader import RunReader
+from tests.support.scripted_engine import ScriptedEngine
+
+BATCHES = (
+    *("generation.max_turns=5", "generation.server_port=8765", "train.number_of_problems_per_batch=2"),
+    *("train.num_samples_per_problem=2", "train.per_device_train_batch_size=4", "train.max_steps=2"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run = tmp_path / "old"
+    shutil.copytree(ROOT / "tests/support/old_run", run)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoint-2").rename(run / "checkpoints/checkpoint-2")
+    return run
+
+
+def configured(folder: Path, *overrides: str) -> TrainRLConfig:
+    """The configuration that the server of then wrote down."""
+    return load(
+        TrainRLConfig, "train_rl", ["--config-dir", str(folder / "config"), "--config-name", "train_rl", *overrides]
+    )
+
+
+# Shown ---------------------------------------------------------------------------------------------------------------
+
+
+def test_its_conversations_are_read_as_they_were_written(folder: Path) -> None:
+    first, second = (read_records(path) for path in sorted((folder / "rollouts").glob("*.parquet")))
+    assert [len(first), len(second)] == [4, 4] and {record.step for record in second} == {1}
+    for record in (*first, *second):
+        assert len(record.completion_ids) == len(record.mask) == len(record.logprobs) > 0
+        assert record.reward == record.rewards["pedagogical"] and record.verdicts[0].scores is not None
+        assert sum(record.mask) == sum(turn.tokens for turn in record.turns if turn.role == "teacher")
+    assert len(read_outcomes(folder)) == 8
+
+
+def test_the_page_shows_them(folder: Path) -> None:
+    reader = RunReader(folder)
+    shelf = reader.shelf()
+    assert list(shelf.steps) == [0, 1] and list(shelf.evaluations) == ["before"]
+    page = reader.page(Choice(where="step-1"))
+    assert page.total == 4 and None not in page.columns["reward"]
+    shown = reader.conversation("step-1", page.columns["id"][0])
+    assert [turn.role for turn in shown.turns[:2]] == ["teacher", "student"] and shown.verdicts
+    assert reader.page(Choice(where="eval-before")).total == 12
+    assert reader.page(Choice(where="now")).total == 0, "all that the journal holds is in files"
+
+
+def test_the_report_is_written(folder: Path) -> None:
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "Task-final discipline" in text and "Forward progression" in text
+
+
+# Resumed -------------------------------------------------------------------------------------------------------------
+
+
+def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
+    assert configured(folder).environment == "classroom" and configured(folder).generation.max_turns == 5
+    then = ["--config-name", "quickstart", f"logging.save_dir={folder}", "logging.save_steps=1", *BATCHES]
+    longer = load(TrainRLConfig, "train_rl", [*then, "train.max_steps=5"])
+    assert check_resume(folder, longer) == ["train.max_steps changes from 2 to 5 after step 2"]
+    with pytest.raises(ConfigError, match="train.num_samples_per_problem was 2 and is 4 now"):
+        check_resume(folder, load(TrainRLConfig, "train_rl", [*then, "train.num_samples_per_problem=4"]))
+
+
+class Resumed:
+    """A server of now on the journal of then, cut after `lines`; its engines are scripts under the weights of then."""
+
+    def __init__(self, folder: Path, tokenizer, lines: int):
+        path = folder / JOURNAL_NAME
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+        self.begun = [event for event in read_journal(path) if event["event"] == "batch"][-1]
+        self.config = configured(folder)
+        self.teacher, self.student = (ScriptedEngine(tokenizer, lambda _: "Good! What do you say?") for _ in range(2))
+        self.teacher.policy = PolicyVersion(**self.begun["policy"])
+        self.teacher.weights = self.begun["weights"]
+        models = {"teacher": self.teacher, "student": self.student}
+        self.seats = Seats(models, {"teacher": self.teacher}, judge=embedded_judge("rubric"))
+        self.folder = folder
+
+    def play(self) -> list[ConversationRecord]:
+        journal, weights = Journal(self.folder), reward_weights(self.config)
+        environment = environment_of(self.config).open_with(self.config, self.seats, journal, weights)
+        problems = [self.begun["problems"][place] for place in self.begun["problem_of"]]
+        request = SampleRequest(
+            problems=[text for text, _ in problems],
+            answers=[answer for _, answer in problems],
+            request_id=self.begun["request"],
+            seed=self.config.seed,
+            step=self.begun["step"],
+            run_id=self.begun["policy"]["run_id"],
+            policy_version=self.begun["policy"]["version"],
+        )
+        return asyncio.run(BatchDesk(Runner(environment, journal, weights), journal).sample(request)).conversations
+
+
+def batches_in(folder: Path) -> list[int]:
+    """The lines at which a batch begins in the journal."""
+    lines = (folder / JOURNAL_NAME).read_text(encoding="utf-8").splitlines()
+    return [number for number, line in enumerate(lines) if json.loads(line)["event"] == "batch"]
+
+
+def test_a_batch_that_it_finished_is_not_played_again(folder: Path, tokenizer) -> None:
+    wanted = read_records(folder / "rollouts/step_000001-0.parquet")
+    resumed = Resumed(folder, tokenizer, 10**6)
+    found = resumed.play()
+    assert not resumed.teacher.calls and not resumed.student.calls
+    for record, old in zip(found, wanted, strict=True):
+        assert record.model_dump(exclude={"logprobs"}) == old.model_dump(exclude={"logprobs"})
+        assert record.logprobs == pytest.approx(old.logprobs)
+
+
+@pytest.mark.parametrize("lines", [3, 7, 12])
+def test_a_batch_that_it_left_half_played_goes_on(folder: Path, tokenizer, lines: int) -> None:
+    """The server of then was killed so many lines into its last batch: what was said stays said."""
+    resumed = Resumed(folder, tokenizer, batches_in(folder)[-1] + 1 + lines)
+    events = list(read_journal(folder / JOURNAL_NAME))[-lines:]
+    said = [event for event in events if event["event"] == "turn"]
+    found = {record.id: record for record in resumed.play()}
+    assert said and len(found) == 4
+    for event in said:
+        turns = TypeAdapter(list[dict]).dump_python([turn.__dict__ for turn in found[event["conversation"]].turns])
+        assert event["turn"]["text"] in [turn["text"] for turn in turns]
+    teacher = sum(turn.role == "teacher" for record in found.values() for turn in record.turns)
+    kept = sum(event["turn"]["role"] == "teacher" for event in said)
+    assert len(resumed.teacher.calls) == teacher - kept
