@@ -13,7 +13,7 @@ from src.errors import StorageError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers
+_RUST = re.compile(r"\(os error (\d+)\)")  # errors of the Rust libraries safetensors and tokenizers
 _TORCH = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
 
 
