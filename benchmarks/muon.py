@@ -1,11 +1,11 @@
-"""How long a Muon step takes on this machine's CPU, orthogonalised in float32 and in bfloat16 as torch does it.
+"""Measures how long a Muon step takes on this machine's CPU, with orthogonalisation in float32 and in bfloat16 (torch).
 
-Both take turns on the quickstart's untrained model, with the same made-up gradients. Printed are each one's median
-seconds, and the ratio of the two.
+The two alternate on the quickstart's untrained model, with the same random gradients. The benchmark prints the median
+seconds of each, and their ratio.
 
     python -m benchmarks.muon [--rounds 9] [--model runs/quickstart/world/blank]
 
-It wants the models of `make quickstart-models`.
+It needs the models of `make quickstart-models`.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""How long a batch takes when each conversation goes its own way, against lockstep and phases.
+"""Measures how long a batch takes with concurrent conversations, in comparison to phases and to lockstep.
 
-The same conversations, word for word, are played in turns with each schedule, on the same vLLM engines in one run:
+Each round plays the same conversations, word for word, with every schedule, on the same vLLM engines:
 
-    concurrent   `generation.schedule: concurrent`: nobody waits for anybody
+    concurrent   `generation.schedule: concurrent`: no conversation waits for another
     phased       `generation.schedule: phased`: all talk, then all are judged (here no engine sleeps in between)
     lockstep     each message waits for the slowest conversation, and judging for the last message of all
 
-The judge is the embedded rubric behind a delay as one over a network has it, log-normal with the given median and drawn
-once for each conversation. Printed are the seconds of each round and each schedule's median against `concurrent`.
+The judge is the embedded rubric with a delay like that of a network: log-normal with the given median, drawn once for
+each conversation. The benchmark prints the seconds of each round, and the ratio of medians to that of `concurrent`.
 
     python -m benchmarks.schedules [--rounds 5] [--judge-s 0.5] [key=value …]
 
-It wants the models of `make quickstart-models`; overrides are those of `vllm_server.py --config-name quickstart`.
+It needs the models of `make quickstart-models`; overrides are those of `vllm_server.py --config-name quickstart`.
 """
 
 import argparse
@@ -41,10 +41,10 @@ from src.rollout.scheduler import Concurrent, PhaseClock
 from src.server.sampling_service import open_desk
 
 
-class DistantJudge:
-    """A judge whose answers take their time; how long depends on the conversation alone."""
+class DelayedJudge:
+    """A judge with delayed answers. The delay depends on problem, conversation and attempt only."""
 
-    SPREAD = 0.6  # of the logarithm: one answer in twenty takes over 2.7 times the median
+    SPREAD = 0.6  # standard deviation of the logarithm: one answer in twenty takes over 2.7 times the median
 
     def __init__(self, judge: Judge, median_s: float):
         self._judge = judge
@@ -58,8 +58,8 @@ class DistantJudge:
 
 
 class Lockstep:
-    """All conversations take each step together: those whose state comes first in the order of states go on when nobody
-    is at work any more."""
+    """A schedule in which all conversations take each step together. When all of them wait, those whose state comes
+    first in `State` go on."""
 
     ORDER = [*State]
 
@@ -75,7 +75,7 @@ class Lockstep:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """All have left by themselves."""
+        """Do nothing: every conversation has called `leave`."""
 
     async def reach(self, state: State) -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -98,14 +98,14 @@ class Lockstep:
 
 
 async def _no_engine_sleeps(seats: object) -> None:
-    """Phases cost their waiting alone."""
+    """Do nothing: only the waiting of the phases is measured."""
 
 
 SCHEDULES = {"concurrent": Concurrent, "phased": lambda: PhaseClock(_no_engine_sleeps, PHASES), "lockstep": Lockstep}
 
 
 def request_of(config: TrainRLConfig, number: int) -> SampleRequest:
-    """One batch of the configuration; the same one whatever its number."""
+    """The request for one batch of the configuration. `number` changes its id only, not the batch."""
     problems = load_problems(config.dataset.train_datasets, config.train.number_of_problems_per_batch, config.seed)
     group = config.train.num_samples_per_problem
     repeated = [problem for problem in problems for _ in range(group)]
@@ -120,13 +120,13 @@ def request_of(config: TrainRLConfig, number: int) -> SampleRequest:
 
 
 async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[str, list[float]]:
-    """Seconds of each round, by schedule, after one that is not counted."""
+    """The seconds of each round, by schedule. A first round is a warm-up and not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     with tempfile.TemporaryDirectory() as folder:
         desk = await open_desk(config, reward_weights(config), Path(folder))
         seats = desk.environment.seats
         try:
-            judged = replace(seats, judge=DistantJudge(seats.judge, judge_s))
+            judged = replace(seats, judge=DelayedJudge(seats.judge, judge_s))
             said: dict[str, list[str]] = {}
             for number in range(rounds + 1):
                 for place, (name, schedule) in enumerate(SCHEDULES.items()):
@@ -150,7 +150,7 @@ def text_of(record: ConversationRecord) -> str:
 
 
 def show(seconds: Mapping[str, list[float]]) -> None:
-    """Each schedule's rounds and its ratio."""
+    """Print the rounds, the median and the ratio of each schedule."""
     base = median(seconds["concurrent"])
     for name, found in seconds.items():
         rounds = " ".join(f"{each:6.2f}" for each in found)

@@ -1,8 +1,8 @@
-"""Grading of maths answers: the boxed answer of a solution against the reference.
+"""Grades maths solutions: compares the boxed answer with the reference.
 
-The last `\\boxed{…}` of a solution is its answer; without one it is wrong. What the texts do not decide is put to
-math-verify in worker processes, because its own timeout works in a program's main thread only, and stops no long
-multiplication even there.
+The answer is the last `\\boxed{…}` of a solution; a solution without one is wrong. Comparing the texts decides most
+answers. math-verify decides the others, in worker processes: its own timeout works only in a program's main thread, and
+cannot interrupt a long multiplication even there.
 """
 
 import asyncio
@@ -24,25 +24,27 @@ _START_TIMEOUT_S = 120.0
 
 
 class AnswerChecker:
-    """Compares answers, `workers` of them at a time. A worker starts when it is first needed, stays for later answers,
-    and is killed when `timeout_s` pass without its answer, which then counts as wrong; so it does if the worker dies of
-    it. `given_up` counts these."""
+    """Compares answers, `workers` of them at a time.
+
+    A worker process starts when it is first needed and is reused. If it does not decide within `timeout_s` seconds, it
+    is killed, and the answer counts as wrong; so it does if the worker dies. `given_up` counts these answers.
+    """
 
     def __init__(self, timeout_s: float = 5.0, workers: int = WORKERS):
         self.given_up = 0
         self._ended = False
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="answers")
-        self._places: SimpleQueue[_Worker] = SimpleQueue()
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._workers = [_Worker(timeout_s) for _ in range(workers)]
         for worker in self._workers:
-            self._places.put(worker)
+            self._idle.put(worker)
 
     async def is_correct(self, solution: str, answer: str) -> bool:
-        """Whether the boxed answer of a solution equals the reference, which may be boxed or not.
+        """Whether the boxed answer of a solution equals the reference `answer`, which may be boxed or not.
 
         Raises:
-            EngineFailure: if a worker cannot be started, or was ended by `shutdown`.
+            EngineFailure: if a worker cannot be started, or `shutdown` ended it.
         """
         boxed = extract_boxed(solution)
         if boxed is None:
@@ -54,22 +56,22 @@ class AnswerChecker:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run."""
+        """The process ids of the running workers."""
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def shutdown(self) -> None:
-        """End all workers; what they were asked gets no verdict, what waits for them is cancelled."""
+        """End all workers. Comparisons that are running fail with `EngineFailure`; those that wait are cancelled."""
         self._ended = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.kill()
 
     def _ask(self, question: list[Pair]) -> bool:
-        worker = self._places.get()
+        worker = self._idle.get()
         try:
             equal = worker.ask(question)
         finally:
-            self._places.put(worker)
+            self._idle.put(worker)
         if self._ended:
             raise EngineFailure("The processes that compare answers were ended while this program shuts down.")
         if equal is None:
@@ -84,27 +86,27 @@ class AnswerChecker:
 
 
 class _Worker:
-    """The place of one worker process, which is started when it is asked something and there is none."""
+    """One worker process. `ask` starts it if it does not run."""
 
     def __init__(self, timeout_s: float):
         self.process: multiprocessing.process.BaseProcess | None = None
         self._timeout_s = timeout_s
 
     def ask(self, question: list[Pair]) -> bool | None:
-        """Whether one of the pairs is equal; None if the process died over it, or had to be killed."""
-        if self.process is None or self._pipe.poll():  # it says nothing unasked: its end closed
+        """Whether one of the pairs is equal; None if the process died, or was killed after `timeout_s` seconds."""
+        if self.process is None or self._pipe.poll():  # it sends nothing unasked, so the process has ended
             self._start()
         try:
             self._pipe.send_bytes(json.dumps(question).encode())
             if self._pipe.poll(self._timeout_s):
                 return json.loads(self._pipe.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # the process died; the caller logs that there is no verdict
             pass
         self.kill()
         return None
 
     def kill(self) -> None:
-        """End the process, if there is one, whatever it is doing."""
+        """Kill the process, if it runs."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()
@@ -115,7 +117,7 @@ class _Worker:
         self._pipe, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, self._timeout_s), name="answers", daemon=True)
         process.start()
-        theirs.close()  # theirs alone is then open at the other end, and its death is seen here
+        theirs.close()  # else this process holds the worker's end open, and never sees that the worker died
         self.process = process
         try:
             ready = self._pipe.poll(_START_TIMEOUT_S) and self._pipe.recv_bytes() == READY

@@ -1,13 +1,13 @@
-"""How an answer is written: what its text alone decides, and what is left for a computer algebra system to compare.
+"""Compares maths answers by their text, and prepares those that only a computer algebra system can compare.
 
-Pure text work, linear in its length: nothing here evaluates anything.
+Pure string processing, linear in the length of the text; it evaluates no expression.
 """
 
 import re
 from fractions import Fraction
 
 LONGEST = 1000
-"""Longer answers, in characters, are compared as text only."""
+"""In characters; longer answers are compared as text only."""
 
 Pair = tuple[str, str]
 
@@ -77,7 +77,7 @@ _CURRENCY = re.compile(r"([+-]?)\s*(\\\$|\$|€|£)\s*(?=[\d.])")
 
 
 def extract_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{…}` in the text, braces inside it balanced; None if there is none."""
+    """The content of the last `\\boxed{…}` in the text, with balanced braces; None if there is none."""
     found, found_at = None, -1
     open_braces: list[tuple[int, bool]] = []
     for token in _BOX_OR_BRACE.finditer(text):
@@ -91,14 +91,14 @@ def extract_boxed(text: str) -> str | None:
 
 
 def compare_as_text(given: str, wanted: str) -> bool | list[Pair]:
-    """Whether two answers say the same, where their texts decide that; else pairs of LaTeX expressions, of which one
-    must be equal for the answer to be right.
+    """Whether two answers are equal, if their texts decide that. Otherwise pairs of LaTeX expressions: the answer is
+    right if the two expressions of any pair are equal.
 
-    - The same text, and equal plain numbers, are right; plain decimals that differ are wrong.
-    - Words are compared as words, without regard to case: "Monday" is no product of variables.
-    - Units that both sides give must be the same (they are not converted); one that only one side gives is let pass.
-    - A percent sign that only one side writes may be left out or worked out: 50 % is 50 and 0.5.
-    - A set in braces is no tuple or interval.
+    - Equal texts and equal plain numbers are right; different plain decimals are wrong.
+    - Words are compared as words, ignoring case: "Monday" is no product of variables.
+    - If both sides give a unit, the units must be the same (none is converted). A unit on one side only is ignored.
+    - If only one side has a percent sign, it may be dropped or applied: 50 % equals 50 and 0.5.
+    - A set in braces never equals a tuple or an interval.
     """
     given, wanted = _tidy(given), _tidy(wanted)
     if _bare(given) == _bare(wanted):
@@ -121,7 +121,8 @@ def compare_as_text(given: str, wanted: str) -> bool | list[Pair]:
 
 
 def _compare_numbers(pairs: list[Pair]) -> bool | list[Pair]:
-    """True if a pair is one number, what is left of the pairs otherwise: False if nothing is."""
+    """True if the two sides of a pair are the same number. Otherwise the pairs that are still undecided, or False if
+    there are none."""
     left = []
     for given, wanted in pairs:
         numbers = _as_number(given), _as_number(wanted)
@@ -138,7 +139,7 @@ def _compare_numbers(pairs: list[Pair]) -> bool | list[Pair]:
 
 
 def _tidy(answer: str) -> str:
-    """Without box, dollars, spacing commands and a full stop around or in it; degree signs as a unit."""
+    """The answer without box, dollar signs, spacing commands and final full stop, and with degree signs as a unit."""
     answer = (extract_boxed(answer) or answer).strip().removesuffix(".").strip()
     for left, right in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if answer.startswith(left) and answer.endswith(right) and len(answer) > len(left + right):
@@ -157,7 +158,8 @@ def _bare(answer: str) -> str:
 
 
 def _is_words(answer: str) -> bool:
-    """Whether it is text and no formula: wholly in \\text{…}, or letters only with four of them in a row."""
+    """Whether the answer is words and no formula: all of it in \\text{…}, or no digits and symbols but at least four
+    letters in a row."""
     only_text = _ONLY_TEXT.fullmatch(answer)
     return bool(only_text and len(_letters(only_text[1])) > 1 or _WORDS.fullmatch(answer))
 
@@ -178,7 +180,7 @@ def _is_tuple(answer: str) -> bool:
 
 
 def _split_unit(answer: str) -> tuple[str, str | None]:
-    """The answer without its unit, and the unit in one spelling."""
+    """The answer without its unit, and the unit's normalised name, or None without a unit."""
     if currency := _CURRENCY.match(answer):
         return currency[1] + answer[currency.end() :], _unit_name(currency[2])
     if found := _UNIT_IN_TEXT.fullmatch(answer):
@@ -206,7 +208,8 @@ def _hundredth(value: str) -> str:
 
 
 def _as_number(answer: str) -> Fraction | None:
-    """A plain number: integer, decimal, fraction, with commas between thousands, or times a power of ten."""
+    """The value of a plain number: an integer, a decimal, a fraction, a number with commas between thousands or times a
+    power of ten. None for anything else."""
     answer = _bare(answer)
     if len(answer) > 64:
         return None
@@ -228,7 +231,7 @@ def _is_fraction(answer: str) -> bool:
 
 
 def _spell_out(answer: str) -> str:
-    """Powers of ten and repeating decimals in a way of writing that the parser knows."""
+    """The answer with repeating decimals and powers of ten written as fractions, which math-verify can parse."""
     answer = _REPEATING.sub(_repeating_as_fraction, answer)
     number = _as_number(answer)
     return answer if number is None or _is_fraction(answer) or _NUMBER.fullmatch(answer) else _as_latex(number)

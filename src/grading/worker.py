@@ -1,11 +1,11 @@
-"""Compares answers with math-verify, in a process of its own: what a model writes may keep a parser or a computer
-algebra system busy for ever, or eat all memory, and then this process is killed.
+"""Compares answers with math-verify in a separate process. A model's text can keep a parser or a computer algebra
+system busy for ever, or use up all memory; then this process is killed.
 
-Nothing that a model wrote is evaluated as code. Sympy's `parse_expr` is Python's `eval`. Math-verify hands it plain
-expressions, so only its LaTeX side is used, whose grammar (latex2sympy2_extended) builds expressions node by node; but
-that makes its numbers with `sympy.Number(text)`, which comes to `parse_expr`, too. So in this process `parse_expr` is
-replaced by a function that reads numbers and nothing else. The process can also write no file, start no program, reach
-no network, and use so much memory and time and no more.
+No text of a model is evaluated as code. Sympy's `parse_expr` calls Python's `eval`. math-verify passes plain
+expressions to it, so only its LaTeX parser is used (latex2sympy2_extended), which builds expressions node by node. But
+that parser makes numbers with `sympy.Number(text)`, which calls `parse_expr`, too. So this process replaces
+`parse_expr` by a function that reads numbers only. The process also cannot write files, start programs or open
+connections, and its memory and processor time are limited.
 """
 
 import json
@@ -28,13 +28,15 @@ _FORBIDDEN = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_sp
 
 
 def serve(pipe: Connection, timeout_s: float) -> None:
-    """Answer questions until the other end closes: a list of pairs of LaTeX expressions comes, whether one of them is
-    equal goes back, both as JSON. `timeout_s` of processor time on one question end the process, in case the one who
-    asked is no longer there to do so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that ends this one
+    """Answer questions until the other end of the pipe closes. A question is a list of pairs of LaTeX expressions; the
+    answer is whether the expressions of any pair are equal; both are JSON.
+
+    `timeout_s` seconds of processor time on one question end the process, in case its parent is gone and cannot.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     logging.disable()
     _replace_eval()
-    _are_equal("1", "1")  # imports what is imported late
+    _are_equal("1", "1")  # triggers all lazy imports before rights are dropped
     _give_up_rights()
     pipe.send_bytes(READY)
     while True:
@@ -47,11 +49,11 @@ def serve(pipe: Connection, timeout_s: float) -> None:
 
 
 def _are_equal(given: str, wanted: str) -> bool:
-    """Whether math-verify takes the two LaTeX expressions for equal; not if it cannot read one of them."""
+    """Whether math-verify finds the two LaTeX expressions equal; False if it cannot parse one of them."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # Units are dealt with before: math-verify takes the t of "5t" for one.
+    # forms.py has removed the units: math-verify would take the t of "5t" for one.
     normalisation = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
     latex_only = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalisation)]
     parsed = [
@@ -62,17 +64,17 @@ def _are_equal(given: str, wanted: str) -> bool:
 
 
 def _replace_eval() -> None:
-    import sympy.physics.units  # noqa: F401  imported late otherwise, by `simplify`, and then needs the real one
+    import sympy.physics.units  # noqa: F401  `simplify` would import it later, and the import needs the real parse_expr
     from sympy.parsing import sympy_parser
 
     sympy_parser.parse_expr = _read_number
 
 
 def _read_number(text: str, **_: Any) -> Any:
-    """In place of `parse_expr`: the number that the text is.
+    """The number that a text stands for; replaces `parse_expr`.
 
     Raises:
-        SyntaxError: if it is none; sympy takes this for an expression that it cannot read.
+        SyntaxError: if the text is no number; sympy treats it as an expression that it cannot parse.
     """
     from sympy import Float, Integer
 
@@ -90,7 +92,7 @@ def _give_up_rights() -> None:
 
 
 def _refuse(event: str, _: tuple[Any, ...]) -> None:
-    """Stop what comparing two expressions never needs."""
+    """An audit hook that forbids what a comparison never needs: starting programs and opening connections."""
     if event in _FORBIDDEN:
         raise PermissionError(f"{event} in a process that only compares answers")
 

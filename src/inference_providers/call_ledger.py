@@ -1,8 +1,8 @@
-"""Every request to a model behind an API, in one SQLite table: what it cost and what came of it.
+"""Records every request to a model behind an API in an SQLite table: its cost, its outcome and its reply.
 
-A request is entered with its worst case before it is sent, and settled in the same transaction that keeps its reply.
-So spending never passes the cap unseen, and a reply that was paid for is never lost: asked the same again, also after
-a restart, it is found here. A request whose fate is unknown (hung, reset, killed) keeps its worst case for good.
+A request is entered with its highest possible cost (its reservation) before it is sent. Its outcome, cost and reply are
+stored in one transaction. So spending never exceeds the cap unnoticed, and no paid reply is lost: the same request is
+answered from here, also after a restart. A request with unknown outcome (hung, reset, killed) keeps its reservation.
 """
 
 import sqlite3
@@ -19,8 +19,8 @@ from src.rollout.usage import BATCH, Usage
 IN_FLIGHT, USABLE, UNUSABLE, LOST = "in flight", "usable", "unusable", "lost"
 
 LARGEST_COUNT, LARGEST_COST_USD = 10**9, 10_000.0
-"""Tokens and dollars that one reply can have taken, on any account. Whoever states more is not believed: sums of such
-figures could not be kept, and would use up any cap."""
+"""Upper bounds on tokens and dollars of one reply. Larger numbers from a provider are ignored: they would overflow the
+sums, or use up any cap."""
 
 
 _SCHEMA = """
@@ -44,8 +44,8 @@ CREATE INDEX IF NOT EXISTS calls_by_batch ON calls (batch);
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a reply took, by the provider's count; `cost_usd` None where it states no price."""
+class CallUsage:
+    """Tokens and cost of one reply, as the provider reports them; `cost_usd` is None if it reports no cost."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -54,8 +54,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Spending:
-    """What one seat's API took over a whole run folder: the provider's tokens and dollars, and dollars held for
-    requests whose fate is unknown."""
+    """Tokens and cost of one seat's API over a whole run folder. `reserved_usd` is held for requests in flight and for
+    those with unknown outcome."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -64,14 +64,14 @@ class Spending:
 
 
 class CallLedger:
-    """The table at `path`, and running totals of it.
+    """The table of requests at `path`, with running totals.
 
     Args:
-        cap_usd: what may be spent and reserved together; None for no cap.
+        cap_usd: limit on spent and reserved dollars together; None for no cap.
 
     Attributes:
-        spent_usd, reserved_usd, prompt_tokens, completion_tokens: over all calls, earlier processes' included.
-        outcomes: number of settled calls by (model, outcome), likewise.
+        spent_usd, reserved_usd, prompt_tokens, completion_tokens: totals over all requests, also of earlier processes.
+        outcomes: number of settled requests by (model, outcome), also of earlier processes.
 
     Raises:
         StorageError: if the file cannot be read or written; without it no request may be sent.
@@ -88,11 +88,11 @@ class CallLedger:
             self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing
             self._db.executescript(_SCHEMA)
             if "cut" not in {column[1] for column in self._db.execute("PRAGMA table_info(calls)")}:
-                self._db.execute("ALTER TABLE calls ADD COLUMN cut INTEGER")  # a file from before there was this column
+                self._db.execute("ALTER TABLE calls ADD COLUMN cut INTEGER")  # the file is older than this column
         except sqlite3.Error as error:
             raise self._broken(error) from error
         self._run("UPDATE calls SET outcome = ? WHERE outcome = ?", LOST, IN_FLIGHT)
-        self._forget_impossible_figures()
+        self._zero_impossible_usage()
         sums = "SELECT TOTAL(cost_usd), TOTAL(reserved_usd), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
         self.spent_usd, self.reserved_usd, prompt, completion = self._run(sums).fetchone()
         self.prompt_tokens, self.completion_tokens = int(prompt), int(completion)
@@ -100,7 +100,14 @@ class CallLedger:
         self.outcomes: Counter[tuple[str, str]] = Counter({(model, what): n for model, what, n in counts})
 
     def enter(self, key: str, model: str, worst_usd: float) -> int | None:
-        """Enter a request that is about to be sent; None if its worst case does not fit under the cap."""
+        """Enter a request that is about to be sent.
+
+        Args:
+            worst_usd: its highest possible cost, which is reserved.
+
+        Returns:
+            The request's id in the table; None if its highest possible cost would exceed the cap.
+        """
         if self.cap_usd is not None and self.spent_usd + self.reserved_usd + worst_usd > self.cap_usd:
             return None
         insert = "INSERT INTO calls (time, batch, model, key, outcome, reserved_usd) VALUES (?, ?, ?, ?, ?, ?)"
@@ -113,14 +120,20 @@ class CallLedger:
         call: int,
         outcome: str,
         text: str,
-        figures: Figures | None,
+        usage: CallUsage | None,
         keep_reserved: bool = False,
         cut: bool | None = None,
     ) -> None:
-        """Enter what came of a request: its reply, `cut` if that ran into `max_tokens`, or what the failure said. Its
-        worst case is let go unless it may have been billed unseen."""
+        """Record the outcome of a request, and release its reservation.
+
+        Args:
+            text: the reply, or the failure's message.
+            usage: tokens and cost; None if the provider reported none.
+            keep_reserved: keep the reservation, since the request may have been billed without a reported cost.
+            cut: whether the reply ran into `max_tokens`; None if unknown.
+        """
         model, held = self._run("SELECT model, reserved_usd FROM calls WHERE id = ?", call).fetchone()
-        figures = figures or Figures(0, 0, 0.0)
+        usage = usage or CallUsage(0, 0, 0.0)
         kept = held if keep_reserved else 0.0
         self._run(
             "UPDATE calls SET outcome = ?, text = ?, prompt_tokens = ?, completion_tokens = ?, cost_usd = ?, "
@@ -128,41 +141,39 @@ class CallLedger:
             *(
                 outcome,
                 text,
-                figures.prompt_tokens,
-                figures.completion_tokens,
-                figures.cost_usd or 0.0,
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.cost_usd or 0.0,
                 kept,
                 cut,
                 call,
             ),
         )
         self.reserved_usd += kept - held
-        self.spent_usd += figures.cost_usd or 0.0
-        self.prompt_tokens += figures.prompt_tokens
-        self.completion_tokens += figures.completion_tokens
+        self.spent_usd += usage.cost_usd or 0.0
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
         self.outcomes[model, outcome] += 1
 
-    def find(self, key: str) -> str | None:
-        """The reply to a request of this content, usable or not, if one was ever received."""
-        found = self.find_reply(key)
-        return found[0] if found else None
+    def find_reply(self, key: str) -> tuple[str, CallUsage, bool | None] | None:
+        """The first reply, usable or not, to a request of this content; None if there is none.
 
-    def find_reply(self, key: str) -> tuple[str, Figures, bool | None] | None:
-        """As `find`, with what the reply took, no tokens if the provider did not say, and whether it was cut off, None
-        if that was not kept. A row whose reply cannot be read, as from a damaged disk or another program, counts as
-        none."""
+        Returns:
+            Its text, its usage (no tokens if the provider reported none), and whether it was cut off (None if unknown).
+            Replies that cannot be read, for example after damage to the disk, are skipped.
+        """
         rows = self._run(
             "SELECT CAST(text AS BLOB), cut, prompt_tokens, completion_tokens, cost_usd FROM calls "
             "WHERE key = ? AND outcome IN (?, ?) AND typeof(text) = 'text' ORDER BY id",
             *(key, USABLE, UNUSABLE),
         )
-        for text, cut, *figures in rows:
+        for text, cut, *usage in rows:
             with suppress(UnicodeDecodeError):
-                return text.decode(), Figures(*figures), None if cut is None else bool(cut)
+                return text.decode(), CallUsage(*usage), None if cut is None else bool(cut)
         return None
 
     def usage(self, batch: str) -> Usage:
-        """What the requests of a batch took, earlier processes' included."""
+        """Usage of the requests of a batch, also of earlier processes."""
         rows = self._run(
             "SELECT outcome, COUNT(*), SUM(prompt_tokens), SUM(completion_tokens), SUM(cost_usd), SUM(reserved_usd) "
             "FROM calls WHERE batch = ? GROUP BY outcome",
@@ -183,14 +194,14 @@ class CallLedger:
         )
 
     def spending(self) -> Spending:
-        """All that was asked for so far."""
+        """The totals over all requests so far."""
         return Spending(self.prompt_tokens, self.completion_tokens, self.spent_usd, self.reserved_usd)
 
     def close(self) -> None:
         self._db.close()
 
-    def _forget_impossible_figures(self) -> None:
-        """Figures that no reply can have taken count as not stated; with them nothing could be added up."""
+    def _zero_impossible_usage(self) -> None:
+        """Set impossible numbers in the table to 0, as if the provider had reported none; they would spoil the sums."""
         for column, kind, largest in (
             ("prompt_tokens", "integer", LARGEST_COUNT),
             ("completion_tokens", "integer", LARGEST_COUNT),

@@ -1,9 +1,9 @@
-"""Asks models behind an OpenAI-compatible API: within limits of speed and money, and again by kind of failure.
+"""Sends requests to models behind an OpenAI-compatible API, with rate limits, a spending cap, retries and fallbacks.
 
-Requests fail one by one and are repeated one by one, each with growing pauses. What is known of a model is shared: a
-Retry-After holds every request to it, and after `_DOWN_AFTER` failures in a row single requests look whether it is
-back, ever more rarely but once a minute, while the fallback models take over, or everybody waits. What no waiting mends
-stops the run.
+Each request is retried by itself, with growing pauses. The state of a model is shared by all requests: a Retry-After
+pauses all requests to it. After `_DOWN_AFTER` failures in a row, only single requests probe the model, less and less
+often, down to once a minute; the others go to the fallback models or wait. A failure that waiting cannot fix stops the
+run.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from config.base import ApiModelConfig
 from src.errors import ConfigError, ContentRefused, ProviderFailure, RequestRefused, RequestTooLong, SpendingCapReached
-from src.inference_providers.call_ledger import LOST, UNUSABLE, USABLE, CallLedger, Figures
-from src.inference_providers.rate_limit import Pace, Turn
+from src.inference_providers.call_ledger import LOST, UNUSABLE, USABLE, CallLedger, CallUsage
+from src.inference_providers.rate_limit import RateLimiter, Reservation
 from src.inference_providers.responses import Answer, Failure, Remedy, of_exception, read_body
 from src.rollout.engines import Sampling
 
@@ -33,33 +33,32 @@ logger = logging.getLogger(__name__)
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai/"
 
-_FIRST_PAUSE_S, _FIRST_REST_S, _LONGEST_S = 1.0, 5.0, 60.0
+_FIRST_PAUSE_S, _FIRST_MODEL_PAUSE_S, _LONGEST_S = 1.0, 5.0, 60.0
 _DOWN_AFTER = 8
-_LOOK_AGAIN_S = 1.0
+_POLL_S = 1.0
 _HEARTBEAT_S = 30.0
 _CONNECT_TIMEOUT_S = 10.0
-_LAND_WITHIN_S = 10.0
+_DRAIN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What is asked of a model. `asking` tells apart askings of the same, whose answers are to differ."""
+    """A request to a model. `draw` distinguishes requests with equal content that should get different replies."""
 
     messages: Sequence[dict[str, str]]
     sampling: Sampling
     schema: dict[str, Any] | None = None
-    asking: tuple[str | int | None, ...] = ()
+    draw: tuple[str | int | None, ...] = ()
 
     def key(self, model: str) -> str:
-        """A digest of the request's content and the model it goes to."""
+        """A hash of the request's content and the model's name."""
         sampling = (self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens, self.sampling.seed)
-        content = [model, list(self.messages), sampling, self.schema, self.asking]
+        content = [model, list(self.messages), sampling, self.schema, self.draw]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
-    def most_prompt_tokens(self) -> int:
-        """More tokens than the prompt can have: no tokenizer makes more of them than there are bytes; the rest is for
-        what frames a message."""
+    def max_prompt_tokens(self) -> int:
+        """An upper bound on the prompt's tokens: one for each byte, and 32 for each message's chat template."""
         texts = [message["content"] for message in self.messages]
         if self.schema is not None:
             texts.append(json.dumps(self.schema))
@@ -68,19 +67,26 @@ class ChatRequest:
 
 @dataclass
 class _Model:
-    """What is known of a model. One that is down rests until a time, and was looked after in vain so many times."""
+    """The state of a model, shared by all requests.
+
+    Attributes:
+        without_schema: requests are sent without a JSON schema.
+        unknown: the provider does not know the model.
+        probes: requests that were sent to it since it went down.
+        paused_until: no request is sent before this time.
+    """
 
     name: str
-    in_text: bool
+    without_schema: bool
     unknown: bool = False
     failures_in_a_row: int = 0
-    looked_after: int = 0
-    rests_until: float = 0.0
+    probes: int = 0
+    paused_until: float = 0.0
 
     @property
-    def rest_s(self) -> float:
-        """How long it is left alone now."""
-        return _growing(_FIRST_REST_S, self.looked_after) if self.failures_in_a_row >= _DOWN_AFTER else 0.0
+    def pause_s(self) -> float:
+        """Seconds until the next probe, if the model is down; else 0."""
+        return _growing(_FIRST_MODEL_PAUSE_S, self.probes) if self.failures_in_a_row >= _DOWN_AFTER else 0.0
 
 
 def _growing(first_s: float, times: int) -> float:
@@ -88,10 +94,10 @@ def _growing(first_s: float, times: int) -> float:
 
 
 class ChatApi:
-    """One API, its models in order of preference, and the ledger that every request to them is entered in.
+    """One API, its models in order of preference, and the ledger that records every request.
 
     Args:
-        role: who speaks through it, for messages: "judge", "student", "teacher".
+        role: the seat that uses it, for messages: "judge", "student" or "teacher".
         clock, sleep: for tests.
 
     Raises:
@@ -112,19 +118,19 @@ class ChatApi:
         self._clock, self._sleep = clock, sleep
         self._client = _connect(config)
         names = [config.model_name_or_path, *config.fallback_models]
-        self._models = [_Model(name, in_text=config.response_format == "text") for name in names]
+        self._models = [_Model(name, without_schema=config.response_format == "text") for name in names]
         self._slots = asyncio.Semaphore(config.max_concurrent_requests)
-        self._pace = Pace(config.requests_per_minute, config.tokens_per_minute, clock, sleep)
-        self._flights: set[asyncio.Task] = set()
+        self._limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute, clock, sleep)
+        self._in_flight: set[asyncio.Task] = set()
         self._jitter = random.Random()
-        self._waiting: dict[object, float] = {}  # since when, for each request that has met a failure
+        self._waiting: dict[object, float] = {}  # for each request that has failed, the time of its first failure
         self._last_answer = -1.0
         self._last_failure: Failure | None = None
         self._last_heartbeat = -_HEARTBEAT_S
 
     @property
     def model(self) -> str:
-        """The model that is asked first."""
+        """The preferred model."""
         return self._models[0].name
 
     @property
@@ -133,20 +139,23 @@ class ChatApi:
         return str(self._client.base_url)
 
     async def ask(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> Answer:
-        """The answer of the first model that gives one. `is_usable` tells the ledger whether it is any good.
+        """The answer of the first model that gives one.
+
+        Args:
+            is_usable: decides whether the ledger records the reply as usable.
 
         Raises:
-            ProviderFailure: if every request would fare like this one: no key, no credit, no such model, no answer
-                to any request until the deadline.
+            ProviderFailure: if every request would fail: no key, no credit, no such model, or no answer to any request
+                until the deadline.
             SpendingCapReached: if the cap leaves no room for another request.
-            RequestRefused: if this request alone is refused or gets no answer.
+            RequestRefused: if only this request is refused or gets no answer.
         """
         failures, ticket = 0, object()
-        if all(each.unknown for each in self._models):  # that was found out by a request that nobody waited for
-            self._look_again_soon()
+        if all(each.unknown for each in self._models):  # an earlier request whose caller was cancelled found this out
+            self._retry_unknown_models()
         try:
             while True:
-                pause_s = _LOOK_AGAIN_S
+                pause_s = _POLL_S
                 if self._available() is not None and (tried := await self._try(request, is_usable)) is not None:
                     model, outcome = tried
                     if isinstance(outcome, Answer):
@@ -156,47 +165,47 @@ class ChatApi:
                     failures += 1
                     pause_s = self._backoff_s(failures)
                 left_s = self._check_deadline(self._waiting.setdefault(ticket, self._clock()))
-                await self._sleep(min(pause_s, max(left_s, _LOOK_AGAIN_S)))
+                await self._sleep(min(pause_s, max(left_s, _POLL_S)))
         finally:
             self._waiting.pop(ticket, None)
 
-    async def land(self) -> None:
-        """Give the replies that are on their way, and that nobody waits for any more, a moment to come."""
-        if self._flights:
-            await asyncio.wait(self._flights, timeout=_LAND_WITHIN_S)
+    async def drain(self) -> None:
+        """Wait up to `_DRAIN_TIMEOUT_S` seconds for the replies to requests in flight, so that the ledger gets them."""
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=_DRAIN_TIMEOUT_S)
 
     # Which model, and what its failure means --------------------------------------------------------------------
 
     def _available(self) -> _Model | None:
-        """The first model that may be asked now; None if all of them rest."""
+        """The first model that may be asked now; None if all of them are paused or unknown."""
         now = self._clock()
-        return next((model for model in self._models if not model.unknown and model.rests_until <= now), None)
+        return next((model for model in self._models if not model.unknown and model.paused_until <= now), None)
 
-    def _note(self, model: _Model, outcome: Answer | Failure) -> None:
-        """Remember what an outcome tells about the model, for the requests that come after it."""
-        if isinstance(outcome, Answer) or outcome.remedy is not Remedy.WAIT:  # it is there, if only to say no
-            model.failures_in_a_row, model.looked_after, model.rests_until = 0, 0, 0.0
+    def _update_model(self, model: _Model, outcome: Answer | Failure) -> None:
+        """Update the state of a model with the outcome of a request."""
+        if isinstance(outcome, Answer) or outcome.remedy is not Remedy.WAIT:  # the model is up, even if it refused
+            model.failures_in_a_row, model.probes, model.paused_until = 0, 0, 0.0
         if isinstance(outcome, Answer):
             self._last_answer = self._clock()
             return
         self._last_failure = outcome
         if outcome.remedy is Remedy.WAIT:
             model.failures_in_a_row += 1
-            model.rests_until = max(model.rests_until, self._clock() + max(outcome.retry_after_s, model.rest_s))
-        elif outcome.remedy is Remedy.TEXT and not model.in_text:
-            model.in_text = True
-            logger.warning("%s takes no JSON schema; it is asked without: %s", self._name(model), outcome.message)
+            model.paused_until = max(model.paused_until, self._clock() + max(outcome.retry_after_s, model.pause_s))
+        elif outcome.remedy is Remedy.TEXT and not model.without_schema:
+            model.without_schema = True
+            logger.warning("%s takes no JSON schema; it is asked without: %s", self._label(model), outcome.message)
         elif outcome.remedy is Remedy.OTHER_MODEL and not model.unknown:
             model.unknown = True
-            logger.warning("%s is not there: %s", self._name(model), outcome.message)
+            logger.warning("%s is not there: %s", self._label(model), outcome.message)
 
     def _may_repeat_at_once(self, model: _Model, failure: Failure) -> bool:
-        """Whether a failed request may be sent again at once, because it will be another one, or only after a pause.
+        """Whether a failed request may be sent again at once (to another model, or without a schema) or after a pause.
 
         Raises:
-            ProviderFailure, RequestRefused: if it may not be sent again at all.
+            ProviderFailure, RequestRefused: if it must not be sent again.
         """
-        who, why = self._name(model), failure.message
+        who, why = self._label(model), failure.message
         match failure.remedy:
             case Remedy.WAIT:
                 return False
@@ -213,17 +222,17 @@ class ChatApi:
                     f"{who} takes no JSON schema: {why}. Set {self._role}_model.response_format=text."
                 )
             case Remedy.OTHER_MODEL if all(each.unknown for each in self._models):
-                self._look_again_soon()
+                self._retry_unknown_models()
                 hint = f"Correct {self._role}_model.model_name_or_path, or the API's address."
                 raise ProviderFailure(f"{who} is not there: {why}. {hint}")
         return True
 
-    def _look_again_soon(self) -> None:
-        """Whoever asks some time after a stop may find that a model is there now."""
+    def _retry_unknown_models(self) -> None:
+        """Let later requests try all models again after a pause: a model may exist by then."""
         for each in self._models:
-            each.unknown, each.rests_until = False, self._clock() + _FIRST_REST_S
+            each.unknown, each.paused_until = False, self._clock() + _FIRST_MODEL_PAUSE_S
 
-    def _name(self, model: _Model) -> str:
+    def _label(self, model: _Model) -> str:
         return f"The {self._role} {model.name} ({self.url})"
 
     def _key_hint(self) -> str:
@@ -236,14 +245,15 @@ class ChatApi:
         return self._jitter.uniform(0.5, 1.0) * _growing(_FIRST_PAUSE_S, failures - 1)
 
     def _check_deadline(self, waiting_since: float) -> float:
-        """Seconds that are left for a request that waits.
+        """Seconds until the deadline of a request that has failed at least once.
 
         Raises:
-            ProviderFailure: if no request at all was answered for `deadline_s`.
-            RequestRefused: if others were answered, and this one alone, or long before the last of them, was not.
+            ProviderFailure: if no request was answered for `deadline_s` seconds.
+            RequestRefused: if this request is past its deadline while others were answered, and either it is the only
+                one that waits, or an answer came in the last `deadline_s` / 2 seconds.
         """
         now, deadline_s = self._clock(), self._config.deadline_s
-        self._tell(now, waiting_since)
+        self._log_heartbeat(now, waiting_since)
         last = self._last_failure.message if self._last_failure is not None else "none"
         message = (
             f"The {self._role} {' and '.join(model.name for model in self._models)} ({self.url}) did not "
@@ -257,8 +267,8 @@ class ChatApi:
             raise ProviderFailure(f"{message}. When it is back, start again: what was answered so far is kept.")
         return waiting_since + deadline_s - now
 
-    def _tell(self, now: float, waiting_since: float) -> None:
-        """A heartbeat in the log while nothing is answered."""
+    def _log_heartbeat(self, now: float, waiting_since: float) -> None:
+        """Log a warning every `_HEARTBEAT_S` seconds while no request is answered."""
         if self._last_answer >= waiting_since or now - max(waiting_since, self._last_heartbeat) < _HEARTBEAT_S:
             return
         self._last_heartbeat = now
@@ -273,53 +283,57 @@ class ChatApi:
     async def _try(
         self, request: ChatRequest, is_usable: Callable[[str], bool]
     ) -> tuple[_Model, Answer | Failure] | None:
-        """Send one request; None if no model was left to send it to when its turn came. Once it is on its way nothing
-        calls it back: should nobody wait for it any more, its reply is still taken down, because it is paid for."""
+        """Send one request to the first available model; None if no model is available when it could be sent.
+
+        A request that was sent is not cancelled with its caller: its reply is paid for, so the ledger still records it.
+        """
         await self._slots.acquire()
-        flight = None
+        task = None
         try:
             admitted = await self._admit(request)
             if admitted is None:
                 return None
-            call, turn, model = admitted
-            flight = asyncio.create_task(self._fly(call, turn, model, request, is_usable))
-            self._flights.add(flight)
-            flight.add_done_callback(self._landed)
-            return model, await asyncio.shield(flight)
+            call, reservation, model = admitted
+            task = asyncio.create_task(self._send_and_settle(call, reservation, model, request, is_usable))
+            self._in_flight.add(task)
+            task.add_done_callback(self._finish)
+            try:
+                return model, await asyncio.shield(task)
+            except asyncio.CancelledError:
+                task.add_done_callback(_log_error)  # nobody awaits the task any more
+                raise
         finally:
-            if flight is None:
+            if task is None:
                 self._slots.release()
 
-    def _landed(self, flight: asyncio.Task) -> None:
-        self._flights.discard(flight)
+    def _finish(self, task: asyncio.Task) -> None:
+        self._in_flight.discard(task)
         self._slots.release()
-        if not flight.cancelled():
-            flight.exception()  # seen, in case nobody waits for it any more
 
-    async def _admit(self, request: ChatRequest) -> tuple[int, Turn, _Model] | None:
-        """Wait until speed and money allow the request, choose the model, and enter the request in the ledger; None
-        if all models rest by then.
+    async def _admit(self, request: ChatRequest) -> tuple[int, Reservation, _Model] | None:
+        """Wait until the rate limits and the cap allow the request, choose a model, and enter the request in the
+        ledger; None if no model is available by then.
 
         Raises:
-            SpendingCapReached: if it may cost more than is left when all others have been settled.
+            SpendingCapReached: if its highest possible cost exceeds the cap when no other request is in flight.
         """
-        tokens = request.most_prompt_tokens + request.sampling.max_tokens
-        worst_usd = self._price(request.most_prompt_tokens, request.sampling.max_tokens)
+        tokens = request.max_prompt_tokens + request.sampling.max_tokens
+        worst_usd = self._price(request.max_prompt_tokens, request.sampling.max_tokens)
         while True:
-            turn = await self._pace.turn(tokens)
+            reservation = await self._limiter.reserve(tokens)
             model = self._available()
             call = model and self.ledger.enter(request.key(model.name), model.name, worst_usd)
             if call is not None:
-                if model.rest_s > 0:  # this request looks whether the model is back; the others need not
-                    model.looked_after += 1
-                    model.rests_until = self._clock() + model.rest_s
-                return call, turn, model
-            turn.tokens = 0
+                if model.pause_s > 0:  # the model is down, and this request is the probe
+                    model.probes += 1
+                    model.paused_until = self._clock() + model.pause_s
+                return call, reservation, model
+            reservation.tokens = 0
             if model is None:
                 return None
-            if not self._flights:
+            if not self._in_flight:
                 raise SpendingCapReached(self._describe_cap(worst_usd))
-            await asyncio.wait(self._flights, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
 
     def _describe_cap(self, worst_usd: float) -> str:
         ledger = self.ledger
@@ -329,24 +343,24 @@ class ChatApi:
             f"cost ${worst_usd:.6f}. Raise it and start again; what was answered so far is kept."
         )
 
-    async def _fly(
-        self, call: int, turn: Turn, model: _Model, request: ChatRequest, is_usable: Callable[[str], bool]
+    async def _send_and_settle(
+        self, call: int, reservation: Reservation, model: _Model, request: ChatRequest, is_usable: Callable[[str], bool]
     ) -> Answer | Failure:
         try:
             outcome = await self._send(model, request)
-            what = _what_came(outcome, is_usable)
-        except BaseException:  # the program ends, or cannot go on; what was asked may have been billed
+            what = _outcome_name(outcome, is_usable)
+        except BaseException:  # cancelled, or an unexpected error: the request may have been billed
             self.ledger.settle(call, LOST, "", None, keep_reserved=True)
             raise
-        self._note(model, outcome)
-        figures = self._priced(outcome.figures)
-        if figures is not None:
-            turn.tokens = figures.prompt_tokens + figures.completion_tokens
+        self._update_model(model, outcome)
+        usage = self._priced(outcome.usage)
+        if usage is not None:
+            reservation.tokens = usage.prompt_tokens + usage.completion_tokens
         if isinstance(outcome, Failure):
-            self.ledger.settle(call, what, outcome.message, figures, outcome.billed_unseen)
+            self.ledger.settle(call, what, outcome.message, usage, outcome.billed_unseen)
             return outcome
-        self.ledger.settle(call, what, outcome.text, figures, keep_reserved=figures is None, cut=outcome.cut)
-        return self._overcharge(request, figures) or outcome
+        self.ledger.settle(call, what, outcome.text, usage, keep_reserved=usage is None, cut=outcome.cut)
+        return self._overcharge(request, usage) or outcome
 
     async def _send(self, model: _Model, request: ChatRequest) -> Answer | Failure:
         from openai import APIError
@@ -360,12 +374,12 @@ class ChatApi:
         }
         if request.sampling.seed is not None:
             arguments["seed"] = request.sampling.seed
-        schema_sent = request.schema is not None and not model.in_text
+        schema_sent = request.schema is not None and not model.without_schema
         if schema_sent:
             named = {"name": "answer", "strict": True, "schema": request.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": named}
         try:
-            async with asyncio.timeout(self._config.request_timeout_s):  # also ends a reply that comes drop by drop
+            async with asyncio.timeout(self._config.request_timeout_s):  # also limits a reply that arrives slowly
                 reply = await self._client.chat.completions.with_raw_response.create(**arguments)
         except (APIError, TimeoutError) as error:
             return of_exception(error, schema_sent)
@@ -376,34 +390,39 @@ class ChatApi:
         prompt_usd = prompt_tokens * config.usd_per_million_prompt_tokens
         return (prompt_usd + completion_tokens * config.usd_per_million_completion_tokens) / 1e6
 
-    def _priced(self, figures: Figures | None) -> Figures | None:
-        if figures is None or figures.cost_usd is not None:
-            return figures
-        cost_usd = self._price(figures.prompt_tokens, figures.completion_tokens)
-        return Figures(figures.prompt_tokens, figures.completion_tokens, cost_usd)
+    def _priced(self, usage: CallUsage | None) -> CallUsage | None:
+        if usage is None or usage.cost_usd is not None:
+            return usage
+        cost_usd = self._price(usage.prompt_tokens, usage.completion_tokens)
+        return CallUsage(usage.prompt_tokens, usage.completion_tokens, cost_usd)
 
-    def _overcharge(self, request: ChatRequest, figures: Figures | None) -> Failure | None:
-        """A cap cannot be kept with prices that are too low."""
-        worst_usd = self._price(request.most_prompt_tokens, request.sampling.max_tokens)
-        if self.ledger.cap_usd is None or figures is None or figures.cost_usd <= worst_usd:
+    def _overcharge(self, request: ChatRequest, usage: CallUsage | None) -> Failure | None:
+        """A failure if the provider billed more than the configured prices allow, so that the cap cannot be kept."""
+        worst_usd = self._price(request.max_prompt_tokens, request.sampling.max_tokens)
+        if self.ledger.cap_usd is None or usage is None or usage.cost_usd <= worst_usd:
             return None
         message = (
-            f"it billed ${figures.cost_usd:.6f} for a request that by {self._role}_model.usd_per_million_prompt_tokens "
+            f"it billed ${usage.cost_usd:.6f} for a request that by {self._role}_model.usd_per_million_prompt_tokens "
             f"and usd_per_million_completion_tokens costs at most ${worst_usd:.6f}: correct the prices, or the cap "
             "cannot be kept"
         )
         return Failure("overcharged", message, Remedy.STOP)
 
 
-def _what_came(outcome: Answer | Failure, is_usable: Callable[[str], bool]) -> str:
-    """The outcome as the ledger names it."""
+def _log_error(task: asyncio.Task) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a request whose caller was cancelled failed: %r", error)
+
+
+def _outcome_name(outcome: Answer | Failure, is_usable: Callable[[str], bool]) -> str:
+    """The outcome's name in the ledger."""
     if isinstance(outcome, Failure):
         return outcome.kind
     return USABLE if is_usable(outcome.text) else UNUSABLE
 
 
 def key_variable(config: ApiModelConfig) -> str | None:
-    """The environment variable that holds the API's key; None for an API that is asked without one."""
+    """The environment variable with the API's key; None for an API without a key."""
     if config.api_key_env is not None:
         return config.api_key_env
     if config.use_openrouter:
@@ -418,9 +437,9 @@ def _connect(config: ApiModelConfig) -> "AsyncOpenAI":
     from src.inference_providers.http_client import BoundedClient
 
     url = config.base_url or (OPENROUTER_URL if config.use_openrouter else GEMINI_URL)
-    next_door = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    is_local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     variable = key_variable(config)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line for each request
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else it logs a line for each request
     key = "none" if variable is None else os.environ.get(variable)
     if not key:
         raise ConfigError(
@@ -428,5 +447,5 @@ def _connect(config: ApiModelConfig) -> "AsyncOpenAI":
             "(any text will do for a local server)."
         )
     timeout = httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-    client = BoundedClient(timeout=timeout, trust_env=not next_door)  # a proxy is for the internet
+    client = BoundedClient(timeout=timeout, trust_env=not is_local)  # no proxy for local servers
     return AsyncOpenAI(api_key=key, base_url=url, timeout=timeout, max_retries=0, http_client=client)

@@ -1,8 +1,7 @@
-"""The HTTP client that models behind an API are asked through: it reads so much and no more, and goes nowhere else.
+"""The HTTP client for models behind an API. It limits the size of replies and follows no redirects.
 
-Provider, proxy or hotspot: whoever answers may send anything. A reply is read up to `LARGEST_REPLY` bytes, counted
-after unpacking. A redirect is not followed: it would take the prompt, and perhaps the key, to an address that nobody
-configured.
+A provider, a proxy or a hotspot may answer with anything. At most `LARGEST_REPLY` bytes of a reply are read, counted
+after decompression. A redirect would send the prompt, and perhaps the key, to an address that is not configured.
 """
 
 from contextlib import aclosing
@@ -12,7 +11,7 @@ import httpx2
 from openai import DefaultAsyncHttpxClient
 
 LARGEST_REPLY = 4 * 1024**2
-"""Bytes that a reply may have: a million tokens of text, far more than a model says in an answer."""
+"""In bytes; a million tokens of text, far more than an answer holds."""
 _OF_THE_BODY_AS_SENT = ("content-encoding", "content-length", "content-type", "transfer-encoding")
 
 
@@ -21,22 +20,22 @@ class ReplyTooLarge(httpx2.RequestError):
 
 
 class RedirectRefused(httpx2.RequestError):
-    """A reply that sends the request on to another address."""
+    """A reply that redirects to another address."""
 
 
 class BoundedClient(DefaultAsyncHttpxClient):
-    """The client of the `openai` library, with these limits."""
+    """The HTTP client of the `openai` library with these limits."""
 
     def __init__(self, **options: Any):
         super().__init__(**options, follow_redirects=False, event_hooks={"response": [_refuse_redirect]})
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """The reply, read whole. Its body is JSON, and so UTF-8, whatever its headers say.
+        """Send a request and read the whole reply. The body counts as JSON in UTF-8, whatever the headers say.
 
         Raises:
-            ReplyTooLarge: if it is larger than allowed; the rest is not read.
-            RedirectRefused: if it sends the request elsewhere.
-            httpx2.RequestError: if it cannot be received or unpacked.
+            ReplyTooLarge: if the reply exceeds `LARGEST_REPLY`; the rest is not read.
+            RedirectRefused: if the reply is a redirect.
+            httpx2.RequestError: if it cannot be received or decompressed.
         """
         reply = await super().send(request, stream=True, **options)
         try:
@@ -50,7 +49,7 @@ class BoundedClient(DefaultAsyncHttpxClient):
 
 async def _read(reply: httpx2.Response) -> bytes:
     parts, size = [], 0
-    async with aclosing(reply.aiter_bytes()) as unpacked:  # no more than 1 MiB at a time
+    async with aclosing(reply.aiter_bytes()) as unpacked:  # in parts of at most 1 MiB
         async for part in unpacked:
             parts.append(part)
             size += len(part)

@@ -1,4 +1,4 @@
-"""Models behind any OpenAI-compatible URL in a seat: student, teacher, judge; and judges on a local vLLM engine."""
+"""Students, teachers and judges behind an OpenAI-compatible API, and judges on a local vLLM engine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,16 +23,16 @@ Dialogue = Sequence[dict[str, str]]
 
 
 def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str) -> list[dict[str, str]]:
-    """The messages that ask a model for its verdict."""
+    """The chat messages that ask a judge model for its verdict; `path` is the rule's prompt template."""
     return [{"role": "user", "content": render(path, conversation=conversation, problem=problem)}]
 
 
 class KeptReplies:
-    """An API's replies, each asked for once: what was asked before of a model that is still configured is answered from
-    the ledger, also when equal requests come side by side.
+    """Replies from the ledger, or else from the API. A configured model's reply to an equal request is reused, also if
+    equal requests run concurrently.
 
     Args:
-        api: who is asked for what the ledger does not hold; None asks nobody.
+        api: answers the requests that the ledger cannot; None sends none.
     """
 
     def __init__(self, config: ApiModelConfig, ledger: CallLedger, api: ChatApi | None):
@@ -42,11 +42,11 @@ class KeptReplies:
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> tuple[Answer, bool]:
-        """The reply, and whether it had to be asked for.
+        """The reply, and whether a request was sent for it.
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
-            JudgeOutputError: if there is none, and nobody to ask.
+            JudgeOutputError: if the ledger has no reply, and there is no API.
         """
         async with self._asking.setdefault(request.key(self._models[0]), asyncio.Lock()):
             answer = self._known(request)
@@ -59,23 +59,23 @@ class KeptReplies:
     def _known(self, request: ChatRequest) -> Answer | None:
         for found in map(self._ledger.find_reply, map(request.key, self._models)):
             if found is not None:
-                text, figures, cut = found
-                if cut is None:  # kept before the ledger said so
-                    cut = figures.completion_tokens >= request.sampling.max_tokens
-                return Answer(text, cut, figures)
+                text, usage, cut = found
+                if cut is None:  # the row is older than this column
+                    cut = usage.completion_tokens >= request.sampling.max_tokens
+                return Answer(text, cut, usage)
         return None
 
 
 class ApiChatEngine:
-    """A student or a teacher behind an OpenAI-compatible API. It gives text, no token ids and no log-probs.
+    """A student or a teacher behind an OpenAI-compatible API. It returns text, no token ids and no log-probs.
 
-    Each answer is paid for once: a conversation that is taken up again after a stop finds those that it had. A seed is
-    not sent (few providers keep to one, and some refuse it), but it names the draw: equal messages with the equal seed
-    are the same request, and get the same reply.
+    Each answer is paid for once: a conversation that resumes after a stop gets its earlier answers from the ledger. The
+    seed is not sent (few providers respect it, and some refuse it), but it is part of the request's key: equal messages
+    with equal seeds get the same reply.
 
     Attributes:
-        policy: no weights are ever published to it.
-        weights: the model and where it is.
+        policy: the initial version, since no weights are published to an API.
+        weights: the model's name and address.
     """
 
     def __init__(self, config: ApiModelConfig, api: ChatApi):
@@ -90,22 +90,22 @@ class ApiChatEngine:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
         """
         draw = sampling.draw if sampling.seed is None else (sampling.seed,)
-        request = ChatRequest(messages, replace(sampling, seed=None), asking=draw)
+        request = ChatRequest(messages, replace(sampling, seed=None), draw=draw)
         answer, _ = await self._replies.get(request)
-        counted = answer.figures.completion_tokens if answer.figures is not None else 0
+        counted = answer.usage.completion_tokens if answer.usage is not None else 0
         counted = counted or approximate_tokens(answer.text)
         return Completion((), (), answer.text, not answer.cut, self.policy, counted)
 
 
 class OpenAICompatibleJudge:
-    """Asks a model behind an OpenAI-compatible API, and never twice for the same.
+    """A judge model behind an OpenAI-compatible API. It never pays twice for the same request.
 
-    An attempt takes up to `replies_per_attempt` replies until one holds a verdict; each is paid for and kept. An
-    attempt that brought no verdict, and is made again, takes new replies.
+    One attempt requests up to `replies_per_attempt` replies until one holds a verdict; the ledger keeps each of them.
+    If an attempt without a verdict is repeated, it requests new replies.
 
     Args:
-        rules: prompt template of each rule.
-        api: who is asked for what the ledger does not hold; None asks nobody.
+        rules: the path of each rule's prompt template.
+        api: answers the requests that the ledger cannot; None sends none.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class OpenAICompatibleJudge:
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
-            ContentRefused: if the tutor's words are to blame that there is no verdict, as `answer_or_blame` tells.
+            ContentRefused: if the tutor's words are the reason why there is no verdict; see `answer_or_blame`.
         """
         schema = None if self._config.response_format == "text" else answer_schema(rule)
 
@@ -150,7 +150,7 @@ class OpenAICompatibleJudge:
 
 
 class ChatEngineJudge:
-    """Asks a model on an engine of this server. An attempt takes up to `replies_per_attempt` replies, too."""
+    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies."""
 
     def __init__(self, engine: ChatEngine, sampling: Sampling, rules: dict[str, str], replies_per_attempt: int):
         self._engine = engine
@@ -159,10 +159,11 @@ class ChatEngineJudge:
         self._replies_per_attempt = replies_per_attempt
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
-        """As that of `OpenAICompatibleJudge`.
+        """As `OpenAICompatibleJudge.judge`.
 
         Raises:
-            ContextOverflow: if the conversation leaves no room for an answer, and the tutor is not to blame.
+            ContentRefused: as `OpenAICompatibleJudge.judge`.
+            ContextOverflow: if the conversation leaves no room for an answer, and the tutor's words are not the reason.
         """
 
         async def reply(dialogue: Dialogue, number: int) -> str:
@@ -188,17 +189,20 @@ async def answer_or_blame(
     answer: Callable[[], Awaitable[str]],
     control: Callable[[Dialogue], Awaitable[str]],
 ) -> str:
-    """A judge's answer. One without a verdict, a filter's refusal and a full context are the fault of the tutor's words
-    only if the judge has a verdict on the same conversation with plain words in their place: as many, or a few where
-    the context was full. In any other case a failed judge is no opinion.
+    """A judge's answer, with a check of why a judge gives no verdict.
+
+    If there is no verdict, or a filter refuses the request, or the context is full, the judge gets a control request:
+    the same conversation with plain words in place of the tutor's (as many of them, or a few if the context was full).
+    If it gives a verdict on that, the tutor's words are the reason. Otherwise the judge's failure says nothing about
+    the tutor.
 
     Args:
-        answer: asks for the answer.
-        control: asks for one reply on another conversation.
+        answer: requests the answer.
+        control: requests one reply on another conversation.
 
     Raises:
-        ContentRefused: if the tutor's words are to blame.
-        RequestRefused, ContextOverflow: what `answer` raises, if they are not.
+        ContentRefused: if the tutor's words are the reason.
+        RequestRefused, ContextOverflow: the error of `answer`, if they are not.
     """
     refusal, same_length = None, True
     try:
@@ -222,7 +226,8 @@ async def answer_or_blame(
 
 
 def in_plain_words(conversation: Dialogue, same_length: bool) -> list[dict[str, str]]:
-    """The conversation with fixed words in place of the tutor's, in each message about as many or a few."""
+    """The conversation with fixed words in place of the tutor's: about as many in each message if `same_length`, else a
+    few."""
 
     def plain(text: str) -> str:
         times = max(1, round(len(text) / len(_PLAIN_WORDS))) if same_length else 1

@@ -1,4 +1,4 @@
-"""What a provider sent back, told apart: an answer, or a failure and what mends it."""
+"""Classifies a provider's response as an answer, or as a failure with a way to handle it."""
 
 import email.utils
 import json
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from src.inference_providers.call_ledger import LARGEST_COST_USD, LARGEST_COUNT, Figures
+from src.inference_providers.call_ledger import LARGEST_COST_USD, LARGEST_COUNT, CallUsage
 from src.rollout.text import nests_deeper, without_surrogates
 
 if TYPE_CHECKING:
@@ -17,41 +17,47 @@ if TYPE_CHECKING:
 
 
 class Remedy(StrEnum):
-    """What may mend a failure."""
+    """How to handle a failure."""
 
-    WAIT = "wait"  # the same again, later
-    TEXT = "text"  # the same without a response format
-    OTHER_MODEL = "other model"  # this model does not exist there
-    NONE = "none"  # this request is refused, others may not be
-    SHORTER = "shorter"  # it does not fit into the model's context
-    CONTENT = "content"  # what it is about is refused, and would be again
+    WAIT = "wait"  # send the same request again later
+    TEXT = "text"  # send it without a response format
+    OTHER_MODEL = "other model"  # the provider does not know this model
+    NONE = "none"  # only this request is refused
+    SHORTER = "shorter"  # the request does not fit into the model's context
+    CONTENT = "content"  # the content is refused, and would be refused again
     STOP = "stop"  # every request will be refused
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's words; `cut` if it ran into `max_tokens`."""
+    """A model's answer. `cut` tells whether it ran into `max_tokens`; `usage` is None if the provider reported none."""
 
     text: str
     cut: bool
-    figures: Figures | None
+    usage: CallUsage | None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong instead: its kind for the statistics, the provider's own message, how long it asks to wait
-    (seconds), and whether the request may have been billed although no figures came back."""
+    """A failed request.
+
+    Attributes:
+        kind: its kind, for the statistics.
+        message: the provider's message.
+        retry_after_s: seconds that the provider asks to wait.
+        billed_unseen: whether the request may have been billed although the provider reported no usage.
+    """
 
     kind: str
     message: str
     remedy: Remedy
     retry_after_s: float = 0.0
     billed_unseen: bool = False
-    figures: Figures | None = None
+    usage: CallUsage | None = None
 
 
 _WAIT_STATUSES = (408, 409, 425, 429)
-_GATEWAY_TIMEOUTS = (408, 504, 524)  # whoever stands before the model gave up; the model may have gone on
+_GATEWAY_TIMEOUTS = (408, 504, 524)  # a gateway gave up; the model may have gone on
 _KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 _NO_CREDIT = re.compile(r"insufficient[ _](?:quota|credits?|balance|funds)|credit balance", re.IGNORECASE)
 _FORMAT = re.compile(r"response[ _]?(?:format|schema)|json[ _]schema|structured[ _]output", re.IGNORECASE)
@@ -77,42 +83,43 @@ _MOST_LEVELS = 50
 
 
 def read_body(text: str, schema_sent: bool) -> Answer | Failure:
-    """What the body of a reply with status 200 holds, in text that can be kept; `schema_sent` as for `of_status`."""
+    """The answer or failure in the body of a response with status 200, without surrogate characters. `schema_sent` as
+    for `of_status`."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or nests_deeper(body, _MOST_LEVELS):
         return _garbled(f"a reply that is not JSON: {text[:300]!r}")
-    figures = _figures(body.get("usage"))
+    usage = _read_usage(body.get("usage"))
     choice = _first_choice(body)
     error = body.get("error") or choice.get("error")
     if error:
         status = _status_of(error)
-        begun = status == 408 or status >= 500  # the model may have begun to answer; other errors come before that
+        begun = status == 408 or status >= 500  # only then may the model have begun to answer
         failure = of_status(status, error, {}, schema_sent)
-        return replace(failure, kind="error in 200", billed_unseen=begun and figures is None, figures=figures)
+        return replace(failure, kind="error in 200", billed_unseen=begun and usage is None, usage=usage)
     message = choice.get("message")
     content = message.get("content") if isinstance(message, dict) else None
     refusal = _refusal(choice)
     if refusal is not None:
-        return Failure("filtered", refusal, Remedy.CONTENT, billed_unseen=figures is None, figures=figures)
+        return Failure("filtered", refusal, Remedy.CONTENT, billed_unseen=usage is None, usage=usage)
     cut = choice.get("finish_reason") == "length"
     if isinstance(content, str) and (content.strip() or cut):
-        return Answer(without_surrogates(content), cut, figures)
-    if cut:  # it thought until its tokens ran out: the same again would cost the same and say no more
-        return Answer("", cut, figures)
+        return Answer(without_surrogates(content), cut, usage)
+    if cut:  # thinking used up all tokens; a retry would cost the same and end the same
+        return Answer("", cut, usage)
     kind = "empty" if choice else "no choices"
     shown = without_surrogates(text[:300])
-    return Failure(kind, f"{kind}: {shown}", Remedy.WAIT, billed_unseen=figures is None, figures=figures)
+    return Failure(kind, f"{kind}: {shown}", Remedy.WAIT, billed_unseen=usage is None, usage=usage)
 
 
 def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: bool) -> Failure:
-    """The failure that an HTTP status other than 200 means, or the code of an error inside a 200.
+    """The failure for an HTTP status other than 200, or for the code of an error object inside a 200.
 
     Args:
-        body: what came with it: a provider's error object, or text.
-        schema_sent: whether the request asked for a response format, which may be what the provider refuses.
+        body: the response's body: a provider's error object, or text.
+        schema_sent: whether the request had a response format; the provider may refuse that.
     """
     if nests_deeper(body, _MOST_LEVELS):
         body = "an error that nests too deep to be read"
@@ -124,7 +131,7 @@ def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: b
         wait_s = retry_after_s(headers.get("retry-after"), time.time())
         return Failure(kind, message, Remedy.WAIT, wait_s, billed_unseen=status in _GATEWAY_TIMEOUTS)
     if status in _FILTERED_STATUSES and _FILTERED.search(words):
-        asks = status == 403 and _ACCOUNT.search(message)  # it is who asks that is refused, not what is asked
+        asks = status == 403 and _ACCOUNT.search(message)  # the account is refused, not the content
         return Failure(kind, message, Remedy.STOP if asks else Remedy.CONTENT)
     if status in (401, 402, 403) or _KEY.search(words):
         return Failure(kind, message, Remedy.STOP)
@@ -138,7 +145,7 @@ def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: b
 
 
 def of_exception(error: "APIError | TimeoutError", schema_sent: bool) -> Failure:
-    """The failure behind what the `openai` client raised, or behind our own timeout."""
+    """The failure behind an error of the `openai` client or behind this program's own timeout."""
     import httpx2
     from openai import APIStatusError, APITimeoutError
 
@@ -159,8 +166,8 @@ def of_exception(error: "APIError | TimeoutError", schema_sent: bool) -> Failure
 
 
 def retry_after_s(header: str | None, now: float) -> float:
-    """Seconds that a Retry-After header asks to wait, given as seconds or as a date, an hour at most: whoever asks for
-    more is asked again after that; 0 without a readable one."""
+    """Seconds that a Retry-After header (a number of seconds or a date) asks to wait, at most an hour; 0 if the header
+    is missing or unreadable."""
     if header is None:
         return 0.0
     if header.strip().isdecimal():
@@ -173,7 +180,7 @@ def retry_after_s(header: str | None, now: float) -> float:
 
 
 def _garbled(message: str) -> Failure:
-    """What was paid for may be in it, but nobody can read it."""
+    """An unreadable reply; it may have been billed."""
     return Failure("garbled", message, Remedy.WAIT, billed_unseen=True)
 
 
@@ -184,8 +191,7 @@ def _first_choice(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(choice: dict[str, Any]) -> str | None:
-    """Why an answer is none although the request arrived: a filter on what was asked or answered, or the model's own
-    refusal; None for any other answer."""
+    """The reason if a content filter or the model itself refused to answer; None for any other reply."""
     reason, message = choice.get("finish_reason"), choice.get("message")
     if isinstance(reason, str) and reason.startswith("content_filter"):
         return f"finish_reason {without_surrogates(reason[:100])}"
@@ -196,15 +202,15 @@ def _refusal(choice: dict[str, Any]) -> str | None:
     return f"a refusal: {without_surrogates(words[:300])}"
 
 
-def _figures(usage: Any) -> Figures | None:
-    """The provider's count, or None if it states none or one that cannot be."""
+def _read_usage(usage: Any) -> CallUsage | None:
+    """The usage that the provider reports; None if it reports none, or an impossible one."""
     if not isinstance(usage, dict):
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
     cost = usage.get("cost")
     if not _is_count(prompt) or not _is_count(completion) or not (cost is None or _is_amount(cost, LARGEST_COST_USD)):
         return None
-    return Figures(int(prompt), int(completion), None if cost is None else float(cost))
+    return CallUsage(int(prompt), int(completion), None if cost is None else float(cost))
 
 
 def _is_count(value: Any) -> bool:
@@ -216,15 +222,15 @@ def _is_amount(value: Any, largest: float) -> bool:
 
 
 def _status_of(error: Any) -> int:
-    """The code of an error inside a 200; one that has none is the server's fault."""
+    """The code of an error object inside a 200; 500 if it has none."""
     code = error.get("code") if isinstance(error, dict) else None
     readable = isinstance(code, (int, str)) and _ERROR_CODE.fullmatch(str(code))
     return int(code) if readable else 500
 
 
 def _message(body: Any) -> str:
-    """A provider's own words, with those of the provider behind it."""
-    if isinstance(body, list) and body:  # as Gemini wraps its errors
+    """The provider's error message, and that of the upstream provider behind it."""
+    if isinstance(body, list) and body:  # Gemini wraps its errors in a list
         body = body[0]
     if isinstance(body, dict) and isinstance(body.get("error"), (dict, str)):
         body = body["error"]

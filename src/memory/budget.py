@@ -1,8 +1,8 @@
-"""How much GPU memory a training and its engines need: arithmetic on a model's shape. Everything is in bytes.
+"""Estimates the GPU memory of a training and its engines from the shape of a model. All sizes are in bytes.
 
-Counted is what has to be there, from the sources of DeepSpeed, TRL, transformers and vLLM at the pinned versions. Left
-out is what cannot be known beforehand: the allocator's fragments, CUDA graphs, buffers of NCCL and of single kernels.
-So what this refuses cannot fit, and what it lets pass should have a few GiB to spare.
+The estimate counts what must be in memory, according to the sources of DeepSpeed, TRL, transformers and vLLM at the
+pinned versions. It leaves out what cannot be known beforehand: fragmentation, CUDA graphs, buffers of NCCL and of
+single kernels. So a configuration that it refuses cannot fit, and one that it accepts should have a few GiB to spare.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 GIB = 2**30
 CUDA_CONTEXT = GIB // 2
-"""What a process has on a GPU before it does anything: its CUDA context and libraries, roughly."""
+"""The GPU memory of an idle process, roughly: its CUDA context and libraries."""
 
 OPTIMIZER_STATES = {
     "adamw_torch": 8,
@@ -23,27 +23,28 @@ OPTIMIZER_STATES = {
     "lion_32bit": 4,
     "paged_lion_8bit": 1,
 }
-"""Bytes per trained parameter that an optimizer remembers; what adafactor keeps (a row and a column for each matrix) is
-next to nothing. The pages of a paged optimizer can go to the host, but count as if they stayed."""
+"""Bytes of optimizer state per trained parameter. Adafactor's state (a row and a column for each matrix) is negligible.
+The states of a paged optimizer can move to the host, but count as if they stayed on the GPU."""
 
 _STATES_WITH_ZERO = {"adafactor": 4}
-"""Where it is more under ZeRO, which strings all weights together: a vector has no rows and columns."""
+"""Optimizers with more state under ZeRO, which flattens all weights into one vector without rows and columns."""
 
 _ZERO_BUCKET = 500_000_000
-"""DeepSpeed's `reduce_bucket_size`, in numbers: gradients are gathered in such a buffer."""
+"""DeepSpeed's `reduce_bucket_size`: the number of gradient elements in its reduction buffer."""
 _ZERO3_SUB_GROUP = 1_000_000_000
-"""DeepSpeed's `sub_group_size`: ZeRO-3's optimizer steps take that many numbers at a time."""
+"""DeepSpeed's `sub_group_size`: the number of parameters that a ZeRO-3 optimizer step updates at a time."""
 HEAD_TILE = (4096, 32768)
-"""TRL computes log-probs from tiles of the logits, of so many tokens × words of the vocabulary, never from all."""
+"""The tiles of logits, tokens × vocabulary entries, from which TRL computes log-probs. It never holds all logits."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model counts for its memory.
+    """The sizes of a model that determine its memory.
 
-    `mlp` is the width of a layer's MLP as one token meets it (of a mixture: that of its experts together). `windows`
-    has one entry for each layer that caches keys and values: how many tokens, None for all. `normed_heads`: queries and
-    keys are normalised head by head.
+    Attributes:
+        mlp: width of a layer's MLP for one token; of a mixture of experts, the widths of its active experts together.
+        windows: for each layer with a KV cache, how many tokens it caches; None means all.
+        normed_heads: whether queries and keys are normalised per head.
     """
 
     parameters: int
@@ -59,14 +60,19 @@ class ModelShape:
 
     @property
     def head(self) -> int:
-        """Numbers in the matrix of the output head (and of the embedding)."""
+        """Number of parameters of the output head (and of the embedding)."""
         return self.vocabulary * self.hidden
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the trainer runs: `zero_stage` 0 is without DeepSpeed; what DeepSpeed offloads is not on the GPU. `processes`
-    are those on all `machines`."""
+    """How the trainer is launched.
+
+    Attributes:
+        processes: number of processes on all `machines` together.
+        zero_stage: DeepSpeed's ZeRO stage; 0 means no DeepSpeed.
+        optimizer_on_host, weights_on_host: whether DeepSpeed offloads optimizer states or weights to the host.
+    """
 
     processes: int = 1
     zero_stage: int = 0
@@ -77,8 +83,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class TrainerJob:
-    """What one process trains: `number_bytes` 2 for bfloat16, 4 for float32; `state_bytes` from OPTIMIZER_STATES;
-    `tokens` of a micro-batch. `adapter`: what is trained in place of the model's own weights; None: those."""
+    """What one process trains.
+
+    Attributes:
+        number_bytes: bytes per number, 2 for bfloat16 and 4 for float32.
+        state_bytes: optimizer state per trained parameter, as `state_bytes` returns it.
+        reference: whether a reference model is loaded.
+        checkpointing: whether gradient checkpointing is on.
+        tokens: number of tokens in a micro-batch.
+        adapter: the adapter that is trained; None if the model's own weights are trained.
+    """
 
     shape: ModelShape
     launch: Launch
@@ -91,14 +105,14 @@ class TrainerJob:
 
     @property
     def trained(self) -> int:
-        """How many numbers learn."""
+        """Number of trained parameters."""
         return self.shape.parameters if self.adapter is None else self.adapter.parameters
 
 
 @dataclass(frozen=True)
 class AdapterJob:
-    """A LoRA adapter: its parameters, the numbers per token that its matrices A take in over all layers, and whether it
-    has dropout."""
+    """A LoRA adapter: its number of parameters, the summed input widths of its matrices A over all layers, and whether
+    it has dropout."""
 
     parameters: int
     inputs: int
@@ -107,7 +121,7 @@ class AdapterJob:
 
 @dataclass(frozen=True)
 class Part:
-    """One line of a budget."""
+    """One line of a budget: a name and a size in bytes."""
 
     name: str
     size: int
@@ -115,8 +129,8 @@ class Part:
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """One process's memory: `held` always, `backward` besides while gradients are computed, `step` besides while the
-    optimizer steps."""
+    """The memory of one process: `held` is always in use; `backward` is added during the backward pass, `step` during
+    the optimizer step."""
 
     held: tuple[Part, ...]
     backward: tuple[Part, ...]
@@ -124,18 +138,19 @@ class TrainerMemory:
 
 
 def state_bytes(optimizer: str, zero_stage: int) -> int:
-    """Bytes per trained parameter that an optimizer remembers, with DeepSpeed (`zero_stage` above 0) or without."""
+    """Bytes of optimizer state per trained parameter, with DeepSpeed (`zero_stage` above 0) or without."""
     known = OPTIMIZER_STATES[optimizer]
     return _STATES_WITH_ZERO.get(optimizer, known) if zero_stage else known
 
 
 def total(parts: Sequence[Part]) -> int:
-    """The sizes' sum."""
+    """The sum of the parts' sizes."""
     return sum(part.size for part in parts)
 
 
 def trainer_memory(job: TrainerJob) -> TrainerMemory:
-    """Weights, gradients, optimizer, reference model and activations, split over the processes as ZeRO splits them."""
+    """The memory of one process for weights, gradients, optimizer, reference model and activations, split over the
+    processes as ZeRO splits them."""
     if job.launch.zero_stage:
         held, gradients, step = _with_zero(job)
     else:
@@ -145,8 +160,8 @@ def trainer_memory(job: TrainerJob) -> TrainerMemory:
 
 
 def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
-    """DeepSpeed casts the weights to the training's precision and keeps float32 master weights besides, of float32
-    weights, too."""
+    """With DeepSpeed: it casts the weights to the training's precision and adds float32 master weights, also if the
+    precision is float32."""
     shape, launch, size = job.shape, job.launch, job.number_bytes
     trained, share = job.trained, _share(job.trained, launch.processes)
     parameters = shape.parameters + (trained if job.adapter else 0)
@@ -169,10 +184,10 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
 
 
 def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
-    """float32 weights, gradients and states in every process; autocast makes bfloat16 copies of the weights. Weights
-    beside an adapter do not learn and are in the training's precision from the beginning."""
+    """Without DeepSpeed: every process has float32 weights, gradients and optimizer states, and autocast makes bfloat16
+    copies of the weights. With an adapter, the model's own weights are frozen and in the training's precision."""
     parameters = job.trained
-    # bitsandbytes keeps the 8-bit states of embeddings in 32 bits, as transformers tells it to.
+    # transformers tells bitsandbytes to keep the states of embeddings in 32 bits instead of 8.
     embedded = job.shape.head if job.state_bytes in (1, 2) and job.adapter is None else 0
     states = (parameters - embedded) * job.state_bytes + embedded * job.state_bytes * 4
     held = [Part("weights (32 bit)", parameters * 4), Part("optimizer states", states)]
@@ -190,33 +205,37 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
 
 
 def activations(job: TrainerJob) -> list[Part]:
-    """What a micro-batch's forward pass leaves for its backward pass."""
+    """What the forward pass of a micro-batch keeps for the backward pass."""
     shape, layer = job.shape, layer_activations(job.shape, job.number_bytes) * job.tokens
     layer += adapter_activations(job) * job.tokens // shape.layers
     if not job.checkpointing:
         return [Part("activations", layer * shape.layers), Part("output head", head_memory(job))]
-    # Without DeepSpeed the weights that learn are float32, and so is what goes from layer to layer.
+    # Without DeepSpeed, trained weights are float32, and so are the hidden states between layers.
     stream = job.number_bytes if job.launch.zero_stage or job.adapter else 4
     return [
         Part("activations kept (checkpoints)", shape.layers * shape.hidden * stream * job.tokens),
-        # The head is through before the first layer is computed again.
+        # The head's backward pass ends before the first layer is recomputed, so only the larger of the two counts.
         Part("one layer again, or output head", max(layer, head_memory(job))),
     ]
 
 
 def adapter_activations(job: TrainerJob) -> int:
-    """Bytes per token that an adapter keeps over all layers: with dropout, a copy of each of its inputs, and masks."""
+    """Bytes per token that an adapter keeps over all layers: with dropout, a copy and a mask of each of its inputs."""
     if job.adapter is None or not job.adapter.dropout:
         return 0
     return job.adapter.inputs * (job.number_bytes + 1)
 
 
 def layer_activations(shape: ModelShape, size: int) -> int:
-    """Bytes per token that a layer of a transformers model with gated MLP keeps, attention computed without its matrix.
+    """Bytes per token that one layer of a transformers model keeps for the backward pass, with a gated MLP and without
+    materialised attention scores.
 
-    Two norms, computed in float32, keep their input so and their result; the projections of attention and MLP keep
-    their inputs; attention keeps queries, keys, values (repeated for all heads) and its result; the MLP keeps gate,
-    activated gate, up and their product.
+    The two norms keep their input in float32 and their result. The projections of attention and MLP keep their inputs.
+    Attention keeps queries, keys, values (repeated for all heads) and its result. The MLP keeps gate, activated gate,
+    up and their product.
+
+    Args:
+        size: bytes per number.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = 2 * (4 + size) * shape.hidden + (4 + size) * (queries + keys) * shape.normed_heads
@@ -224,8 +243,8 @@ def layer_activations(shape: ModelShape, size: int) -> int:
 
 
 def head_memory(job: TrainerJob) -> int:
-    """A tile of logits, the float32 gradient of the head's matrix where it learns, and that of the last hidden
-    states."""
+    """Bytes of the output head: a tile of logits, the float32 gradient of its matrix if it is trained, and that of the
+    last hidden states."""
     tokens, words = HEAD_TILE
     tile = min(job.tokens, tokens) * words * job.number_bytes
     matrix = 4 * job.shape.head if job.adapter is None else 0
@@ -238,8 +257,12 @@ def _share(parameters: int, processes: int) -> int:
 
 @dataclass(frozen=True)
 class EngineJob:
-    """One vLLM engine, as `VllmConfig` describes it; `number_bytes` of weights and cache. `adapters`: numbers that it
-    has room for in its slots for adapters."""
+    """One vLLM engine, as `VllmConfig` describes it.
+
+    Attributes:
+        number_bytes: bytes per number of weights and KV cache.
+        adapters: number of parameters that its adapter slots have room for.
+    """
 
     shape: ModelShape
     number_bytes: int
@@ -251,19 +274,21 @@ class EngineJob:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """One engine on each of its GPUs. `conversation` is the cache of one conversation of `max_length` tokens."""
+    """The memory of one engine on each of its GPUs. `sampling` is for the logits of all sequences; `conversation` is
+    the KV cache of one conversation of `max_length` tokens."""
 
     weights: int
     sampling: int
     conversation: int
 
     def cache(self, share: int) -> int:
-        """What is left for the cache of a share of the GPU; negative if the share is too small for the rest."""
+        """Bytes that a share of the GPU leaves for the KV cache; negative if the share is too small without it."""
         return share - self.weights - self.sampling
 
 
 def engine_memory(job: EngineJob) -> EngineMemory:
-    """Weights and cache are split over the engine's GPUs, but a GPU has at least one head of keys and values."""
+    """The memory of an engine on each of its GPUs. Weights and KV cache are split over the GPUs, but each GPU has at
+    least one key-value head."""
     shape = job.shape
     cached_heads = max(1, shape.kv_heads // job.gpus)
     per_layer_and_token = 2 * cached_heads * shape.head_dim * job.number_bytes

@@ -1,6 +1,6 @@
-"""Whether the engines of one server fit on their GPU side by side: each takes a share of it for itself as it starts.
+"""Checks that the engines of one server fit on their GPU together. Each engine reserves a share of it when it starts.
 
-All engines of a server use the first GPUs that it sees, so that is where the shares of all of them meet.
+All engines of a server use the first GPUs that it sees, so their shares add up on the first one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _ROUNDING = 1e-9
 
 
 def awake_together(seats: Sequence[str], phases: Sequence[Phase]) -> dict[str, list[str]]:
-    """The engines that are awake at the same time: those of each phase, or all where there are no phases."""
+    """Groups of engines that are awake at the same time, by name: those of each phase, or all if there are no phases."""
     if not phases:
         return {"engines": list(seats)}
     groups = {f"engines of the {phase.name}": [seat for seat in seats if seat in phase.seats] for phase in phases}
@@ -28,7 +28,7 @@ def share_of(seats: Mapping[str, ModelConfig], group: Sequence[str]) -> float:
 
 
 def named_shares(seats: Mapping[str, ModelConfig], group: Sequence[str]) -> str:
-    """Their keys and values as a sum."""
+    """The config keys and values of these engines' shares, written as a sum."""
     return " + ".join(
         f"{seat}_model.vllm.gpu_memory_utilization={seats[seat].vllm.gpu_memory_utilization:g}" for seat in group
     )
@@ -38,7 +38,7 @@ def what_is_crowded(seats: Mapping[str, ModelConfig], phases: Sequence[Phase], g
     """One message for each group of engines that cannot be awake together on one GPU.
 
     Args:
-        gpu_bytes: the GPU's memory. CUDA contexts of engines then count beside the shares; None: the shares alone.
+        gpu_bytes: the GPU's memory. If it is known, the engines' CUDA contexts count besides their shares.
     """
     contexts = 0.0 if gpu_bytes is None else len(seats) * CUDA_CONTEXT / gpu_bytes
     found = []
@@ -56,11 +56,11 @@ def what_is_crowded(seats: Mapping[str, ModelConfig], phases: Sequence[Phase], g
 
 
 def refuse_crowded_gpu(seats: Mapping[str, ModelConfig], phases: Sequence[Phase]) -> None:
-    """Look at the shares before the first engine starts, where there is a GPU; on CPUs they have no meaning. Which of
-    several GPUs the engines get is for CUDA to say: what fits on the largest is let pass.
+        """Check the shares before the first engine starts. On CPUs they have no meaning, and nothing is checked. CUDA
+    decides which of several GPUs the engines get, so engines that fit on the largest one are accepted.
 
     Raises:
-        ConfigError: if the engines that are awake together cannot be.
+        ConfigError: if engines that have to be awake together do not fit.
     """
     gpus = memory_by_nvidia_smi()
     crowded = what_is_crowded(seats, phases, max(gpus)) if gpus else []

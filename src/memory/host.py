@@ -1,7 +1,7 @@
-"""How much of a machine's own memory a training and its engines need, for the budget of `dry_run=true`. In bytes.
+"""Estimates the host memory of a training and its engines, for the budget of `dry_run=true`. All sizes are in bytes.
 
-Counted is what has to be there, as in src/memory/budget.py. Files that are only mapped (ZeRO-3 reads its weights so)
-and the system itself are left out.
+The estimate counts what must be in memory, as in src/memory/budget.py. It leaves out memory-mapped files (ZeRO-3 reads
+its weights from such files) and the operating system.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,22 @@ from src.memory.budget import CUDA_CONTEXT, GIB, Part, TrainerJob, total, traine
 from src.system.container_memory import container_limit
 
 PROCESS = GIB
-"""What a process with torch and its libraries takes before it holds anything, roughly; 0.6 to 1.7 GiB were measured."""
+"""The memory of an idle process that has imported torch, roughly; measured were 0.6 to 1.7 GiB."""
 PUBLISHED_AT_ONCE = 1_000_000_000
-"""Bytes of weights that the main process gathers before it writes them: `SHARD_BYTES` of src/training/sharded_save.py."""
+"""Bytes of weights that the main process gathers before it writes them (`SHARD_BYTES` of src/training/sharded_save.py).
+"""
 
 
 def machine_memory() -> int:
-    """What programs may use here: the machine's memory, or less where a container has a limit."""
+    """The memory that programs can use here: the machine's, or a container's limit if that is lower."""
     memory = psutil.virtual_memory().total
     return min(memory, container_limit() or memory)
 
 
 @dataclass(frozen=True)
 class EngineOnHost:
-    """One engine: its weights in bytes on all of its GPUs together, its worker processes, and on CPUs its cache."""
+    """One engine: the bytes of its weights on all its GPUs together, its number of worker processes, and the bytes of
+    its KV cache, which counts on CPUs."""
 
     weights: int
     workers: int
@@ -34,7 +36,7 @@ class EngineOnHost:
 
 
 def trainer_process(job: TrainerJob, on_cpu: bool) -> list[Part]:
-    """What one process of a training has in the host's memory."""
+    """The host memory of one training process."""
     if on_cpu:
         memory = trainer_memory(job)
         fullest = total(memory.held) - CUDA_CONTEXT + max(total(memory.backward), total(memory.step))
@@ -54,12 +56,12 @@ def trainer_process(job: TrainerJob, on_cpu: bool) -> list[Part]:
 
 
 def host_parts(trainer: TrainerJob | None, engines: Sequence[EngineOnHost], asleep: int, on_cpu: bool) -> list[Part]:
-    """What lies in one machine's memory at its fullest.
+    """The contents of one machine's memory at its peak.
 
     Args:
-        trainer: one of its processes; None leaves the trainer out.
-        asleep: the bytes of weights of engines that sleep.
-        on_cpu: whether engines and trainer run on CPUs; nothing sleeps there.
+        trainer: one of the training's processes; None leaves the trainer out.
+        asleep: bytes of the weights of sleeping engines, which are in host memory.
+        on_cpu: whether engines and trainer run on CPUs, where no engine sleeps.
     """
     parts = []
     if trainer is not None:
@@ -79,7 +81,7 @@ def host_parts(trainer: TrainerJob | None, engines: Sequence[EngineOnHost], asle
 
 
 def what_does_not_fit(parts: Sequence[Part], job: TrainerJob | None, machine: int) -> str | None:
-    """A message if the parts are more than the machine's memory, with the ways out; None if they are not."""
+    """A message with ways out if the parts need more than the machine's memory; None if they fit."""
     needed = total(parts)
     if needed <= machine:
         return None

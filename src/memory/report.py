@@ -1,7 +1,7 @@
-"""The memory budget of a configuration: who takes how much of a GPU, and whether that can be.
+"""The memory budget of a configuration: what the trainer and each engine need of a GPU, and whether it fits.
 
-`dry_run=true` prints it below the configuration. All engines of a server use the first GPUs that it sees, so that is
-where it gets crowded first.
+`dry_run=true` prints it below the configuration. All engines of a server use the first GPUs that it sees, so those fill
+up first.
 """
 
 import os
@@ -34,7 +34,7 @@ from src.memory.budget import (
 from src.memory.engine_shares import awake_together, named_shares, share_of, what_is_crowded
 from src.memory.host import EngineOnHost, host_parts, machine_memory, what_does_not_fit
 from src.memory.sources import (
-    NotReckoned,
+    NotEstimated,
     gpu_memory,
     launch_of_environment,
     launch_of_flags,
@@ -46,47 +46,52 @@ from src.models.precision import check_precision
 from src.rollout.registry import models_on_engines, phases_of
 from src.vllm.adapter_slot import SLOTS, served_rank
 
-_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, for float32 models, too
+_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, even for float32 models
 
 
 @dataclass
 class Report:
-    """The budget as lines, and what in it cannot be. `moments`: the bytes on a GPU when it is at its fullest, where its
-    size is known."""
+    """The budget as lines of text.
+
+    Attributes:
+        refusals: messages about what does not fit.
+        moments: peak bytes on a GPU by moment (rollout, backward pass, …), if the GPU's size is known.
+    """
 
     lines: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     moments: dict[str, int] = field(default_factory=dict)
 
     def add(self, parts: Sequence[Part], label: str = "") -> None:
-        """One line for each part."""
+        """Add one line for each part."""
         for part in parts:
             self.lines.append(f"  {label:<10}{part.name:<34}{_gib(part.size):>12}")
 
 
 def show_trainer_budget(config: TrainRLConfig) -> None:
-    """Print the budget of trainer and engines, the trainer as accelerate started this process.
+    """Print the budget of trainer and engines, for a trainer launched the way accelerate started this process.
 
     Raises:
-        ConfigError: if something cannot fit, or accelerate was told another precision than `train.dtype`.
+        ConfigError: if something does not fit, or if accelerate's precision differs from `train.dtype`.
     """
     check_precision(config.train.dtype, os.environ)
     show(report(config, lambda: launch_of_environment(os.environ)))
 
 
 def show_launch_budget(config: TrainRLConfig, flags: Sequence[str]) -> None:
-    """Print the budget of trainer and engines, the trainer as `accelerate launch` with these flags would start it;
-    raises as `show_trainer_budget` does."""
+    """Print the budget of trainer and engines, for a trainer that `accelerate launch` starts with these flags. Raises
+    `ConfigError` if something does not fit."""
     show(report(config, lambda: launch_of_flags(flags)))
 
 
 def show_server_budget(config: TrainRLConfig) -> None:
-    """Print the budget of the engines; raises as `show_trainer_budget` does."""
+    """Print the budget of the engines. Raises `ConfigError` if something does not fit."""
     show(report(config, None))
 
 
 def show_evaluation_shares(config: EvalConfig) -> None:
-    """Print how much of a GPU the engines of an evaluation take together; raises as `show_trainer_budget` does."""
+    """Print the share of a GPU that the engines of an evaluation take together. Raises `ConfigError` if they do not
+    fit."""
     found = Report()
     if config.server_url is None:
         seats, phases = models_on_engines(config, rewards_of_evaluation(config)), phases_of(config)
@@ -97,10 +102,10 @@ def show_evaluation_shares(config: EvalConfig) -> None:
 
 
 def show(found: Report) -> None:
-    """Print a report as comments, so that what is printed with it stays YAML.
+    """Print a report as YAML comments, below the configuration, which is YAML.
 
     Raises:
-        ConfigError: with all that cannot fit.
+        ConfigError: with everything that does not fit.
     """
     for line in found.lines:
         print(f"# {line}".rstrip())
@@ -109,10 +114,10 @@ def show(found: Report) -> None:
 
 
 def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> Report:
-    """Reckon the budget of a configuration.
+    """The budget of a configuration.
 
     Args:
-        find_launch: how the trainer is started; None leaves the trainer out.
+        find_launch: returns how the trainer is launched; None leaves the trainer out.
     """
     limit, source = gpu_memory(config.train.gpu_memory_gib)
     found = Report()
@@ -144,8 +149,8 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
 
 
 def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int]) -> None:
-    """The machine's own memory at its fullest, and whether it has that: an error where the run would be on this
-    machine's GPU, a warning where that is planned for elsewhere or would be on CPUs."""
+    """Add the host memory at its peak. If it does not fit, that is a refusal for a run on this machine's GPU, and a
+    warning for a run on CPUs or on a planned GPU (`train.gpu_memory_gib`)."""
     limit, _ = gpu_memory(config.train.gpu_memory_gib)
     seats, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
     awake = list(groups.values()) if config.generation.colocate is False else [()]
@@ -171,7 +176,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         launch = find_launch()
         shape = read_shape(model.model_name_or_path)
         adapter = _adapter(model)
-    except NotReckoned as reason:
+    except NotEstimated as reason:
         found.lines.append(f"trainer: not reckoned: {reason}")
         return None
     length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
@@ -207,7 +212,7 @@ def _adapter(model: ModelConfig) -> AdapterJob | None:
 
 
 def _room_for_adapters(model: ModelConfig) -> int:
-    """vLLM's slots have room for the next rank that it can be started with."""
+    """Number of parameters in vLLM's adapter slots, which have room for the next rank that vLLM supports."""
     if model.adapter is None:
         return 0
     shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
@@ -215,14 +220,18 @@ def _room_for_adapters(model: ModelConfig) -> int:
 
 
 def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None) -> int:
-    """Add an engine's lines; its weights in bytes, on all of its GPUs, 0 if they are not reckoned."""
+    """Add an engine's lines.
+
+    Returns:
+        The bytes of its weights on all its GPUs together; 0 if they could not be estimated.
+    """
     options = model.vllm
     title = f"engine of the {seat}: {model.model_name_or_path}"
     too_long = refuse_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, options.max_length)
     found.refusals += [too_long] if too_long else []
     try:
         shape = read_shape(model.model_name_or_path)
-    except NotReckoned as reason:
+    except NotEstimated as reason:
         found.lines.append(f"{title}: not reckoned: {reason}")
         return 0
     job = EngineJob(
@@ -243,7 +252,7 @@ def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None)
 
 
 def _add_cache(found: Report, seat: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
-    """What an engine's share of the GPU leaves for its cache, and whether a conversation fits into that."""
+    """Add the KV cache that an engine's share of the GPU leaves; refuse a share that cannot hold one conversation."""
     share = int(limit * options.gpu_memory_utilization)
     cache = memory.cache(share)
     found.add([Part("KV cache", max(0, cache))])
@@ -263,8 +272,8 @@ def _add_cache(found: Report, seat: str, options: VllmConfig, memory: EngineMemo
 def moments(
     trainer: TrainerMemory | None, engines: Sequence[Part], colocate: bool | None
 ) -> dict[str, tuple[Part, ...]]:
-    """What lies on a GPU when it is at its fullest. Of engines that sleep their CUDA contexts stay; `colocate` null
-    means that server and trainer are taken to share it."""
+    """The contents of a GPU at its peak, by moment. Sleeping engines keep their CUDA contexts. `colocate` null counts
+    as true: server and trainer share the GPU."""
     if trainer is None:
         return {"engines": tuple(engines)}
     shared = colocate is not False

@@ -1,6 +1,6 @@
-"""What a memory budget is reckoned from: a model's config.json, accelerate's settings, the GPU.
+"""The inputs of a memory budget: a model's shape from its config.json, accelerate's settings, and the GPU's memory.
 
-No weights are loaded and no GPU is needed.
+No weights are loaded, and no GPU is needed.
 """
 
 import json
@@ -18,28 +18,29 @@ from src.models.hub_connection import read_options, why_unreachable
 from src.models.pretrained import too_long_for
 
 
-class NotReckoned(Exception):
-    """Something that a part of the budget needs is not known. The message says what and why."""
+class NotEstimated(Exception):
+    """A part of the budget cannot be estimated. The message says why."""
 
 
-class NoConfiguration(NotReckoned):
-    """A model's configuration cannot be had."""
+class NoConfiguration(NotEstimated):
+    """A model's configuration cannot be loaded."""
 
 
 def read_shape(name: str) -> ModelShape:
-    """The shape of a model: a local folder or a Hub name. The model is built without memory, so the count is exact.
+    """The shape of a model, named by a local folder or on the Hub. The number of parameters is exact: the model is
+    built on torch's meta device, without memory.
 
     Raises:
-        NotReckoned: if its configuration cannot be had or read, or says too little.
+        NotEstimated: if its configuration cannot be loaded, or does not describe an architecture known here.
     """
     found = _shape_or_reason(name)
-    if isinstance(found, NotReckoned):
+    if isinstance(found, NotEstimated):
         raise found
     return found
 
 
 def refuse_context(key: str, name: str, max_length: int) -> str | None:
-    """Why a model cannot have a context of this length; None if it can, or if its configuration cannot be had."""
+    """Why a model cannot have a context of this length; None if it can, or if its configuration cannot be loaded."""
     from transformers import AutoConfig
 
     if isinstance(_shape_or_reason(name), NoConfiguration):
@@ -49,18 +50,20 @@ def refuse_context(key: str, name: str, max_length: int) -> str | None:
 
 
 @cache
-def _shape_or_reason(name: str) -> ModelShape | NotReckoned:
-    """Looked for once, in vain too."""
+def _shape_or_reason(name: str) -> ModelShape | NotEstimated:
+    """The shape, or the reason why it is unknown. Cached, so that a failure costs its time only once, too."""
     try:
         return _read_shape(name)
-    except NotReckoned as reason:
+    except NotEstimated as reason:
         return reason
 
 
 def _refuse_out_of_reach(name: str) -> None:
-    """Raises:
-    NoConfiguration: for a model on a Hub that cannot be asked, of which nothing was fetched before. Importing what
-        reads models takes seconds, which this spares.
+    """Refuse a model that cannot be loaded, before `_read_shape` imports transformers, which takes seconds.
+
+    Raises:
+        NoConfiguration: if the folder does not exist, the name is invalid, or the model is not in the local cache and
+            the Hub cannot be reached.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -91,11 +94,11 @@ def _read_shape(name: str) -> ModelShape:
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise NoConfiguration(f"the configuration of {name} cannot be had: {str(error).splitlines()[0]}") from error
     if getattr(config, "quantization_config", None) is not None:
-        raise NotReckoned(f"{name} is quantised, and its weights take what its files take")
+        raise NotEstimated(f"{name} is quantised, and its weights take what its files take")
     text = config.get_text_config()
     missing = [field for field in ("num_key_value_heads", "intermediate_size") if not hasattr(text, field)]
     if missing or hasattr(text, "kv_lora_rank"):
-        raise NotReckoned(f"the attention or MLP of {name} ({text.model_type}) is of another kind than reckoned here")
+        raise NotEstimated(f"the attention or MLP of {name} ({text.model_type}) is of another kind than reckoned here")
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=text.num_hidden_layers,
@@ -111,7 +114,7 @@ def _read_shape(name: str) -> ModelShape:
 
 
 def _mlp_width(text: Any) -> int:
-    """Of a mixture of experts: the widths of those that one token goes through."""
+    """The MLP width for one token; of a mixture of experts, the widths of its active experts together."""
     experts = getattr(text, "num_experts_per_tok", None)
     if experts is None:
         return text.intermediate_size
@@ -119,7 +122,7 @@ def _mlp_width(text: Any) -> int:
 
 
 def _windows(text: Any) -> tuple[int | None, ...]:
-    """One entry for each layer with a cache of keys and values."""
+    """The attention window of each layer with a KV cache, in tokens; None means no limit."""
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     window = {"full_attention": None, "sliding_attention": getattr(text, "sliding_window", None)}
     return tuple(window[kind] for kind in kinds if kind in window)
@@ -129,13 +132,13 @@ def launch_of_flags(flags: Sequence[str]) -> Launch:
     """How `accelerate launch` with these flags (`--config_file` among them) would start the trainer.
 
     Raises:
-        NotReckoned: for ways of sharing a model between processes other than DeepSpeed's and DDP's.
+        NotEstimated: for any parallelism other than DeepSpeed's and DDP's.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
     if arguments.use_fsdp:
-        raise NotReckoned("accelerate would use FSDP, which is not reckoned here")
+        raise NotEstimated("accelerate would use FSDP, which is not reckoned here")
     if not arguments.use_deepspeed:
         return Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
     found = _deepspeed(
@@ -149,15 +152,15 @@ def launch_of_flags(flags: Sequence[str]) -> Launch:
 
 
 def launch_of_environment(environment: Mapping[str, str]) -> Launch:
-    """How `accelerate launch` started this process; without it, one process for itself.
+    """How `accelerate launch` started this process; a single process if it was not used.
 
     Raises:
-        NotReckoned: for ways of sharing a model between processes other than DeepSpeed's and DDP's.
+        NotEstimated: for any parallelism other than DeepSpeed's and DDP's.
     """
     processes = int(environment.get("WORLD_SIZE", "1"))
     machines = processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
     if environment.get("ACCELERATE_USE_FSDP") == "true":
-        raise NotReckoned("accelerate uses FSDP, which is not reckoned here")
+        raise NotEstimated("accelerate uses FSDP, which is not reckoned here")
     if environment.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return Launch(processes, machines=machines)
     prefix = "ACCELERATE_DEEPSPEED_"
@@ -182,13 +185,13 @@ def _deepspeed(
         weights_device = settings.get("offload_param", {}).get("device")
     stage = 2 if stage is None else stage  # accelerate's default
     if stage not in (1, 2, 3):
-        raise NotReckoned(f"DeepSpeed's ZeRO stage is {stage}; stages 1, 2 and 3 are reckoned here")
+        raise NotEstimated(f"DeepSpeed's ZeRO stage is {stage}; stages 1, 2 and 3 are reckoned here")
     on_gpu = (None, "none")
     return Launch(processes, stage, optimizer_device not in on_gpu, weights_device not in on_gpu)
 
 
 def gpu_is_there() -> bool:
-    """Whether this machine has an NVIDIA GPU that works and that CUDA_VISIBLE_DEVICES does not hide."""
+    """Whether nvidia-smi lists a GPU on this machine, and CUDA_VISIBLE_DEVICES does not hide all of them."""
     if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
@@ -196,13 +199,13 @@ def gpu_is_there() -> bool:
 
 
 def memory_by_nvidia_smi() -> list[int]:
-    """The memory of each GPU that programs may use here in bytes, asked for without CUDA; none where there is no GPU.
-    Their order is nvidia-smi's, which need not be CUDA's."""
+    """The memory in bytes of each GPU that programs can use here, read without CUDA; empty without a GPU. The order is
+    nvidia-smi's, which can differ from CUDA's."""
     if not gpu_is_there():
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for chosen in ([f"--id={visible}"] if visible else [], []):  # an id that nvidia-smi does not know: all of them
+    for chosen in ([f"--id={visible}"] if visible else [], []):  # all GPUs if nvidia-smi does not know the id
         listing = subprocess.run([*query, *chosen], capture_output=True, text=True, check=False, timeout=60)
         if listing.returncode == 0:
             return [int(line) * 2**20 for line in listing.stdout.split() if line.isdigit()]
@@ -210,7 +213,8 @@ def memory_by_nvidia_smi() -> list[int]:
 
 
 def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
-    """The memory of one GPU in bytes and where that is known from: as planned, else of this machine's smallest GPU."""
+    """The memory of one GPU in bytes (None if unknown) and the source of that number: the plan, or else this machine's
+    smallest GPU."""
     if planned_gib is not None:
         return int(planned_gib * GIB), "train.gpu_memory_gib"
     import torch

@@ -1,7 +1,7 @@
-"""What a teacher makes of a student's message, and what the student makes of that: rules on the text of both.
+"""Classifies, by rules on the text, how a teacher replies to a student's error, and how the student responds.
 
-Kinds of feedback, uptake and repair as in Lyster and Ranta (1997), "Corrective feedback and learner uptake", Studies in
-Second Language Acquisition 19. Of several moves in one message the first in `KINDS` counts.
+The kinds of feedback, uptake and repair are those of Lyster and Ranta (1997), "Corrective feedback and learner uptake",
+Studies in Second Language Acquisition 19. If a message gives several kinds of feedback, the first in `KINDS` counts.
 """
 
 import re
@@ -9,16 +9,17 @@ from collections.abc import Callable
 from difflib import SequenceMatcher
 
 from src.message_rules.messages import RETRY, holds, own_words, quotes, read_message, sentences, spoken
-from src.message_rules.plans import Plan
+from src.message_rules.plans import ParsedPlan
 from src.rollout.text import normal
 from src.toy_language.grammar import Slip, corrected, find_slips, holds_statement, parse_sentence
 
 KINDS = ("explicit", "recast", "metalinguistic", "repetition", "clarification", "elicitation", "none")
 GIVING_KINDS = ("explicit", "recast")
-"""Those that give the right form."""
+"""The kinds of feedback that give the right form."""
 
 ALIKE, HARDLY_DIFFERENT = 0.6, 0.75
-"""Shares of common letters from which two texts are attempts at one phrase, and one the other put right."""
+"""Similarity (`SequenceMatcher.ratio`) from which a text is an attempt at a phrase, and from which one text is a
+corrected version of the other."""
 
 _TERMS = re.compile(
     r"\b(?:tense|past|present|future|endings?|articles?|plural|singular|prepositions?|particles?|verbs?|adjectives?|"
@@ -53,15 +54,15 @@ _STOPWORDS = frozenset(
     "a an the i you he she it we they me my your to of in on at for is are do does what how if".split()
 )
 _SHORT_SENTENCE = 8
-_LONGEST_ATTEMPT = 300  # characters: a longer text is an attempt at no phrase, and to compare it takes too long
+_LONGEST_ATTEMPT = 300  # characters; a longer text is no attempt at a phrase, and comparing it takes too long
 
 
-def feedback_kind(error: str, reply: str, plan: Plan) -> str:
-    """Which of `KINDS` a teacher's reply to a message with an error is.
+def feedback_kind(error: str, reply: str, plan: ParsedPlan) -> str:
+    """The kind of feedback, one of `KINDS`, that a teacher's reply gives on an error.
 
     Args:
-        error: the student's message.
-        reply: the teacher's message after it.
+        error: the student's message, which holds an error.
+        reply: the teacher's next message.
     """
     plain = own_words(spoken(reply))
     if gives_right_form(error, reply, plan):
@@ -69,7 +70,7 @@ def feedback_kind(error: str, reply: str, plan: Plan) -> str:
         return "explicit" if says_so else "recast"
     if _TERMS.search(_remarks(reply)):
         return "metalinguistic"
-    if _wonders_at(error, reply):
+    if _repeats_as_question(error, reply):
         return "repetition"
     if _CLARIFIES.search(plain):
         return "clarification"
@@ -78,8 +79,8 @@ def feedback_kind(error: str, reply: str, plan: Plan) -> str:
     return "none"
 
 
-def gives_right_form(error: str, reply: str, plan: Plan) -> bool:
-    """Whether the reply shows the right form of what the student said wrongly."""
+def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
+    """Whether the reply contains the right form of what the student got wrong."""
     if plan.lesson:
         return any(_shows_fix(slip, error, reply) for slip in find_slips(error))
     target = nearest_phrase(error, plan)
@@ -109,7 +110,7 @@ def _shows_fix(slip: Slip, error: str, reply: str) -> bool:
 
 
 def _is_put_right(error: str, shown: str) -> bool:
-    """Whether `shown` is the student's message with something changed in it."""
+    """Whether `shown` is the student's message with a change, not only a part or an extension of it."""
     before, after = normal(error), normal(shown)
     if not after or after in before or before in after:
         return False
@@ -125,8 +126,8 @@ def _alike(one: str, other: str, least: float) -> bool:
 
 
 def _likeness(one: str, other: str, least: float = ALIKE) -> float:
-    """The share of letters that two texts have in common; 0 where their lengths alone keep it below `least`, and for
-    texts that are too long to be compared."""
+    """`SequenceMatcher.ratio` of two texts. It is 0 for texts above `_LONGEST_ATTEMPT`, and where the lengths alone put
+    it below `least`, which saves the comparison."""
     longest, both = max(len(one), len(other)), len(one) + len(other)
     if longest > _LONGEST_ATTEMPT or both and 2 * min(len(one), len(other)) / both < least:
         return 0.0
@@ -134,14 +135,15 @@ def _likeness(one: str, other: str, least: float = ALIKE) -> float:
 
 
 def _remarks(reply: str) -> str:
-    """A message's own words but for sentences that explain a phrase, or ask what was meant."""
+    """A message's own words, without sentences that explain a phrase or ask what the student meant."""
     found = [own_words(each) for each in sentences(spoken(reply))]
     return " ".join(
         each for each in found if not re.search(r"\b(?:means|mean that)\b", each) and not _CLARIFIES.search(each)
     )
 
 
-def _wonders_at(error: str, reply: str) -> bool:
+def _repeats_as_question(error: str, reply: str) -> bool:
+    """Whether the reply repeats a part of the student's message, up to six words, as a question."""
     for each in sentences(spoken(reply)):
         words = normal(each)
         if each.rstrip('"”» ').endswith(("?", "？")) and words and holds(error, words) and len(words.split()) <= 6:
@@ -149,15 +151,15 @@ def _wonders_at(error: str, reply: str) -> bool:
     return False
 
 
-def nearest_phrase(text: str, plan: Plan) -> str | None:
-    """The phrase of the plan that the student's text is an attempt at; None if it is like none of them."""
+def nearest_phrase(text: str, plan: ParsedPlan) -> str | None:
+    """The phrase of the plan that the student tried to say; None if the text is similar to none of them."""
     said = normal(text)
     best = max(plan.phrases, key=lambda phrase: _likeness(said, normal(phrase.text)), default=None)
     return best.text if best and _likeness(said, normal(best.text)) >= ALIKE else None
 
 
 def falsely_corrects(reply: str) -> bool:
-    """Whether a reply to a message without an error treats it as wrong."""
+    """Whether a reply treats the student's message as wrong. Call it for replies to messages without an error."""
     found = [own_words(each) for each in sentences(spoken(reply))]
     for each in found:
         short = len(each.split()) <= _SHORT_SENTENCE
@@ -166,11 +168,12 @@ def falsely_corrects(reply: str) -> bool:
     return bool(any(RETRY.search(each) for each in found) and any(_TERMS.search(each) for each in found[:2]))
 
 
-def hands_over(reply: str, produced: Callable[[str], bool], plan: Plan) -> bool:
-    """Whether a teacher's message that follows no error gives, word for word, what the student is to say now.
+def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) -> bool:
+    """Whether a teacher's message gives, word for word, what the student should say next. Call it for messages that do
+    not follow an error.
 
     Args:
-        produced: whether the student has said a phrase before.
+        produced: tells whether the student has already said a phrase.
     """
     said = spoken(reply)
     if plan.lesson:
@@ -187,13 +190,13 @@ def hands_over(reply: str, produced: Callable[[str], bool], plan: Plan) -> bool:
 
 
 def _asks_for(task: str, meaning: str) -> bool:
-    """Whether most content words of a meaning stand in the task."""
+    """Whether the task contains more than half of the content words of a meaning."""
     wanted = set(normal(meaning).split()) - _STOPWORDS
     return bool(wanted) and len(wanted & set(normal(task).split())) / len(wanted) > 0.5
 
 
-def takes_up(error: str, kind: str, answer: str, plan: Plan) -> bool:
-    """Whether the student's answer to feedback of `kind` deals with the place of its error again."""
+def shows_uptake(error: str, kind: str, answer: str, plan: ParsedPlan) -> bool:
+    """Whether the student's answer to feedback of `kind` returns to the place of the error (uptake)."""
     if kind == "none":
         return False
     if plan.lesson:
@@ -207,10 +210,13 @@ def takes_up(error: str, kind: str, answer: str, plan: Plan) -> bool:
     )
 
 
-def repairs(error: str, kind: str, answer: str, plan: Plan) -> bool:
-    """Whether the student's answer to feedback of `kind` puts its error right. In open language that is told by the
-    phrase of the plan it was an attempt at; without one, by the student having changed what it said."""
-    if not takes_up(error, kind, answer, plan):
+def repairs(error: str, kind: str, answer: str, plan: ParsedPlan) -> bool:
+    """Whether the student's answer to feedback of `kind` corrects the error (repair).
+
+    Outside the quickstart, the answer has to contain the phrase that the student tried to say; if the error was no
+    attempt at a phrase, any changed answer counts.
+    """
+    if not shows_uptake(error, kind, answer, plan):
         return False
     if plan.lesson:
         return not {slip.kind for slip in find_slips(error)} & {slip.kind for slip in find_slips(answer)}

@@ -1,7 +1,7 @@
-"""A teacher's message taken apart by rules: its sentences, the tasks in it, and whether it ends with one.
+"""Parses a teacher's message by rules: its sentences, the tasks in it, and whether it ends with a task.
 
-The rules read English instructions around any language: what stands in quotation marks is shown, not asked. They are
-measured against hand-labelled conversations (docs/evaluation.md says how far they can be trusted).
+The rules read English instructions around text in any language. Text in quotation marks is an example, not a task.
+docs/evaluation.md says how well the rules agree with hand-labelled conversations.
 """
 
 import re
@@ -15,7 +15,7 @@ _QUOTED = re.compile(r"\"[^\"]+\"|“[^“”]+”|«[^«»]+»|„[^„“”]+
 _INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")
 _SENTENCE = re.compile(r"[^.?!…。？！\n]*(?:\.\.\.|[.?!…。？！])+[\")”»]*|[^.?!…。？！\n]+")
 _CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
-"""A cue in brackets with something after it: part of a role-play's line."""
+"""A stage direction in brackets, followed by more text, in a line of a role-play."""
 
 _LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
 _FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+){0,4}"
@@ -33,13 +33,13 @@ _SAME_TASK = re.compile(
     re.IGNORECASE,
 )
 RETRY = re.compile(r"\b(?:again|once more|one more time)\b|\btry (?:it|that|to)\b", re.IGNORECASE)
-"""Asks the student to say something another time."""
+"""A request to say something again."""
 
 _FRAGMENT_WORDS = 3
 
 
 def holds(text: str, phrase: str) -> bool:
-    """Whether the phrase stands in the text, whole words only where there are words."""
+    """Whether the text contains the phrase, as whole words in scripts that separate words by spaces."""
     inner, outer = normal(phrase), normal(text)
     if not inner:
         return False
@@ -47,22 +47,22 @@ def holds(text: str, phrase: str) -> bool:
 
 
 def spoken(text: str) -> str:
-    """What the student reads of a teacher's message: thoughts and the mark of the end left out."""
+    """The part of a teacher's message that the student reads: without thoughts and without `END_OF_CONVERSATION`."""
     return visible_text(text).replace(END_OF_CONVERSATION, "").strip()
 
 
 def quotes(text: str) -> list[str]:
-    """What stands in quotation marks."""
+    """The texts in quotation marks, without the marks."""
     return [found[1:-1] for found in _QUOTED.findall(text)]
 
 
 def own_words(text: str) -> str:
-    """The text without what stands in quotation marks."""
+    """The text with every quotation replaced by "Q"."""
     return _QUOTED.sub("Q", text)
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences; a quotation is a part of the sentence it stands in."""
+    """The sentences of a text. Punctuation inside a quotation does not end a sentence."""
     text = text.replace("\x00", "")
     kept = _QUOTED.findall(text)
     marked = _INNER_DOTS.sub("", _QUOTED.sub("\x00", text))
@@ -72,13 +72,13 @@ def sentences(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Message:
-    """A teacher's message.
+class TeacherMessage:
+    """A parsed teacher message.
 
     Attributes:
-        text: what the student reads of it.
+        text: the part that the student reads.
         sentences: its sentences in order.
-        tasks: for each task the positions of its sentences: a question and "Say it again." after it are one task.
+        tasks: for each task, the positions of its sentences. A question and a following "Say it again." are one task.
     """
 
     text: str
@@ -87,7 +87,7 @@ class Message:
 
     @property
     def ends_with_task(self) -> bool | None:
-        """Whether a task is the last thing in it; None without a task."""
+        """Whether the last sentence belongs to a task; None without a task."""
         return self.tasks[-1][-1] == len(self.sentences) - 1 if self.tasks else None
 
     @property
@@ -97,27 +97,27 @@ class Message:
 
     @property
     def words(self) -> int:
-        """How many words it has, split at white space."""
+        """The number of words, split at white space."""
         return len(self.text.split())
 
 
 @lru_cache(maxsize=4096)
-def read_message(text: str) -> Message:
-    """A teacher's message taken apart."""
+def read_message(text: str) -> TeacherMessage:
+    """Parse a teacher's message."""
     said = spoken(text)
     narration, *lines = _LINE.split(_CUE.sub("", said), maxsplit=1)
     found = sentences(narration)
     tasks = _group(found)
-    if lines:  # what the other person of a role-play says is to be answered, whatever came before
+    if lines:  # the student has to answer the line of the other person in a role-play, whatever came before it
         spoken_lines = sentences(lines[0])
         if spoken_lines:
             tasks.append(tuple(range(len(found), len(found) + len(spoken_lines))))
             found += spoken_lines
-    return Message(said, tuple(found), tuple(tasks))
+    return TeacherMessage(said, tuple(found), tuple(tasks))
 
 
 def _group(found: list[str]) -> list[tuple[int, ...]]:
-    """The tasks among the sentences: those that belong together as one."""
+    """The positions of the sentences of each task. Sentences that ask for the same thing are one task."""
     kinds = [_kind(sentence) for sentence in found]
     places = [place for place, kind in enumerate(kinds) if kind in ("question", "task")]
     if not places:
@@ -132,6 +132,7 @@ def _group(found: list[str]) -> list[tuple[int, ...]]:
 
 
 def _belongs(found: list[str], kinds: list[str], before: int, place: int) -> bool:
+    """Whether the sentence at `place` belongs to the same task as the one at `before`."""
     if _SAME_TASK.search(own_words(found[place])):
         return True
     if kinds[before] == kinds[place] == "question":
@@ -140,7 +141,7 @@ def _belongs(found: list[str], kinds: list[str], before: int, place: int) -> boo
 
 
 def _kind(sentence: str) -> str:
-    """What a sentence is: "question", "task", "hint" or "" for anything else."""
+    """The kind of a sentence: "question", "task", "hint", or "" for anything else."""
     plain = own_words(sentence).strip()
     if _NO_TASK.search(plain):
         return ""

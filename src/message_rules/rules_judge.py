@@ -1,9 +1,9 @@
-"""The embedded judge of real lessons, `judge_model.model_name_or_path: rules`: the language tutor's three criteria as
-rules on what a tutor writes, in the JSON that a judging model is asked for.
+"""The embedded judge of real lessons, `judge_model.model_name_or_path: rules`. It decides the language tutor's three
+criteria by rules on the tutor's text and writes the same JSON as a judge model.
 
-It knows no language but the tutor's English. What a phrase of the plan is, it compares; whether a student's message
-holds an error, it takes from the personas that the program drew, unless the text tells otherwise. docs/rules.md says
-how far it agrees with labels written by hand, and what fools it.
+The rules read the tutor's English and no other language. They find phrases of the plan by comparing text. A student's
+message counts as an error if the program drew the error persona for it, unless the text is a correct phrase of the
+plan. docs/rules.md says how well the judge agrees with hand-written labels, and what fools it.
 """
 
 import json
@@ -16,8 +16,8 @@ from src.classroom.conversation import END_OF_CONVERSATION, visible_text
 from src.classroom.setup import ERROR_PERSONA
 from src.errors import ConfigError, DataError
 from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
-from src.message_rules.messages import RETRY, Message, holds, own_words, read_message
-from src.message_rules.plans import Phrase, Plan, read_plan
+from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, read_message
+from src.message_rules.plans import ParsedPlan, Phrase, read_plan
 from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Ledger
 from src.rollout.text import normal
 from src.toy_language.rubric_judge import (
@@ -29,7 +29,7 @@ from src.toy_language.rubric_judge import (
 )
 
 MOST_SHOWN = 3
-"""More phrases of the plan than this in one message are no introduction but a list."""
+"""A message that shows more phrases of the plan than this is a list, not an introduction."""
 
 _MARKUP = re.compile(r"<\||\|>|(?:^|\n)[^\S\n]*(?:student|teacher|tutor|user|assistant|system)\s*:", re.IGNORECASE)
 _TO_JUDGE = re.compile(
@@ -56,20 +56,20 @@ _ASKS_TO_REPAIR = re.compile(
     r"\b(?:correct|fix|change|rewrite|repair)\b",
     re.IGNORECASE,
 )
-_MERE_QUESTION = 5  # words
+_MERE_QUESTION = 5  # words; a task as short as this, like "What do you say?", may be repeated
 _STOPWORDS = frozenset("a an the i you he she it we they me my your to of in on at for is are do does".split())
 
 
 class RulesJudge(EmbeddedJudge):
-    """A judge without a model, for lesson plans in any language. The same conversation always gets the same answer."""
+    """A judge without a model, for lesson plans in any language. The same conversation always gets the same verdict."""
 
     async def judge(
         self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
     ) -> str:
-        """The verdict as JSON text; a lesson of the quickstart is judged by its rubric.
+        """The verdict as JSON text. `RubricJudge` judges lessons of the quickstart.
 
         Raises:
-            ConfigError: if `rule` does not ask for the language tutor's scores.
+            ConfigError: if `rule` is not one of `SCORING_RULES`.
             DataError: if `problem` is no lesson plan.
         """
         if rule not in SCORING_RULES:
@@ -92,66 +92,75 @@ class RulesJudge(EmbeddedJudge):
 
 
 @dataclass
-class _Lesson:
-    """Where in its plan a conversation stands.
+class _LessonProgress:
+    """How far a conversation has come in its plan.
+
+    A step is a teacher message that sets a new task and introduces a phrase, or makes the student attempt one.
 
     Attributes:
-        due: how many steps have to be taken; there is no room for more.
-        covered: phrases that the teacher brought in, or had the student say.
-        steps: how many messages set a new task and brought a phrase in, or had the student attempt one.
-        in_step: whether the last message was such a one by what it says itself.
-        ways: the phrases that came with a new task, each with whether it was shown or described.
-        said: what the student said so far.
-        tasks, hints: what the teacher asked, and how it reacted to errors, so far; normalised.
+        due: how many steps the conversation has room for, which is how many it has to take.
+        covered: phrases that the teacher introduced, or that the student attempted after a task.
+        steps: the number of steps so far.
+        last_is_step: whether the last teacher message was a step by its own text, before the student answered.
+        introduced: phrases that came with a new task, each with whether the message showed it (else it described it).
+        said: the student's messages so far.
+        tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
     """
 
-    plan: Plan
+    plan: ParsedPlan
     due: int
     covered: set[str] = field(default_factory=set)
     steps: int = 0
-    in_step: bool = False
-    ways: set[tuple[str, bool]] = field(default_factory=set)
+    last_is_step: bool = False
+    introduced: set[tuple[str, bool]] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     tasks: set[str] = field(default_factory=set)
     hints: set[str] = field(default_factory=set)
 
     @property
-    def is_through(self) -> bool:
+    def is_complete(self) -> bool:
         return self.taken >= self.due
 
     @property
     def taken(self) -> int:
-        """Steps of the plan that were taken: phrases covered, but no more than messages that brought one in."""
+        """Steps of the plan that were taken: the number of covered phrases, but at most one for each step."""
         return min(len(self.covered), self.steps)
 
-    def bring_in(self, message: Message, brought: set[str]) -> None:
-        """Takes in the phrases of a message with a new task. It is a step if it is the first to show one of them, or
-        the first to describe one that it does not show."""
-        ways = {(each, each in _shown(message.text, self.plan)) for each in brought}
-        self.in_step = not ways <= self.ways
-        self.steps += self.in_step
-        self.ways |= ways
+    def add_phrases(self, message: TeacherMessage, phrases: set[str]) -> None:
+        """Record the phrases that a message with a new task introduces. The message is a step if it is the first to
+        show one of them, or the first to describe one that it does not show."""
+        introduced = {(each, each in _shown(message.text, self.plan)) for each in phrases}
+        self.last_is_step = not introduced <= self.introduced
+        self.steps += self.last_is_step
+        self.introduced |= introduced
 
-    def hear(self, text: str, before: TurnFinding | None) -> None:
-        """Takes in what the student said to the message `before`: an attempt at a phrase that was not covered yet makes
-        a step of a new task that brought none in."""
+    def add_answer(self, text: str, before: TurnFinding | None) -> None:
+        """Record the student's answer to the teacher message `before`. If the answer attempts a phrase that was not
+        covered yet, a new task that introduced none becomes a step."""
         self.said.append(text)
         target = nearest_phrase(text, self.plan) if before and not before.void else None
         if before is None or target is None or target in self.covered:
             return
         self.covered.add(target)
-        self.steps += before.new_step and before.student_error_kind is None and not self.in_step
+        self.steps += before.new_step and before.student_error_kind is None and not self.last_is_step
 
     def produced(self, form: str) -> bool:
-        """Whether the student has said this already."""
+        """Whether the student has already said this."""
         return any(holds(each, form) for each in self.said)
 
 
 def analyse(
-    conversation: Sequence[dict[str, str]], plan: Plan, ledger: Ledger = NO_LEDGER
+    conversation: Sequence[dict[str, str]], plan: ParsedPlan, ledger: Ledger = NO_LEDGER
 ) -> tuple[list[TurnFinding], Coverage]:
-    """One finding for each teacher message of {"role": "teacher" | "student", "content"}, and how much of the plan was
-    taken: steps, of as many as there are messages for, less one message for each error and one for the end."""
+    """One finding for each teacher message, and the coverage of the plan.
+
+    As many steps are due as the teacher has messages, less one for each reply to an error and one for a message that
+    ends the conversation, and never more than the plan holds.
+
+    Args:
+        conversation: messages {"role": "teacher" | "student", "content"}.
+        ledger: the personas that were drawn, if known, and the limit on messages.
+    """
     errors = {
         place: holds_error(each["content"], plan, ledger.personas[place] if place < len(ledger.personas) else None)
         if ledger.personas
@@ -165,20 +174,26 @@ def analyse(
     room = ledger.teacher_messages(conversation)
     if room is None:
         room = len(plan.phrases) + answered + 1 if ends else len(teacher)
-    lesson = _Lesson(plan, max(1, min(len(plan.phrases), room - answered - ends)))
+    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - ends)))
     findings: list[TurnFinding] = []
     for place in teacher:
         follows = place - 1 if place - 1 in errors else None
         if follows is not None:
-            lesson.hear(conversation[follows]["content"], findings[-1] if findings else None)
+            lesson.add_answer(conversation[follows]["content"], findings[-1] if findings else None)
         error = follows is not None and errors[follows]
         findings.append(_judge_message(place, follows, error, conversation[place]["content"], lesson))
     return findings, Coverage(lesson.taken, lesson.due)
 
 
-def holds_error(text: str, plan: Plan, persona: str | None, by_text_alone: bool = False) -> bool:
-    """Whether a student's message counts as an error: one was drawn for it, and the text is no phrase of the plan as it
-    stands there. `by_text_alone`, where nobody knows the draw: it is like a phrase of the plan, and not that phrase."""
+def holds_error(text: str, plan: ParsedPlan, persona: str | None, by_text_alone: bool = False) -> bool:
+    """Whether a student's message counts as an error: the error persona was drawn for it, and the text is not a correct
+    phrase of the plan (with few other words).
+
+    Args:
+        persona: the persona that was drawn for the message.
+        by_text_alone: the draw is unknown. Then a text that resembles a phrase of the plan without being it counts as
+            an error; pass `ERROR_PERSONA`.
+    """
     if persona != ERROR_PERSONA:
         return False
     said = normal(text)
@@ -187,7 +202,7 @@ def holds_error(text: str, plan: Plan, persona: str | None, by_text_alone: bool 
     return nearest_phrase(text, plan) is not None if by_text_alone else True
 
 
-def _judge_message(place: int, follows: int | None, error: bool, text: str, lesson: _Lesson) -> TurnFinding:
+def _judge_message(place: int, follows: int | None, error: bool, text: str, lesson: _LessonProgress) -> TurnFinding:
     message = read_message(text)
     ends = END_OF_CONVERSATION in visible_text(text)
     said = lesson.said[-1] if follows is not None else ""
@@ -199,9 +214,9 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
     stuck = "" if error else blocked or _why_no_new_step(message, ends, lesson)
     not_moved = "" if error else stuck or _why_at_length(said, message, lesson.plan)
     new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck and not ends
-    brought = _brought_in(message, lesson.plan) if new_step else set()
+    brought = _introduced_phrases(message, lesson.plan) if new_step else set()
     lesson.covered |= brought
-    lesson.bring_in(message, set() if error else brought)
+    lesson.add_phrases(message, set() if error else brought)
     lesson.tasks |= _tasks_of(message)
     final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked and not ends
     heard = "error – " if error else ""
@@ -224,8 +239,8 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
     )
 
 
-def _why_void(text: str, message: Message, ends: bool, lesson: _Lesson) -> str:
-    """Why nothing in a message counts; empty if it does."""
+def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
+    """Why nothing in the message counts; empty if it counts."""
     shown = visible_text(text)
     if found := _MARKUP.search(shown):
         return f"writes somebody else's part ({_quote(found[0])})"
@@ -234,12 +249,12 @@ def _why_void(text: str, message: Message, ends: bool, lesson: _Lesson) -> str:
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:
         return f"lists {len(listed)} phrases at once"
-    if ends and not lesson.is_through:
+    if ends and not lesson.is_complete:
         return f"ends when {lesson.taken} of {lesson.due} steps are taken"
     return "" if message.text or ends else "says nothing"
 
 
-def _why_not_scaffolded(error: str, text: str, message: Message, lesson: _Lesson) -> str:
+def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: _LessonProgress) -> str:
     plan, hint = lesson.plan, normal(text)
     repeated, _ = hint in lesson.hints, lesson.hints.add(hint)
     if gives_right_form(error, text, plan):
@@ -259,14 +274,14 @@ def _why_not_scaffolded(error: str, text: str, message: Message, lesson: _Lesson
     return ""
 
 
-def _is_hint(message: Message) -> bool:
-    """Whether its only task is to look at what was said."""
+def _is_hint(message: TeacherMessage) -> bool:
+    """Whether the message's task is to look again at what the student said."""
     return bool(re.match(r"\W*(?:\w+[,!.]? )?(?:look|check|think|fix|mind)\b", message.task_text, re.IGNORECASE))
 
 
-def _why_no_new_step(message: Message, ends: bool, lesson: _Lesson) -> str:
-    """Why a message that answers no error takes the lesson nowhere; empty if it does not."""
-    if ends or lesson.is_through and not message.tasks:
+def _why_no_new_step(message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
+    """Why a message that follows no error does not take the lesson forward; empty if it does."""
+    if ends or lesson.is_complete and not message.tasks:
         return ""
     if not message.tasks:
         return "asks nothing new"
@@ -277,15 +292,15 @@ def _why_no_new_step(message: Message, ends: bool, lesson: _Lesson) -> str:
     return f"repeats a task ({_quote(message.task_text)})" if _tasks_of(message) & lesson.tasks else ""
 
 
-def _tasks_of(message: Message) -> set[str]:
-    """What a message asks, so that it is known again: all of it but its praise, and its task if that is more than
-    "What do you say?"."""
+def _tasks_of(message: TeacherMessage) -> set[str]:
+    """The normalised texts by which a repeated task is recognised: the whole message without praise, and its last task
+    if that has more than `_MERE_QUESTION` words."""
     found = {normal(" ".join(each for each in message.sentences if not _PRAISE.search(own_words(each))))}
     return found | ({normal(message.task_text)} if len(message.task_text.split()) > _MERE_QUESTION else set())
 
 
-def _why_at_length(said: str, message: Message, plan: Plan) -> str:
-    """Why the words before a task are more than an acknowledgement."""
+def _why_at_length(said: str, message: TeacherMessage, plan: ParsedPlan) -> str:
+    """Why the words before the task are more than a short acknowledgement; empty if they are not."""
     before = message.sentences[: message.tasks[-1][0]] if message.tasks else message.sentences
     praise = [each for each in before if _PRAISE.search(own_words(each))]
     if len(praise) > 1:
@@ -296,12 +311,13 @@ def _why_at_length(said: str, message: Message, plan: Plan) -> str:
     return f"explains or repeats what was said ({_quote(said)})" if again else ""
 
 
-def _shown(text: str, plan: Plan) -> set[str]:
+def _shown(text: str, plan: ParsedPlan) -> set[str]:
     return {phrase.text for phrase in plan.phrases if holds(text, phrase.text)}
 
 
-def _brought_in(message: Message, plan: Plan) -> set[str]:
-    """The phrases that a message shows, and the one whose meaning it describes best, if it holds most of its words."""
+def _introduced_phrases(message: TeacherMessage, plan: ParsedPlan) -> set[str]:
+    """The phrases that a message shows, and the phrase that it describes: the one whose meaning has the largest share
+    of its content words in the message, if that share is more than half."""
     words = set(normal(message.text).split())
 
     def share(phrase: Phrase) -> float:
@@ -312,7 +328,7 @@ def _brought_in(message: Message, plan: Plan) -> set[str]:
     return _shown(message.text, plan) | ({best.text} if share(best) > 0.5 else set())
 
 
-def _say_task(message: Message, ends: bool) -> str:
+def _say_task(message: TeacherMessage, ends: bool) -> str:
     if not message.tasks:
         return "sets no task"
     if ends:

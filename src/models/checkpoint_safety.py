@@ -1,5 +1,5 @@
-"""Looks into a checkpoint before it is resumed: its optimizer states are pickles, and DeepSpeed loads them with
-everything that pickle can do."""
+"""Checks a checkpoint before a training resumes from it: optimizer states are pickles, and DeepSpeed loads them without
+restrictions, so they could run any code."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +12,7 @@ from src.errors import UnsafeCheckpoint
 
 _PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 _TAG_FILE = "latest"
-_MADE_BY_DTYPE = "numpy.dtypes.UInt32DType"  # is not named in a file: numpy.dtype makes one
+_MADE_BY_DTYPE = "numpy.dtypes.UInt32DType"  # no file names it: unpickling numpy.dtype makes one
 ALLOWED = frozenset(
     {
         # numpy's random state in rng_state*.pth
@@ -26,17 +26,17 @@ ALLOWED = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )
-"""What checkpoints of transformers and DeepSpeed name besides tensors: plain holders of numbers, all of them."""
+"""The globals in checkpoints of transformers and DeepSpeed, besides tensors. All of them only hold numbers."""
 
 
 def refuse_unsafe_checkpoint(folder: Path) -> None:
-    """Read every pickle of a checkpoint with torch's restricted unpickler, its tensors left on disk.
+    """Read every pickle of a checkpoint with torch's restricted unpickler; tensors stay on disk.
 
-    The `training_args.bin` that transformers writes is left out: it is read by nobody.
+    The `training_args.bin` of transformers is skipped: nothing loads it.
 
     Raises:
-        UnsafeCheckpoint: naming the file and what it would call; also for a damaged file, a link, and a DeepSpeed tag
-            that leads out of the folder.
+        UnsafeCheckpoint: for a pickle that would call anything but `ALLOWED` (with the file and the call), a damaged
+            file, a link, and a DeepSpeed tag that names no folder in the checkpoint.
     """
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -66,8 +66,8 @@ def _refuse_unsafe_file(path: Path) -> None:
             torch.load(path, map_location="meta", mmap=True, weights_only=True)
     except UnsafeCheckpoint:
         raise
-    except Exception as error:  # whatever an unpickler may stumble over in a file that somebody altered
-        said = str(error).rpartition("WeightsUnpickler error:")[2].strip()  # before it torch advises to trust the file
+    except Exception as error:  # an altered file can make an unpickler raise anything
+        said = str(error).rpartition("WeightsUnpickler error:")[2].strip()  # without torch's advice to trust the file
         reason = said.splitlines()[0].split(". ")[0] if said else type(error).__name__
         raise UnsafeCheckpoint(f"{path} cannot be read as a checkpoint: {reason}. {_FIX}") from error
 

@@ -1,6 +1,7 @@
-"""Whether the Hugging Face Hub can be reached: asked once, before a program that only reckons asks for each model.
+"""Checks once whether the Hugging Face Hub can be reached.
 
-The Hub's own client tries each file five times, which takes a minute for three models on a machine without a network.
+Without the check, the Hub's client tries each file five times: on a machine without a network, a memory budget of three
+models would take a minute.
 """
 
 import threading
@@ -13,8 +14,8 @@ ANSWERS_WITHIN_S = 3.0
 
 @cache
 def why_unreachable() -> str | None:
-    """Why the Hub cannot be asked; None if it can. One request, and no longer than `ANSWERS_WITHIN_S` seconds, also
-    where names are not resolved and connections hang."""
+    """Why the Hub cannot be reached; None if it can. Sends one request and waits at most `ANSWERS_WITHIN_S` seconds,
+    also if name resolution or the connection hangs. The result is cached."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
@@ -22,7 +23,7 @@ def why_unreachable() -> str | None:
     reasons: list[str | None] = []
     asking = threading.Thread(target=lambda: reasons.append(_ask(constants.ENDPOINT)), daemon=True)
     asking.start()
-    asking.join(ANSWERS_WITHIN_S)  # a resolver that hangs cannot be interrupted; the thread ends with the program
+    asking.join(ANSWERS_WITHIN_S)  # a hanging name resolution cannot be interrupted; the daemon thread is left behind
     if not reasons:
         return f"the Hugging Face Hub ({constants.ENDPOINT}) does not answer within {ANSWERS_WITHIN_S:g} s"
     return reasons[0]
@@ -40,6 +41,6 @@ def _ask(endpoint: str) -> str | None:
 
 
 def read_options(name: str) -> dict[str, Any]:
-    """Options for transformers' `from_pretrained`: of a model on the Hub that cannot be asked, what was fetched before
-    is all there is."""
+    """Options for transformers' `from_pretrained`: only the local cache is used for a model on a Hub that cannot be
+    reached."""
     return {"local_files_only": True} if not Path(name).is_dir() and why_unreachable() else {}

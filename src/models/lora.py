@@ -1,4 +1,4 @@
-"""LoRA adapters: from our configuration to PEFT's, how large one is, and which adapter folders fit which model."""
+"""LoRA adapters: their PEFT configuration, their size, and checks that an adapter folder fits a model."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 class LoraOptions(Protocol):
-    """What `model.lora` and `teacher_model.lora` hold of an adapter."""
+    """The adapter's options in `model.lora` and `teacher_model.lora`."""
 
     rank: int
     alpha: int
@@ -28,7 +28,7 @@ class LoraOptions(Protocol):
 
 
 def peft_config(lora: LoraOptions) -> "peft.LoraConfig":
-    """PEFT's configuration of an adapter for a causal language model."""
+    """The PEFT configuration of an adapter for a causal language model."""
     from peft import LoraConfig as PeftLoraConfig
 
     return PeftLoraConfig(
@@ -43,9 +43,14 @@ def peft_config(lora: LoraOptions) -> "peft.LoraConfig":
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """Which modules of a model an adapter goes into, by the last part of their names, and what it adds: `parameters`
-    learn, `inputs` are the numbers per token that its matrices A take in, over all layers. `rank` is its largest: PEFT
-    gives matrices that are several in one more than the configured one."""
+    """The size of a model's adapter.
+
+    Attributes:
+        modules: the adapted modules, by the last part of their names.
+        rank: the largest rank of its matrices. PEFT gives fused matrices a higher rank than the configured one.
+        parameters: number of trained parameters.
+        inputs: the summed input widths of its matrices A over all layers.
+    """
 
     modules: tuple[str, ...]
     rank: int
@@ -54,14 +59,14 @@ class AdapterShape:
 
 
 def adapter_shape(key: str, name: str, lora: LoraOptions) -> AdapterShape:
-    """The shape of a model's adapter. The model is built without memory; its weights are not read.
+    """The shape of a model's adapter. The model is built on torch's meta device; its weights are not read.
 
     Args:
         key: the config key of the adapter, for messages.
         name: the model, a Hub name or a local folder.
 
     Raises:
-        ConfigError: if the model has no modules of these names, or they can have no such adapter.
+        ConfigError: if the model has no modules of these names, or if they cannot have such an adapter.
     """
     modules = lora.target_modules if isinstance(lora.target_modules, str) else tuple(lora.target_modules)
     found = _shape_or_reason(name, lora.rank, modules, lora.dropout)
@@ -104,8 +109,8 @@ def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...]
 
 
 def check_adapter(key: str, name: str, lora: LoraOptions) -> None:
-    """Refuse a model that cannot be loaded, or that the adapter does not fit. To be called before DeepSpeed is set up:
-    with ZeRO-3, transformers splits every model that it makes.
+    """Refuse a model that cannot be loaded, or that the adapter does not fit. Call this before DeepSpeed is set up:
+    with ZeRO-3, transformers partitions every model that it builds.
 
     Args:
         key: the config key of the model.
@@ -123,15 +128,15 @@ def is_adapter(folder: Path) -> bool:
 
 
 def check_published(folder: Path, model: str, lora: LoraOptions | None) -> None:
-    """Refuse published weights of another kind than an engine serves.
+    """Refuse published weights that an engine cannot serve.
 
     Args:
-        model: what the engine has loaded, as configured.
-        lora: the adapter that it serves; None: whole weights.
+        model: the model that the engine has loaded, as configured.
+        lora: the adapter's options; None if the engine serves whole weights.
 
     Raises:
-        DataError: for whole weights in place of an adapter or the other way round, an adapter for another model, and
-            one of a higher rank.
+        DataError: for whole weights in place of an adapter and vice versa, an adapter for another model, and an adapter
+            of a higher rank.
     """
     if is_adapter(folder) is not (lora is not None):
         held, served = ("an adapter", "false") if lora is None else ("whole weights", "true")
@@ -158,10 +163,10 @@ def check_published(folder: Path, model: str, lora: LoraOptions | None) -> None:
 
 
 def check_checkpoint(folder: Path, model: str, lora: LoraOptions | None) -> None:
-    """Refuse to go on from a checkpoint of another kind: what does not fit would be left out without a word.
+    """Refuse to resume from a checkpoint that does not fit the configuration: loading it would silently skip weights.
 
     Raises:
-        ConfigError: naming both kinds, and what to do.
+        ConfigError: with both settings, and what to do.
     """
     fix = "Go on with the configuration that it was made with, or start anew with another logging.save_dir."
     if is_adapter(folder) is not (lora is not None):
@@ -179,8 +184,10 @@ def check_checkpoint(folder: Path, model: str, lora: LoraOptions | None) -> None
 
 
 def read_adapter_config(folder: Path) -> dict:
-    """Raises:
-    DataError: if it is damaged.
+    """The adapter_config.json in a folder.
+
+    Raises:
+        DataError: if it is damaged.
     """
     path = folder / ADAPTER_CONFIG
     try:
@@ -193,20 +200,20 @@ def read_adapter_config(folder: Path) -> dict:
 
 
 def _is_same_model(one: str, other: str) -> bool:
-    """Of folders, whether they are the same however they are spelt."""
+    """Whether two names mean the same model; folders are compared by their resolved paths."""
     if Path(one).is_dir() and Path(other).is_dir():
         return Path(one).resolve() == Path(other).resolve()
     return one == other
 
 
 def merge_adapter(adapter: Path, base: str | None, into: Path) -> None:
-    """Write the model that an adapter makes of its base into a folder, with the base's tokenizer.
+    """Merge an adapter into its base and write the model into a folder, with the base's tokenizer.
 
     Args:
-        base: a folder or Hub name; None: the base that the adapter names.
+        base: a folder or Hub name; None means the base that the adapter names.
 
     Raises:
-        ConfigError: if the folder holds no adapter in safetensors, or the base is no model.
+        ConfigError: if the folder holds no adapter in safetensors, or the base cannot be loaded.
     """
     if not (is_adapter(adapter) and (adapter / ADAPTER_WEIGHTS).is_file()):
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Model folders on disk, whole or not there; published weights carry a marker that names their policy version."""
+"""Writes and checks model folders, which are complete or not there. A marker in a published folder names its policy
+version."""
 
 import json
 import os
@@ -19,18 +20,18 @@ _BLOCK = 1 << 22
 
 
 def policies_folder(run_folder: Path) -> Path:
-    """Where a run publishes its versions, each in a folder of its own."""
+    """The folder that holds the policy versions a run has published, each in its own folder."""
     return run_folder / "policy"
 
 
 def policy_path(run_folder: Path, version: int) -> Path:
-    """Where a run publishes this version."""
+    """The folder in which a run publishes this version."""
     return policies_folder(run_folder) / f"v{version:06d}"
 
 
 def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], None], needed: int = 0) -> None:
-    """Let `save` write a model into `folder`, flush it to disk, and mark it complete under its final name; raises as
-    `write_whole` does."""
+    """Let `save` write a model, add the marker of its version, and rename the flushed folder to `folder`. Arguments and
+    errors are those of `write_whole`."""
 
     def save_and_mark(target: Path) -> None:
         save(target)
@@ -41,15 +42,16 @@ def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], Non
 
 
 def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0) -> None:
-    """Let `save` fill a folder that gets its name once everything in it is on disk: it is whole or not there.
+    """Let `save` fill a folder that gets its final name once everything in it is on disk: it is complete or not there.
 
-    A folder of that name is replaced, and stays until the new one is complete. What was begun and failed is removed.
+    An existing folder of that name stays until the new one is complete and then is replaced. If `save` fails, its
+    unfinished folder is removed.
 
     Args:
-        needed: the bytes that it will have at least, where they are known.
+        needed: a lower bound of the folder's size in bytes, if known.
 
     Raises:
-        StorageError: if the disk is full or may not be written to.
+        StorageError: if the disk is full or not writable.
     """
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     if unfinished.exists():
@@ -66,7 +68,7 @@ def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0) -> 
 
 
 def complete(unfinished: Path, folder: Path) -> None:
-    """Flush a folder to disk and give it its name, in place of one that has it."""
+    """Flush an unfinished folder to disk and rename it to `folder`, replacing an existing one."""
     for path in unfinished.rglob("*"):
         _flush(path)
     if folder.exists():
@@ -76,17 +78,17 @@ def complete(unfinished: Path, folder: Path) -> None:
 
 
 def inside_run_folder(run_folder: Path, path: str) -> Path:
-    """The folder that a request names, its links followed.
+    """The folder that a request names, with links resolved.
 
     Raises:
-        DataError: if it, or a file in it, is not inside the run folder.
+        DataError: if the folder, or a file in it, is not inside the run folder.
     """
     try:
         folder = Path(path).resolve()
         outside = not folder.is_relative_to(run_folder) or not all(
             each.resolve().is_relative_to(run_folder) for each in folder.rglob("*")
         )
-    except (ValueError, OSError, RuntimeError) as error:  # a null byte, a name too long, links in a circle
+    except (ValueError, OSError, RuntimeError) as error:  # a null byte, a name too long, a loop of links
         raise DataError(f"{path[:200]!r} is no path: {error}.") from error
     if outside:
         raise DataError(
@@ -97,13 +99,13 @@ def inside_run_folder(run_folder: Path, path: str) -> Path:
 
 
 def check_policy(folder: Path, policy: PolicyVersion) -> str:
-    """Refuse a folder that is not this policy, complete: vLLM would die of it.
+    """Refuse a folder that does not hold this policy completely: loading it would kill vLLM's engine.
 
     Returns:
-        The fingerprint of its weights: equal weights have equal ones.
+        The fingerprint of its weights. Equal weights have equal fingerprints.
 
     Raises:
-        DataError: naming what is missing, damaged or different.
+        DataError: with what is missing, damaged or different.
     """
     marker = folder / MARKER
     if not marker.is_file():
@@ -123,14 +125,14 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
 
 
 def remove_old_policies(run_folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` published versions."""
+    """Delete all published versions except the newest `keep`."""
     complete = sorted(path for path in policies_folder(run_folder).glob("v*") if (path / MARKER).is_file())
     for path in complete[:-keep]:
         shutil.rmtree(path)
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of the weights' content, whatever the date of their files; an adapter's configuration scales its weights."""
+    """A hash of the weights' content. An adapter's configuration is included, since it scales the weights."""
     digest = xxhash.xxh3_128()
     for path in sorted((*folder.glob("*.safetensors"), *folder.glob(ADAPTER_CONFIG))):
         digest.update(path.name.encode())

@@ -1,13 +1,13 @@
-"""Which weights an engine holds."""
+"""The version of an engine's weights."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PolicyVersion:
-    """Which weights the teacher engine holds: the run that published them, and its counter.
+    """The weights in the teacher's engine, named by the run that published them and a counter.
 
-    A server that was never published to holds the model it was started with: run "" and version 0.
+    Before the first publication the engine holds the model that the server loaded: run "" and version 0.
     """
 
     run_id: str = ""

@@ -1,6 +1,6 @@
-"""The precision of the arithmetic: `train.dtype` decides it, and what accelerate or DeepSpeed are told may not differ.
+"""Checks that accelerate and DeepSpeed are configured for the precision in `train.dtype`.
 
-They would otherwise train in the precision that they were told, or refuse after models are loaded.
+Otherwise they would train in their own precision, or fail after the models are loaded.
 """
 
 import json
@@ -10,12 +10,12 @@ from pathlib import Path
 from src.errors import ConfigError
 
 PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-"""accelerate's `mixed_precision` for each `train.dtype`. Its "no" leaves the choice to `train.dtype`, too."""
+"""accelerate's `mixed_precision` for each `train.dtype`. "no" is accepted for every dtype: `train.dtype` decides."""
 _DEEPSPEED_BLOCKS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def check_precision(dtype: str, environment: Mapping[str, str]) -> None:
-    """Compare `train.dtype` with what `accelerate launch` put into this process's environment.
+    """Compare `train.dtype` with the settings of `accelerate launch` in this process's environment.
 
     Raises:
         ConfigError: if they contradict each other.
@@ -27,10 +27,14 @@ def check_precision(dtype: str, environment: Mapping[str, str]) -> None:
 
 
 def refuse_other_precision(dtype: str, told: str | None, where: str) -> None:
-    """Compare `train.dtype` with a value of accelerate's `mixed_precision`; None and "no" leave it to `train.dtype`.
+    """Compare `train.dtype` with a value of accelerate's `mixed_precision`. None and "no" fit every dtype.
+
+    Args:
+        told: the value.
+        where: its source, for the message.
 
     Raises:
-        ConfigError: if they contradict each other; `where` says who gave the value.
+        ConfigError: if they contradict each other.
     """
     precision = PRECISIONS[dtype]
     if (told or "no").lower() in ("no", precision):
@@ -48,7 +52,7 @@ def check_deepspeed_file(dtype: str, file: Path) -> None:
     `deepspeed_config_file`).
 
     Raises:
-        ConfigError: if one of them says something else, or the file cannot be read.
+        ConfigError: if a block contradicts `train.dtype`, or the file cannot be read.
     """
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))

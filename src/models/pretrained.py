@@ -1,6 +1,6 @@
-"""Models and tokenizers as somebody else left them: looked at before anything heavy starts, loaded without their code.
+"""Checks other people's models and tokenizers before anything heavy starts, and loads them without running their code.
 
-A model is a folder or a Hub name. Weights are safetensors: a pickle could run code as it is loaded.
+A model is a folder or a Hub name. Weights are safetensors: loading a pickle could run code.
 """
 
 import json
@@ -39,20 +39,20 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-"""What models call the length of their context; the smallest one counts, as vLLM has it."""
+"""The config keys for a model's context length. The smallest value counts, as in vLLM."""
 _SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Kinds of rotary embeddings whose models state the length that they reach with their scaling."""
+"""Types of rotary embeddings for which the stated context length already includes the scaling."""
 
 
 def check_model(key: str, name: str) -> None:
-    """Refuse a model that cannot be loaded: its configuration is read, the headers of its weights are compared with
-    their files' sizes.
+    """Refuse a model that cannot be loaded. Reads its configuration and, in a local folder, checks the headers of its
+    weight files against the files' sizes.
 
     Args:
         key: the config key that names the model.
 
     Raises:
-        ConfigError: naming key, file, and what to do.
+        ConfigError: with key, file, and what to do.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -68,7 +68,7 @@ def check_model(key: str, name: str) -> None:
 
 
 def check_context(key: str, name: str, max_length: int) -> None:
-    """Refuse a length that a model was not made for; vLLM would.
+    """Refuse a length beyond the model's context, which vLLM would refuse, too.
 
     Args:
         key: the config key that sets the length.
@@ -84,7 +84,7 @@ def check_context(key: str, name: str, max_length: int) -> None:
 
 
 def too_long_for(key: str, name: str, config: "PretrainedConfig", max_length: int) -> str | None:
-    """Why a model cannot have a context of this length; None if it can, or if vLLM was told to allow it."""
+    """Why a model cannot have a context of this length; None if it can, or if VLLM_ALLOW_LONG_MAX_MODEL_LEN is set."""
     allowed = os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").strip().lower() in ("1", "true")
     context = context_length(config)
     if allowed or context is None or max_length <= context:
@@ -97,7 +97,7 @@ def too_long_for(key: str, name: str, config: "PretrainedConfig", max_length: in
 
 
 def context_length(config: "PretrainedConfig") -> int | None:
-    """How many tokens a model takes, by its configuration; None if that does not say. The rules are vLLM's."""
+    """A model's context length in tokens, by its configuration; None if that does not say. The rules are vLLM's."""
     text = config.get_text_config()
     whole = getattr(text, "model_max_length", None)
     stated = [whole] if whole else [length for each in _LENGTHS if (length := getattr(text, each, None)) is not None]
@@ -107,7 +107,7 @@ def context_length(config: "PretrainedConfig") -> int | None:
 
 
 def _scaling(text: "PretrainedConfig") -> float:
-    """What the length that a model states is multiplied by; layers of several kinds are scaled alike."""
+    """The factor by which rotary scaling extends the stated context length, the same for layers of all kinds."""
     positions = getattr(text, "rope_parameters", None)
     if not isinstance(positions, dict) or "gemma3" in text.model_type:
         return 1.0
@@ -117,14 +117,14 @@ def _scaling(text: "PretrainedConfig") -> float:
 
 
 def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model, with a chat template.
+    """Load the tokenizer of a model, which must have a chat template.
 
     Args:
-        key: the config key that names it.
-        options: for transformers.
+        key: the config key that names the model.
+        options: for transformers' `from_pretrained`.
 
     Raises:
-        ConfigError: if there is none, it is damaged, or it has no chat template.
+        ConfigError: if the tokenizer is missing or damaged, or has no chat template.
     """
     from transformers import AutoTokenizer
 
@@ -147,11 +147,11 @@ def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerB
 
 
 def weight_files(name: str) -> list[Path]:
-    """The safetensors of a model: of a folder, or of the Hub's files as they were fetched for it.
+    """The safetensors files of a model in a folder or on the Hub, downloaded if necessary.
 
     Raises:
         ConfigError: if it has none.
-        OSError: if the Hub cannot be asked for them.
+        OSError: if they cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
 
@@ -161,10 +161,10 @@ def weight_files(name: str) -> list[Path]:
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a folder whose safetensors are missing or damaged.
+    """Refuse a folder whose safetensors files are missing or damaged.
 
     Raises:
-        ConfigError: naming the file.
+        ConfigError: with the file.
     """
     for path in _weight_files(folder):
         try:
@@ -192,7 +192,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _local_folder(key: str, name: str) -> Path | None:
-    """The folder that a name stands for; None for a name on the Hub."""
+    """The local folder of a model; None for a name on the Hub."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -212,7 +212,7 @@ def _check_config_file(key: str, folder: Path) -> None:
         _read_object(folder / "config.json")
     elif adapter.is_file():
         base = _read_object(adapter).get("base_model_name_or_path")
-        merged = folder.resolve().parent / "model"  # where runs of this project leave it
+        merged = folder.resolve().parent / "model"  # where this project's runs write the merged model
         way = "merge the adapter into it first: peft's merge_and_unload(), then save_pretrained()"
         if merged.is_dir():
             way = f"the merged model, which is in {merged}"
@@ -239,5 +239,5 @@ def _what_it_holds(folder: Path) -> str:
 
 
 def _without_advice(error: Exception) -> str:
-    """A library's message up to where it advises to trust a model's code or to install something."""
+    """A library's message without its advice to trust a model's code or to install something."""
     return re.split(r"\bYou can \b|Please pass", str(error))[0].strip() or type(error).__name__

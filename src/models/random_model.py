@@ -1,10 +1,10 @@
-"""Models with random weights in the shape of a real one, for measuring: as large and as slow, and nothing to download.
+"""Models with random weights in the shape of real ones, for benchmarks: as large and as slow, without a download.
 
     write_shape(SHAPES["Qwen3-4B"], tokenizer, folder)
-    python -m src.models.random_model FOLDER --device cuda          in a process of its own, which gives the GPU back
+    python -m src.models.random_model FOLDER --device cuda          a separate process, which frees the GPU when it ends
 
-The tokenizer is the quickstart's with as many tokens more as the shape's vocabulary has, so that every token that is
-sampled has a text, and every text can be encoded.
+The tokenizer is the quickstart's, padded to the shape's vocabulary with made-up tokens. So every sampled token has a
+text, and every text can be encoded.
 """
 
 import argparse
@@ -21,7 +21,7 @@ CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a Qwen3 model decides its size. The output head is tied to the embeddings."""
+    """The sizes of a Qwen3 model. Its output head is tied to the embeddings."""
 
     layers: int
     hidden: int
@@ -37,11 +37,11 @@ SHAPES = {
     "Qwen3-4B": Shape(36, 2560, 9728, 32, 8, 128, 151_936),
     "tiny": Shape(2, 64, 128, 2, 1, 32, 2_048),
 }
-"""The first two as their config.json on the Hub has them; the last one is for tests."""
+"""The first two are taken from config.json on the Hub; the last one is for tests."""
 
 
 def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
-    """Write config.json and a tokenizer into a folder that is not there yet: all that a memory budget needs.
+    """Write config.json and a tokenizer into the new folder `out`, which is all that a memory budget needs.
 
     Args:
         tokenizer: folder with the quickstart's tokenizer.
@@ -69,10 +69,10 @@ def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
 
 
 def draw_weights(folder: Path, device: str) -> None:
-    """Add random weights in bfloat16 to a folder that holds a shape.
+    """Add random bfloat16 weights to a folder that `write_shape` wrote.
 
     Args:
-        device: where they are drawn: on "cuda" that is faster by far.
+        device: where the weights are drawn; "cuda" is much faster.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -88,8 +88,12 @@ def draw_weights(folder: Path, device: str) -> None:
 
 
 def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]:
-    """Copy a tokenizer and give it made-up tokens of four letters up to this size; returns the ids of its special
-    tokens by name. Texts are encoded as before: no merge leads to a made-up token."""
+    """Copy a tokenizer and add made-up tokens of four letters until it has `vocabulary` tokens. Texts are encoded as
+    before, since no merge produces a made-up token.
+
+    Returns:
+        The ids of `eos_token` and `pad_token`.
+    """
     out.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(source / name, out / name)
@@ -97,7 +101,7 @@ def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]
     content = json.loads(path.read_text(encoding="utf-8"))
     ids = content["model"]["vocab"]
     for added in content["added_tokens"]:
-        ids[added["content"]] = added["id"]  # else they would get new ids, behind all others
+        ids[added["content"]] = added["id"]  # else they would get new ids after all others
     words = _words(ids)
     for number in range(len(ids), vocabulary):
         ids[next(words)] = number

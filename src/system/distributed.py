@@ -1,4 +1,4 @@
-"""How the processes of one training talk to each other."""
+"""Communication between the processes of one training."""
 
 import hashlib
 import os
@@ -7,31 +7,33 @@ from typing import Optional
 
 import torch
 
-_ANSWERS_WITHIN = timedelta(seconds=10)
+_STORE_TIMEOUT = timedelta(seconds=10)
 
 
 def communication_backend() -> Optional[str]:
-    """gloo where accelerate launched processes on CPUs; else (None) what the library chooses."""
+    """The torch.distributed backend: "gloo" if accelerate launched the processes on CPUs, else None, the default."""
     launched = "LOCAL_RANK" in os.environ
     return "gloo" if launched and not torch.cuda.is_available() else None
 
 
 def keep_deepspeed_from_compiling() -> None:
-    """On CPUs DeepSpeed compiles a shared-memory collective as it starts: a minute, and a C++ compiler that a laptop
-    may not have. gloo does the same work; telling DeepSpeed that no kernel of its own can be built makes it use that.
+    """Make DeepSpeed use gloo on CPUs.
+
+    Otherwise it compiles its own shared-memory collective when it starts, which takes a minute and a C++ compiler that
+    a laptop may not have. It uses gloo if it is told that none of its kernels can be built.
     """
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # said, it need not be guessed with a warning
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed guesses it and logs a warning
         import deepspeed.ops
 
         deepspeed.ops.__compatible_ops__ = {}
 
 
 def is_first_to_say(message: str) -> bool:
-    """Whether no other process of this training on this machine asked the same about this message before.
+    """Whether this process is the first of the training, on this machine, to ask about this message.
 
-    An error that ends all of them is then shown once, and one that only one of them met is shown, too, whichever it
-    is. The processes may not have met yet, or no more: what they ask is the store of the launcher that started them.
+    So an error that ends all processes is shown once, and an error in a single process is shown whichever process it
+    is. The answer comes from the launcher's TCP store, since the process group may not exist yet, or no longer.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
@@ -40,6 +42,6 @@ def is_first_to_say(message: str) -> bool:
     said = f"{os.environ['GROUP_RANK']}/{hashlib.sha256(message.encode()).hexdigest()}"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        return TCPStore(address, port, is_master=False, timeout=_ANSWERS_WITHIN).add(said, 1) == 1
+        return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT).add(said, 1) == 1
     except (DistNetworkError, DistStoreError):
-        return True  # rather twice than never
+        return True  # the store is gone: better to show the error twice than never

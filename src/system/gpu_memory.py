@@ -1,4 +1,4 @@
-"""How much memory is in use over a stretch of time, looked at from outside twice a second."""
+"""Measures memory in use on a GPU or on the host, and its peak over time from two samples a second."""
 
 import os
 import subprocess
@@ -12,58 +12,59 @@ import psutil
 
 from src.errors import ClassroomError
 
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_SAMPLES = 0.5
 
 
 class MemoryWatch:
-    """Looks at a memory for as long as it is entered.
+    """Samples memory use in a background thread, inside its `with` block.
 
     Args:
-        used: reads how many bytes are in use.
+        used: returns the bytes in use.
+        every_s: seconds between samples.
     """
 
-    def __init__(self, used: Callable[[], int], every_s: float = _SECONDS_BETWEEN_LOOKS):
+    def __init__(self, used: Callable[[], int], every_s: float = _SECONDS_BETWEEN_SAMPLES):
         self._used, self._every_s = used, every_s
-        self._looks: list[tuple[float, int]] = []
-        self._failure: ClassroomError | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True, name="memory watch")
+        self._samples: list[tuple[float, int]] = []
+        self._failure: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True, name="memory watch")
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join()
 
     def peak(self, first: float = float("-inf"), last: float = float("inf")) -> int:
-        """The most bytes that were seen between two moments (as time.time() counts); of a stretch without a look, what
-        was seen at the look before it. 0 if there was none.
+        """The largest sample in bytes between two times (as of `time.time()`). Without a sample between them, the last
+        sample before; 0 if there is none.
 
         Raises:
-            ClassroomError: if a look failed.
+            Exception: the error of `used`, if a sample failed.
         """
         if self._failure is not None:
             raise self._failure
-        inside = [used for moment, used in self._looks if first <= moment <= last]
-        before = [used for moment, used in self._looks if moment < first]
+        inside = [used for moment, used in self._samples if first <= moment <= last]
+        before = [used for moment, used in self._samples if moment < first]
         return max(inside, default=before[-1] if before else 0)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         try:
-            while not self._over.is_set():
-                self._looks.append((time.time(), self._used()))
-                self._over.wait(self._every_s)
-        except ClassroomError as failure:
+            while not self._stop.is_set():
+                self._samples.append((time.time(), self._used()))
+                self._stop.wait(self._every_s)
+        except Exception as failure:  # `peak` raises it
             self._failure = failure
 
 
 def gpu_memory_used(index: int) -> int:
-    """Bytes in use on a GPU, by all programs.
+    """The bytes that all programs together use on a GPU.
 
     Raises:
-        ClassroomError: if nvidia-smi does not say.
+        ClassroomError: if nvidia-smi fails or does not tell.
     """
     command = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -76,7 +77,7 @@ def gpu_memory_used(index: int) -> int:
 
 
 def process_memory() -> int:
-    """Bytes of the host's memory that this process's descendants have."""
+    """The bytes of host memory (resident set size) that this process's descendants use."""
     total = 0
     for process in psutil.Process(os.getpid()).children(recursive=True):
         with suppress(psutil.NoSuchProcess):

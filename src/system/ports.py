@@ -1,4 +1,4 @@
-"""Whether a server can listen at an address, and who is in its way."""
+"""Checks that a server can listen at an address, and finds the process that listens there already."""
 
 import socket
 
@@ -8,8 +8,10 @@ from src.errors import ConfigError
 
 
 def refuse_taken_port(host: str, port: int) -> None:
-    """Raises:
-    ConfigError: if something listens there already (the message says what), or the address is not this machine's.
+    """Refuse an address at which the server cannot listen.
+
+    Raises:
+        ConfigError: if a process listens there already (the message names it), or the address is not this machine's.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -23,13 +25,14 @@ def refuse_taken_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on at present."""
+    """A port of 127.0.0.1 on which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def _holder(port: int) -> str:
+    """A sentence that names the process listening on a port; empty if none is found."""
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
             if connection.pid is None:

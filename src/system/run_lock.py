@@ -1,4 +1,4 @@
-"""One server and one trainer at a time work in a run folder."""
+"""Locks that let only one server and one trainer at a time work in a run folder."""
 
 import fcntl
 import os
@@ -9,11 +9,11 @@ from src.errors import ConfigError
 
 
 def claim(program: str, run_folder: Path) -> TextIO:
-    """Keep other programs of this name out of the run folder, for as long as the file returned is open: the kernel
-    closes it when this process ends, however it ends.
+    """Lock the run folder against other programs of this name, for as long as the returned file is open. The kernel
+    closes the file when this process ends, even if it is killed.
 
     Raises:
-        ConfigError: if another one is at work there; the message names its process.
+        ConfigError: if another process holds the lock; the message names it.
     """
     run_folder.mkdir(parents=True, exist_ok=True)
     file = (run_folder / f"{program}.lock").open("a+", encoding="utf-8")
@@ -32,7 +32,7 @@ def claim(program: str, run_folder: Path) -> TextIO:
 
 
 def is_claimed(program: str, run_folder: Path) -> bool:
-    """Whether a program of this name is at work in the run folder."""
+    """Whether a program of this name holds the lock of the run folder."""
     try:
         file = (run_folder / f"{program}.lock").open("r", encoding="utf-8")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Disks that are full and folders that may not be written to: said with the path, the space, and what to do."""
+"""Turns errors about full disks and missing permissions into messages with the path, the free space, and what to do."""
 
 import errno
 import os
@@ -13,19 +13,19 @@ from src.errors import StorageError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers
+_RUST = re.compile(r"\(os error (\d+)\)")  # errors of the Rust libraries safetensors and tokenizers
 _TORCH = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
 
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Whatever fails in here because something cannot be written ends with a message.
+    """Turn storage errors inside the `with` block into `StorageError`; other errors pass unchanged.
 
     Args:
-        path: what is being written, for errors that do not name a file themselves.
+        path: the file or folder being written, for errors that name no file.
 
     Raises:
-        StorageError: for a full disk, a missing permission, or a file where a folder has to be.
+        StorageError: for a full disk, a missing permission, or a file in the place of a folder.
     """
     try:
         yield
@@ -41,10 +41,10 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that is whole or not there, whoever reads it meanwhile.
+    """Write a text file atomically: readers see the old content or the new one, never a part.
 
     Raises:
-        StorageError: if the disk is full or may not be written to; what was there before is untouched.
+        StorageError: if the disk is full or not writable; the old content stays.
     """
     unfinished = path.with_name(f"unfinished-{path.name}")
     with storage_errors(path):
@@ -53,8 +53,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def refuse_full_disk(folder: Path, needed: int) -> None:
-    """Raises:
-    StorageError: if the disk that `folder` is or will be on has less than `needed` bytes free.
+    """Refuse to write to a disk without enough space.
+
+    Raises:
+        StorageError: if the disk of `folder`, which need not exist yet, has less than `needed` bytes free.
     """
     free = _free(folder)
     if free < needed:
@@ -66,11 +68,11 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
 
 
 def _reason(error: Exception) -> int | None:
-    """The number of the operating system's error behind this one, if it is about storage."""
+    """The errno behind an error, if it is about storage; None for other errors."""
     if isinstance(error, OSError):
         number = error.errno
     elif isinstance(error, RuntimeError) and _TORCH.search(str(error)):
-        number = errno.ENOSPC  # torch keeps the number to itself
+        number = errno.ENOSPC  # torch does not report the errno
     else:
         found = _RUST.search(str(error))
         number = int(found.group(1)) if found else None

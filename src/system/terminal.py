@@ -1,4 +1,4 @@
-"""What the launcher and the quickstart show: the output of the programs that they run, and waits."""
+"""Terminal output of the launcher and the quickstart: the output of the programs that they run, and waiting times."""
 
 import os
 import re
@@ -13,10 +13,11 @@ _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Echo(threading.Thread):
-    """Copies what a program writes to standard output and into a log.
+    """A thread that copies a program's output to standard output and into a log.
 
-    The program writes to `write_end`: a terminal of the same size if standard output is one, so that it shows
-    progress bars, else a pipe. The log gets whole lines, of a rewritten line its last state.
+    The program writes to `write_end`. If standard output is a terminal, that is a pseudo-terminal of the same size, so
+    that the program shows progress bars; otherwise it is a pipe. The log gets complete lines; of a line that was
+    rewritten in place, it gets the last state.
     """
 
     def __init__(self, log: int):
@@ -27,14 +28,14 @@ class Echo(threading.Thread):
         self._muted = False
 
     def start(self) -> None:
-        """Start copying; the program holds the write end now, this one does not need it any more."""
+        """Start copying. Call it after the program was started: it closes this process's copy of the write end."""
         os.close(self.write_end)
         super().start()
 
     def run(self) -> None:
-        """Copy until nobody holds the write end."""
+        """Copy until all copies of the write end are closed."""
         while piece := self._read():
-            with suppress(OSError):  # a terminal that was closed is no reason to stop logging
+            with suppress(OSError):  # the terminal was closed; the log goes on
                 if not self._muted:
                     os.write(sys.stdout.fileno(), piece)
             self._log_lines(piece)
@@ -43,17 +44,17 @@ class Echo(threading.Thread):
         self._log.close()
 
     def mute(self) -> None:
-        """From now on copy into the log only."""
+        """Copy only into the log from now on."""
         self._muted = True
 
     def finish(self) -> None:
-        """Wait until all is copied."""
+        """Wait up to five seconds until everything is copied."""
         self.join(timeout=5.0)
 
     def _read(self) -> bytes:
         try:
             return os.read(self._read_end, 65536)
-        except OSError:  # how a terminal says that its other end is closed
+        except OSError:  # a pseudo-terminal whose other end is closed
             return b""
 
     def _log_lines(self, piece: bytes) -> None:
@@ -66,14 +67,13 @@ def _terminal_like_ours() -> tuple[int, int]:
     read_end, write_end = os.openpty()
     termios.tcsetwinsize(write_end, termios.tcgetwinsize(sys.stdout.fileno()))
     attributes = termios.tcgetattr(write_end)
-    attributes[1] &= ~termios.OPOST  # newlines are translated once, by the real terminal
+    attributes[1] &= ~termios.OPOST  # only the real terminal translates newlines
     termios.tcsetattr(write_end, termios.TCSANOW, attributes)
     return read_end, write_end
 
 
 class Waiting:
-    """Tells how long something is being waited for: one line that counts on a terminal, now and then a line
-    elsewhere."""
+    """Shows how long a wait has lasted: as one updated line on a terminal, otherwise as a new line every 15 seconds."""
 
     def __init__(self, what: str, limit_s: float):
         self._what, self._limit_s = what, limit_s
@@ -81,11 +81,11 @@ class Waiting:
 
     @property
     def seconds(self) -> float:
-        """How long it has been."""
+        """Seconds since the wait began."""
         return time.monotonic() - self._started
 
     def show(self) -> None:
-        """Call this again and again."""
+        """Update the display. Call it repeatedly while waiting."""
         text = f"{self._what}: {self.seconds:.0f} s (at most {self._limit_s:.0f} s)"
         if sys.stdout.isatty():
             print(f"\r{text}", end="", flush=True)
@@ -94,6 +94,6 @@ class Waiting:
             print(text, flush=True)
 
     def done(self) -> None:
-        """Take the line away again."""
+        """Remove the line from the terminal."""
         if sys.stdout.isatty():
             print("\r\033[K", end="", flush=True)

@@ -1,4 +1,4 @@
-"""Makes the quickstart's world: lessons, corpus, tokenizer and untrained model.
+"""Makes the quickstart's world, a folder with its lessons, corpus, tokenizer and untrained model.
 
 python -m src.toy_language.build --out runs/quickstart/world --seed 42
 """
@@ -21,13 +21,15 @@ _MODULES = ("grammar.py", "lessons.py", "scripts.py", "corpus.py", "tiny_model.p
 
 
 def build_world(out: Path, seed: int) -> bool:
-    """Write the world of a seed into the folder `out`, whole or not at all.
+    """Write the world for `seed` into the folder `out`. The folder is complete or not there.
 
-    A folder that holds this very world is left as it is. One that was made of another seed or by other code is made
-    anew.
+    A folder that already holds this world stays as it is. A world made from another seed or by other code is replaced.
 
     Returns:
         Whether anything was written.
+
+    Raises:
+        FileExistsError: if `out` holds something other than a world.
     """
     stamp = {"seed": seed, "sources": _fingerprint()}
     if _read_stamp(out) == stamp:
@@ -82,7 +84,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _fingerprint() -> str:
-    """A hash of everything that decides what a world holds."""
+    """A hash of all source files and prompts that determine the content of a world."""
     files = [*(Path(__file__).parent / module for module in _MODULES), *sorted(PROMPTS.glob("*.txt"))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -1,7 +1,8 @@
-"""What the quickstart's model is taught before any RL: a student with two personas, and a teacher with bad habits.
+"""The corpus on which the quickstart's model is fine-tuned before RL: a student with two personas, and a teacher.
 
-The rows are chats as the classroom renders them, one chair at a time. The teacher of the corpus knows every move, but
-its most likely ones are bad: it chatters after its task and lets mistakes pass. What RL has to do is turn that round.
+The rows are chats as the classroom renders them, each for one role: the teacher's or the student's. The teacher of the
+corpus uses every kind of reply, but its most frequent ones are bad: it chats on after its task and ignores mistakes. RL
+has to make the good replies the frequent ones.
 """
 
 import random
@@ -24,7 +25,7 @@ from src.toy_language.grammar import (
 from src.toy_language.lessons import Lesson, render_problem
 from src.toy_language.scripts import (
     FAREWELL,
-    Message,
+    DialogueMessage,
     asked_so_far,
     hand_over,
     hint,
@@ -44,7 +45,7 @@ STUDENT_ROWS = 5000
 DRILL_ROWS = 3000
 SENTENCES_PER_DRILL = 6
 TEACHER_MEETS_ERRORS = 0.4
-"""Share of error turns in the teacher's rows: twice the classroom's, so that there is something to learn from."""
+"""Share of error turns in the teacher's rows: twice the classroom's, so that the model sees enough of them."""
 
 TO_RIGHT_ANSWERS = {
     "ask": 0.30,
@@ -56,7 +57,7 @@ TO_RIGHT_ANSWERS = {
     "leave": 0.02,
 }
 TO_ERRORS = {"pass_over": 0.50, "hint": 0.30, "hint_and_chatter": 0.08, "hand_over": 0.12}
-"""What the corpus's teacher does, and how often."""
+"""What the corpus's teacher does after right answers and after errors, and how often (shares add up to 1)."""
 
 DRILL_PROMPT = "You teach English. Hint at each mistake."
 _ACKNOWLEDGEMENTS = {"Good!": 0.8, "Great!": 0.1, "Well done!": 0.1}
@@ -67,13 +68,13 @@ Row = dict[str, list[dict[str, Any]]]
 
 
 class HabitualTeacher:
-    """A teacher that draws each move from the two tables above."""
+    """A teacher that draws each of its replies from `TO_RIGHT_ANSWERS` or `TO_ERRORS`."""
 
     def __init__(self, rng: random.Random, name: Optional[str] = None):
         self._rng = rng
         self._name = name
 
-    def __call__(self, lesson: Lesson, messages: Sequence[Message]) -> str:
+    def __call__(self, lesson: Lesson, messages: Sequence[DialogueMessage]) -> str:
         if not messages:
             greeting = f"Hi {self._name}!" if self._name else "Hi!"
             return self._ask(greeting, lesson, messages, chatters=self._rng.random() < 0.5)
@@ -83,7 +84,7 @@ class HabitualTeacher:
             return hint(slip) + (f" {self._draw(_CHATTER)}" if move == "hint_and_chatter" else "")
         return hand_over(slip) if move == "hand_over" else self._go_on(lesson, messages, may_correct=not slip)
 
-    def _go_on(self, lesson: Lesson, messages: Sequence[Message], may_correct: bool) -> str:
+    def _go_on(self, lesson: Lesson, messages: Sequence[DialogueMessage], may_correct: bool) -> str:
         move = self._draw({name: share for name, share in TO_RIGHT_ANSWERS.items() if may_correct or name != "correct"})
         acknowledgement = self._draw(_ACKNOWLEDGEMENTS)
         sentence = parse_sentence(messages[-1]["content"])
@@ -97,7 +98,7 @@ class HabitualTeacher:
             return f"{acknowledgement} {_PRAISE if move == 'praise' else FAREWELL}"
         return self._ask(acknowledgement, lesson, messages, chatters=move == "ask_and_chatter")
 
-    def _ask(self, opening: str, lesson: Lesson, messages: Sequence[Message], chatters: bool = False) -> str:
+    def _ask(self, opening: str, lesson: Lesson, messages: Sequence[DialogueMessage], chatters: bool = False) -> str:
         question = next_question(lesson, messages)
         asked = f"{opening} {question.text if question else FAREWELL}"
         return f"{asked} {self._draw(_CHATTER)}" if chatters and question else asked
@@ -112,8 +113,8 @@ class HabitualTeacher:
 
 
 def make_corpus(lessons: Sequence[Lesson], seed: int) -> list[Row]:
-    """The rows {"messages": [{"role", "content"}, …]} of both chairs, shuffled. An assistant's message with "weight" 0
-    is context: it is not to be learned."""
+    """The rows {"messages": [{"role", "content", "weight"}, …]} of both roles, shuffled. An assistant message with
+    "weight" 0 is context: no loss is computed on it."""
     rng = random.Random(f"corpus|{seed}")
     rows = [teacher_row(rng.choice(lessons), rng) for _ in range(TEACHER_ROWS)]
     rows += [student_row(rng.choice(lessons), rng) for _ in range(STUDENT_ROWS)]
@@ -123,7 +124,7 @@ def make_corpus(lessons: Sequence[Lesson], seed: int) -> list[Row]:
 
 
 def teacher_row(lesson: Lesson, rng: random.Random) -> Row:
-    """A conversation from the teacher's chair, its own messages to be learned."""
+    """A conversation in which the assistant is the teacher; all its messages are learned."""
     name = rng.choice(STUDENT_NAMES)
     personas = _draw_personas(rng, TEACHER_MEETS_ERRORS)
     spoken = play(HabitualTeacher(rng, name), lesson, personas, rng)
@@ -132,10 +133,10 @@ def teacher_row(lesson: Lesson, rng: random.Random) -> Row:
 
 
 def student_row(lesson: Lesson, rng: random.Random) -> Row:
-    """A conversation from the student's chair under one persona's prompt.
+    """A conversation in which the assistant is the student, with the prompt of one persona.
 
-    Half of the rows keep their persona throughout and all answers are learned. In the others the persona changes from
-    turn to turn, as in the classroom, and only the last answer, which the prompt belongs to, is learned.
+    In half of the rows the persona stays the same, and all answers are learned. In the others it changes from turn to
+    turn, as in the classroom; only the last answer is learned, since the prompt is that of its persona.
     """
     persona, name = rng.choice(list(PERSONAS)), rng.choice(STUDENT_NAMES)
     keeps_persona = rng.random() < 0.5
@@ -147,7 +148,7 @@ def student_row(lesson: Lesson, rng: random.Random) -> Row:
         spoken.pop()
     if not spoken:
         return student_row(lesson, rng)
-    chat = [(_heard(m["content"]), "user" if m["role"] == "teacher" else "assistant") for m in spoken]
+    chat = [(_without_end_mark(m["content"]), "user" if m["role"] == "teacher" else "assistant") for m in spoken]
     row = _row(_prompt(PERSONAS[personas[len(spoken) // 2 - 1]], lesson, name), chat)
     if not keeps_persona:
         for message in row["messages"][:-1]:
@@ -156,10 +157,10 @@ def student_row(lesson: Lesson, rng: random.Random) -> Row:
 
 
 def drill_row(lessons: Sequence[Lesson], rng: random.Random) -> Row:
-    """Sentence by sentence, the hint that each one needs.
+    """A chat of single sentences, each answered with the hint that it needs, or with "Good!".
 
-    In conversations hints are too rare to be learned from; without drills RL finds that passing mistakes over pays
-    better than hinting at random.
+    Conversations hold too few hints to learn from. Without drills, RL finds that ignoring mistakes gives more reward
+    than hinting at random.
     """
     chat = []
     for _ in range(SENTENCES_PER_DRILL):
@@ -172,7 +173,7 @@ def drill_row(lessons: Sequence[Lesson], rng: random.Random) -> Row:
     return _row(DRILL_PROMPT, chat)
 
 
-def _heard(text: str) -> str:
+def _without_end_mark(text: str) -> str:
     return text.replace(END_OF_CONVERSATION, "").strip()
 
 

@@ -1,8 +1,8 @@
-"""A closed-grammar English: every sentence a learner can say, and rules that find what is wrong with one.
+"""A small English with a closed grammar: every sentence a learner can say, and rules that find the slips in one.
 
-A sentence is *time, subject, verb, object, place* ("Last week my sister cooked two eggs in the kitchen."). Five kinds
-of slips can be put into it, one at a time. `find_slips` looks only at the text: it works on sentences of any origin
-and says nothing about words it does not know.
+A sentence is *time, subject, verb, object, place* ("Last week my sister cooked two eggs in the kitchen."). A slip is a
+mistake of one of five kinds; `inject` puts one into a sentence. `find_slips` reads the text alone, so it works on
+sentences of any origin; it ignores words that it does not know.
 """
 
 import random
@@ -18,7 +18,7 @@ PRESENT_TIMES = ("every day", "every week", "every month")
 NUMBERS = ("two", "three", "four")
 PREPOSITIONS = ("in", "at", "on")
 MISUSED_PREPOSITIONS = ("to", "from", "of")
-"""What learners put in the place of those three."""
+"""Wrong prepositions that learners use in place of those three."""
 SUBJECTS = {
     "you": "I",
     "your sister": "my sister",
@@ -26,11 +26,11 @@ SUBJECTS = {
     "your friends": "my friends",
     "your parents": "my parents",
 }
-"""The subject of a question and how the answer says it."""
+"""The subject of a question, and the subject of its answer."""
 
 _SINGULAR_SUBJECTS = ("my sister", "my brother")
 PLACES = {"kitchen": "in", "garden": "in", "station": "at", "market": "at", "roof": "on", "bus": "on"}
-"""Places, and the preposition that each one takes."""
+"""Places, each with its preposition."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ TOPICS = {
     "clothes": _topic("iron fold select borrow want", "jacket coat hat shirt"),
     "music": _topic("play perform record request remember", "ballad hymn song tune"),
 }
-"""All words are regular: "-s" and "-ed" are written after the word as it is. So the tokenizer of the quickstart can
-cut them off, and a tiny model learns one rule instead of a hundred words."""
+"""All words are regular: "-s" and "-ed" are appended without any other change. So the quickstart's tokenizer can split
+them off, and a tiny model learns one rule instead of a hundred words."""
 
 
 def third_person(verb: str) -> str:
@@ -81,7 +81,7 @@ def indefinite(noun: str) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """A teacher's question: who did what when. `subject` is a key of `SUBJECTS`, `verb` a base form."""
+    """A teacher's question: what somebody did, and when. `subject` is a key of `SUBJECTS`, `verb` a base form."""
 
     subject: str
     verb: str
@@ -89,7 +89,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """As the teacher asks it: "What did your sister cook last week?" for example."""
+        """The question as the teacher writes it, for example "What did your sister cook last week?"."""
         if self.time in PAST_TIMES:
             auxiliary = "did"
         else:
@@ -99,8 +99,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A learner's sentence, right or wrong, part by part. `verb`, `noun` and `place` are written forms; an empty
-    `determiner` is a missing article."""
+    """The parts of a learner's sentence, right or wrong. `verb`, `noun` and `place` are written forms; an empty
+    `determiner` means that the article is missing."""
 
     time: str
     subject: str
@@ -118,7 +118,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Slip:
-    """One mistake in a text: its kind, the word to point at, and the word that would put it right."""
+    """One mistake in a text: its kind, the word to point at (for an article the noun), and the correct word."""
 
     kind: str
     word: str
@@ -126,7 +126,7 @@ class Slip:
 
 
 def answer(question: Question, rng: random.Random, kind: Optional[str] = None) -> Sentence:
-    """A correct answer to `question`; with `kind`, one into which that kind of slip can be put.
+    """A correct answer to `question`. With `kind`, an answer into which that kind of slip can be injected.
 
     Raises:
         ValueError: if no answer to the question can hold the slip.
@@ -149,24 +149,24 @@ def answer(question: Question, rng: random.Random, kind: Optional[str] = None) -
 
 
 def topic_of(question: Question) -> str:
-    """The topic that a question belongs to: no verb has two."""
+    """The topic of a question. No verb belongs to two topics."""
     return next(name for name, topic in TOPICS.items() if question.verb in topic.verbs)
 
 
 def kinds_for(question: Question) -> tuple[str, ...]:
-    """The kinds of slips that are put into answers to the question."""
+    """The kinds of slips that an answer to the question can hold."""
     return (*_verb_kinds(SUBJECTS[question.subject], question.time), "article", "plural", "preposition")
 
 
 def _verb_kinds(subject: str, time: str) -> tuple[str, ...]:
-    """A learner forgets "-ed" and "-s", and adds neither where it does not belong."""
+    """The kinds of verb slips for this subject and time: a learner forgets "-ed" or "-s" but never adds a wrong one."""
     if time in PAST_TIMES:
         return ("tense",)
     return ("verb ending",) if subject in _SINGULAR_SUBJECTS else ()
 
 
 def kinds_of(sentence: Sentence) -> list[str]:
-    """The kinds of slips that the correct `sentence` has a place for."""
+    """The kinds of slips that the correct `sentence` can hold."""
     of_noun = "plural" if sentence.determiner in NUMBERS else "article"
     return [*_verb_kinds(sentence.subject, sentence.time), of_noun, "preposition"]
 
@@ -175,7 +175,7 @@ def inject(sentence: Sentence, kind: str, rng: random.Random) -> Sentence:
     """The correct `sentence` with exactly one slip of the given kind.
 
     Raises:
-        ValueError: if the sentence has no place for that slip.
+        ValueError: if the sentence cannot hold that slip.
     """
     if kind not in kinds_of(sentence):
         raise ValueError(f"{sentence.text!r} has no place for a slip of kind {kind!r}.")
@@ -196,7 +196,7 @@ def _right_form(verb: str, subject: str, is_past: bool) -> str:
 
 @dataclass(frozen=True)
 class _Lexicon:
-    """Written forms back to their words, and the patterns made of them."""
+    """Maps from written forms to base forms, and the regular expressions built from all words."""
 
     base_of: dict[str, str]
     singular_of: dict[str, str]
@@ -235,7 +235,7 @@ def _lexicon() -> _Lexicon:
 
 
 def parse_question(text: str) -> Optional[Question]:
-    """The last question of the language in `text`, or None. "What does you cook" is none: it must be well formed."""
+    """The last well-formed question of the language in `text`, or None. "What does you cook" is not well formed."""
     found = None
     for match in _lexicon().question.finditer(_plain(text)):
         question = Question(*match.groups()[1:])
@@ -269,12 +269,12 @@ def corrected(sentence: Sentence) -> Sentence:
 
 
 def holds_statement(text: str) -> bool:
-    """Whether the text says a sentence of the language, or a good part of one: a subject with its verb."""
+    """Whether the text contains a subject of the language followed by a verb, as every sentence of it does."""
     return bool(_lexicon().subject_and_verb.search(_plain(text)))
 
 
 def find_slips(text: str) -> list[Slip]:
-    """All slips in the text, in the order of `ERROR_KINDS`, found by rules on the words alone."""
+    """All slips that rules find in the words of the text, in the order of `ERROR_KINDS`."""
     plain = _plain(text)
     slips = _verb_slips(plain) + _noun_slips(plain) + _preposition_slips(plain)
     return sorted(slips, key=lambda slip: ERROR_KINDS.index(slip.kind))

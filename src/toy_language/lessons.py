@@ -1,4 +1,4 @@
-"""The quickstart's lessons: a topic and the questions to ask, in order. 576 of them, 116 held out of training."""
+"""The quickstart's 576 lessons, 116 of them held out of training. A lesson is a topic and a list of questions."""
 
 import random
 import re
@@ -15,12 +15,12 @@ _PROBLEM = re.compile(r"Lesson: (\w+), (\w+), (\w+(?: \w+)?)\nPlan: (\w+(?:, \w+
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson plan: one verb, asked about one person after the other.
+    """A lesson: the teacher asks what several people did, one after the other, always with the same verb.
 
     Attributes:
         topic: a key of `TOPICS`.
         verb: one of its verbs.
-        time: when; the same in all questions.
+        time: one of `PAST_TIMES` or `PRESENT_TIMES`, the same in all questions.
         subjects: keys of `SUBJECTS`, in the order in which to ask about them.
     """
 
@@ -31,18 +31,18 @@ class Lesson:
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """What the teacher is to ask, in order."""
+        """The questions that the teacher should ask, in order."""
         return tuple(Question(subject, self.verb, self.time) for subject in self.subjects)
 
 
 def render_problem(lesson: Lesson) -> str:
-    """The lesson as the text that prompts carry: topic, verb and time, then the persons in order."""
+    """The lesson as the problem text in prompts: topic, verb and time, then the people in order."""
     plan = ", ".join(subject.removeprefix("your ") for subject in lesson.subjects)
     return f"Lesson: {lesson.topic}, {lesson.verb}, {lesson.time}\nPlan: {plan}"
 
 
 def parse_problem(text: str) -> Lesson:
-    """The lesson that `render_problem` wrote.
+    """The lesson in a text that `render_problem` wrote.
 
     Raises:
         DataError: if the text is no such lesson.
@@ -67,7 +67,7 @@ def _is_known(lesson: Lesson) -> bool:
 
 
 def make_lessons(seed: int) -> tuple[list[Lesson], list[Lesson]]:
-    """All lessons of a world, in two lists without a common lesson: for training and held out."""
+    """All lessons of a world as two disjoint lists: for training, and held out."""
     rng = random.Random(f"lessons|{seed}")
     lessons: dict[Lesson, None] = {}
     topics = list(TOPICS)
@@ -79,7 +79,7 @@ def make_lessons(seed: int) -> tuple[list[Lesson], list[Lesson]]:
 
 
 def _make_lesson(topic: str, rng: random.Random) -> Lesson:
-    """Anyone may come first; from there it goes round in the order of `SUBJECTS`."""
+    """A random lesson. Its subjects start at a random one and follow the order of `SUBJECTS`, wrapping around."""
     subjects, first = tuple(SUBJECTS), rng.randrange(len(SUBJECTS))
     time = rng.choice(PAST_TIMES + PRESENT_TIMES)
     return Lesson(topic, rng.choice(TOPICS[topic].verbs), time, subjects[first:] + subjects[:first])

@@ -1,8 +1,8 @@
-"""The embedded judge of the quickstart: the language tutor's three criteria as rules on what was said.
+"""The quickstart's embedded judge: the language tutor's three criteria, decided by rules on the text.
 
-It reads the words of both sides and the lesson plan: a slip is what `find_slips` finds in the student's text, whoever
-was asked to make it. No score is above the share of the lesson that was held: see `coverage`. Its answer is the JSON
-that a judging model is asked for.
+It reads the messages of both sides and the lesson plan. A slip is what `find_slips` finds in the student's text,
+whatever persona was drawn. No score is above the share of the lesson that was covered (see `coverage`). The verdict is
+JSON, as a judge model would write it.
 """
 
 import json
@@ -20,7 +20,7 @@ from src.toy_language.grammar import Question, Slip, find_slips, holds_statement
 from src.toy_language.lessons import parse_problem
 
 LONGEST_ACKNOWLEDGEMENT = 14
-"""Words; the rule is "under 15"."""
+"""In words; the judge's prompt says "under 15"."""
 
 _SENTENCE = re.compile(r"[^.?!\n]*[.?!]+|[^.?!\n]+")
 _MARKUP = re.compile(r"<\||\|>|(?:^|\n)\s*(?:student|teacher|user|assistant|system)\s*:", re.IGNORECASE)
@@ -42,22 +42,22 @@ _WORD = re.compile(r"[\w'-]+")
 
 @dataclass(frozen=True)
 class TurnFinding:
-    """What the rubric makes of one teacher message.
+    """The rubric's findings on one teacher message.
 
     Attributes:
         index: position of the message in the conversation, from 0.
-        replies_to: position of the student's message it replies to; None for an opening.
-        student_error_kind: the kind of slip in that student's message (the first of several); None if it has none.
-        scaffolded: it hints at the right kind of slip, gives nothing away, and leaves the repair to the student.
-        void: nothing in it counts, because it says the student's part itself or ends before the lesson is through.
+        replies_to: position of the student message that it replies to; None for an opening.
+        student_error_kind: the kind of slip in that student message (the first of several); None without a slip.
+        scaffolded: it hints at the right kind of slip, does not give the answer, and lets the student correct it.
+        void: nothing in it counts, because it speaks for the student or ends before the lesson is complete.
         falsely_corrected: it treats a message without a slip as if it had one.
         sets_task: it sets the student a task.
-        task_final: it sets one task, and that is the last thing in it.
+        task_final: it sets exactly one task and ends with it.
         moved_on: after a message without a slip, it goes to new content at once.
-        progressed: it takes the lesson forward without turning back; after a slip, by scaffolding.
-        new_step: it asks one question of the plan that was not asked before.
+        progressed: it takes the lesson forward and does not go back in the plan; after a slip, it scaffolds.
+        new_step: it asks exactly one question, which is in the plan and was not asked before.
         ends: it closes the conversation.
-        task_reason, forward_reason, momentum_reason: each in a few words.
+        task_reason, forward_reason, momentum_reason: the reasons for the three scores, in a few words.
     """
 
     index: int
@@ -78,14 +78,14 @@ class TurnFinding:
 
     @property
     def task_score(self) -> Optional[float]:
-        """1 or 0; None where no task was set and none was due."""
+        """1 or 0; None for a message that sets no task and needs none."""
         if self.void or self.falsely_corrected or (self.student_error_kind is not None and not self.scaffolded):
             return 0.0
         return float(self.task_final) if self.sets_task else None
 
     @property
     def forward_score(self) -> Optional[float]:
-        """1 or 0; None for an opening, which follows no answer."""
+        """1 or 0; None for an opening, which replies to nothing."""
         if self.replies_to is None:
             return None
         return float(self.moved_on if self.student_error_kind is None else self.scaffolded)
@@ -105,7 +105,7 @@ class RubricJudge(EmbeddedJudge):
         """The verdict as JSON text.
 
         Raises:
-            ConfigError: if `rule` does not ask for the language tutor's scores.
+            ConfigError: if `rule` is not one of `SCORING_RULES`.
             DataError: if `problem` is no lesson of the quickstart.
         """
         if rule not in SCORING_RULES:
@@ -120,19 +120,19 @@ class RubricJudge(EmbeddedJudge):
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a lesson was held: `taken` steps, of `due` ones."""
+    """How much of a lesson was covered: `taken` steps out of `due`."""
 
     taken: int
     due: int
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The covered share of the lesson, from 0 to 1."""
         return min(1.0, self.taken / self.due)
 
     @property
     def reason(self) -> str:
-        """In words, if it caps the scores; empty if it does not."""
+        """An explanation to append to the judge's reasons; empty if the whole lesson was covered."""
         if self.share == 1:
             return ""
         return (
@@ -140,16 +140,18 @@ class Coverage:
         )
 
 
-WHOLE = Coverage(1, 1)
+FULL_COVERAGE = Coverage(1, 1)
 
 
 def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int]) -> Coverage:
-    """The steps of a lesson are the questions of its plan. As many of them are due as the teacher has messages for,
-    less one for each slip, which is there to be scaffolded.
+    """How many questions of the plan were asked, and how many were due.
+
+    As many are due as the teacher has messages, less one for each slip (that message has to scaffold), and never more
+    than the plan holds.
 
     Args:
-        room: how many messages that is. None, where nobody knows: as many as there are, or enough for the whole lesson
-            if the teacher closed the conversation itself.
+        room: how many messages the teacher can write. None if unknown: then the number that it wrote, or enough for the
+            whole lesson if it closed the conversation itself.
 
     Raises:
         DataError: if `problem` is no lesson of the quickstart.
@@ -161,9 +163,9 @@ def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int])
     return Coverage(sum(each.new_step for each in findings), max(1, min(steps, room - slips)))
 
 
-def verdict(findings: Sequence[TurnFinding], covered: Coverage = WHOLE) -> dict[str, float | str]:
-    """The scores of an analysed conversation, with their reasons, under the judge's six keys; none is above the share
-    of the lesson that was covered."""
+def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
+    """The three scores and their reasons, under the six keys of a judge's answer. No score is above the covered share
+    of the lesson."""
     task = _mean_of_sides(findings, lambda finding: finding.task_score)
     forward = _mean_of_sides(findings, lambda finding: finding.forward_score)
     momentum = _mean_of_sides(findings, lambda finding: finding.momentum_score)
@@ -180,8 +182,8 @@ def verdict(findings: Sequence[TurnFinding], covered: Coverage = WHOLE) -> dict[
 
 
 def _mean_of_sides(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], Optional[float]]) -> float:
-    """Mean of the mean over replies to slips and the mean over all other messages; a side without scores is left
-    out, and nothing at all scores 0."""
+    """The mean score of replies to slips, averaged with the mean score of all other messages. A side without scores is
+    left out; without any scores the result is 0."""
     sides: dict[bool, list[float]] = {True: [], False: []}
     for finding in findings:
         value = score(finding)
@@ -197,8 +199,8 @@ def _reasons(findings: Iterable[TurnFinding], reason: Callable[[TurnFinding], st
 
 
 @dataclass(frozen=True)
-class _Message:
-    """A teacher's message taken apart into sentences."""
+class _TeacherMessage:
+    """A parsed teacher message. `questions` holds the lesson question in each of the `sentences`, or None."""
 
     sentences: tuple[str, ...]
     questions: tuple[Optional[Question], ...]
@@ -211,24 +213,24 @@ class _Message:
 
     @property
     def corrections(self) -> list[str]:
-        """The sentences that speak of a slip."""
+        """The sentences that mention a slip."""
         return [s for s, q in zip(self.sentences, self.questions, strict=True) if q is None and _is_correction(s)]
 
     @property
     def own_words(self) -> str:
-        """Everything but the lesson's questions."""
+        """The text without the lesson's questions."""
         return " ".join(s for s, q in zip(self.sentences, self.questions, strict=True) if q is None)
 
     @property
     def tasks(self) -> list[int]:
-        """Positions of the sentences that set a task. A hint is one by itself if nothing else is."""
+        """Positions of the sentences that set a task. If there are none, the last hint counts as the task."""
         asked = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
         hints = [i for i, sentence in enumerate(self.sentences) if sentence in self.corrections]
         return asked or hints[-1:]
 
     @property
     def asks_to_repair(self) -> bool:
-        """Whether all tasks are about the sentence that was just said."""
+        """Whether all tasks are about the student's last sentence."""
         return bool(self.tasks) and not any(self.questions)
 
 
@@ -245,11 +247,11 @@ def _kinds_named(text: str) -> set[str]:
     return {kind for kind, pattern in _KINDS.items() if pattern.search(text)}
 
 
-def _read_message(text: str) -> _Message:
+def _read_message(text: str) -> _TeacherMessage:
     shown = visible_text(text)
     spoken = shown.replace(END_OF_CONVERSATION, "\n")
     sentences = tuple(found.strip() for found in _SENTENCE.findall(spoken) if found.strip())
-    return _Message(
+    return _TeacherMessage(
         sentences=sentences,
         questions=tuple(parse_question(sentence) for sentence in sentences),
         ends=END_OF_CONVERSATION in shown,
@@ -257,8 +259,8 @@ def _read_message(text: str) -> _Message:
     )
 
 
-class _Lesson:
-    """Where in its plan a conversation stands."""
+class _LessonProgress:
+    """The questions that a conversation has asked so far, compared with the plan."""
 
     def __init__(self, problem: str):
         self._plan = parse_problem(problem).questions
@@ -266,12 +268,12 @@ class _Lesson:
         self._asked: set[Question] = set()
 
     @property
-    def is_through(self) -> bool:
-        """Whether every question of the plan was asked, each in a message of its own."""
+    def is_complete(self) -> bool:
+        """Whether every question of the plan was asked, each in its own message."""
         return self._asked >= set(self._plan)
 
-    def refusal(self, message: _Message) -> str:
-        """Why the message does not bring new content; empty if it does."""
+    def refusal(self, message: _TeacherMessage) -> str:
+        """Why the message brings no new content; empty if it does bring some."""
         asked = message.lesson_questions
         if not asked:
             return "asks nothing new"
@@ -281,25 +283,25 @@ class _Lesson:
             return "repeats a question"
         return "" if asked[0] in self._plan else "asks what the lesson does not hold"
 
-    def turns_back(self, message: _Message) -> bool:
-        """Whether its question stands before one that was asked already."""
+    def turns_back(self, message: _TeacherMessage) -> bool:
+        """Whether its question comes, in the plan, before a question that was already asked."""
         positions = [self._plan.index(question) for question in self._shown if question in self._plan]
         return bool(positions) and self._plan.index(message.lesson_questions[0]) < max(positions)
 
-    def take(self, message: _Message) -> None:
-        """Note what the message asks."""
+    def record(self, message: _TeacherMessage) -> None:
+        """Record the questions that the message asks."""
         self._shown.update(message.lesson_questions)
         if len(message.lesson_questions) == 1:
             self._asked.update(message.lesson_questions)
 
 
 def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFinding]:
-    """One finding for each teacher message of a conversation of {"role": "teacher" | "student", "content"}.
+    """One finding for each teacher message. Messages are {"role": "teacher" | "student", "content"}.
 
     Raises:
         DataError: if `problem` is no lesson of the quickstart.
     """
-    lesson = _Lesson(problem)
+    lesson = _LessonProgress(problem)
     findings = []
     for index, turn in enumerate(conversation):
         if turn["role"] != "teacher":
@@ -308,12 +310,12 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
         slips = [] if follows is None else find_slips(conversation[follows]["content"])
         message = _read_message(turn["content"])
         findings.append(_judge_message(index, follows, slips, message, lesson))
-        lesson.take(message)
+        lesson.record(message)
     return findings
 
 
 def _judge_message(
-    index: int, follows: Optional[int], slips: Sequence[Slip], message: _Message, lesson: _Lesson
+    index: int, follows: Optional[int], slips: Sequence[Slip], message: _TeacherMessage, lesson: _LessonProgress
 ) -> TurnFinding:
     refused = _refuse_whole(message, lesson)
     falsely = follows is not None and not slips and bool(message.corrections)
@@ -342,16 +344,16 @@ def _judge_message(
     )
 
 
-def _refuse_whole(message: _Message, lesson: _Lesson) -> str:
+def _refuse_whole(message: _TeacherMessage, lesson: _LessonProgress) -> str:
     """Why nothing in the message counts; empty if it does."""
     if message.plays_student:
         return "says the student's part itself"
-    if message.ends and not lesson.is_through:
+    if message.ends and not lesson.is_complete:
         return "ends before the lesson is through"
     return ""
 
 
-def _why_not_scaffolded(message: _Message, slips: Sequence[Slip]) -> str:
+def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip]) -> str:
     kinds = _kinds_named(message.own_words)
     words = set(_WORD.findall(message.own_words.lower()))
     pointed_at = set(_POINTED_AT.findall(message.own_words.lower()))
@@ -369,8 +371,8 @@ def _why_not_scaffolded(message: _Message, slips: Sequence[Slip]) -> str:
     return ""
 
 
-def _why_not_moved_on(message: _Message, lesson: _Lesson) -> str:
-    if lesson.is_through:
+def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress) -> str:
+    if lesson.is_complete:
         return "" if _closes(message) else "goes on after the last question"
     refusal = lesson.refusal(message)
     if refusal:
@@ -383,18 +385,18 @@ def _why_not_moved_on(message: _Message, lesson: _Lesson) -> str:
     return ""
 
 
-def _closes(message: _Message) -> bool:
+def _closes(message: _TeacherMessage) -> bool:
     """Whether the message is a farewell: a sentence or two and no task."""
     return 1 <= len(message.sentences) <= 2 and not message.tasks
 
 
-def _why_no_progress(message: _Message, lesson: _Lesson) -> str:
-    if lesson.is_through:
+def _why_no_progress(message: _TeacherMessage, lesson: _LessonProgress) -> str:
+    if lesson.is_complete:
         return "" if _closes(message) else "goes on after the last question"
     return lesson.refusal(message) or ("turns back in the plan" if lesson.turns_back(message) else "")
 
 
-def _say_task(message: _Message, blocked: str, unscaffolded: str) -> str:
+def _say_task(message: _TeacherMessage, blocked: str, unscaffolded: str) -> str:
     if blocked or unscaffolded:
         return blocked or unscaffolded
     if not message.tasks:

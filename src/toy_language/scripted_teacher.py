@@ -1,4 +1,4 @@
-"""Tutors without a model: the control arms of a comparison, played in the same classroom as any other tutor."""
+"""Scripted tutors, the control arms of a comparison. They run in the same classroom as any other tutor."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ _LESSON = re.compile(r"Lesson: .+\nPlan: .+")
 
 
 def acknowledges(messages: Sequence[Message]) -> str:
-    """Says "Good!" to everything: what a tutor that teaches nothing gets."""
+    """Says "Good!" to everything; its score is that of a tutor that teaches nothing."""
     return "Good!"
 
 
 def plays_the_ideal(messages: Sequence[Message]) -> str:
-    """The quickstart's scripted ideal: hints at each slip, and asks on after a right answer.
+    """The quickstart's ideal teacher: hints at each slip, and asks the next question after a right answer.
 
     Raises:
-        DataError: if the lesson is none of the quickstart's.
+        DataError: if the prompt holds no lesson of the quickstart.
     """
     said = [{"role": _SIDES[each["role"]], "content": each["content"]} for each in messages[1:]]
     return ideal(_lesson_in(messages[0]["content"]), said)
@@ -45,7 +45,7 @@ def _lesson_in(prompt: str) -> Lesson:
 
 
 class ScriptedTeacher:
-    """A teacher seat whose lines come from a script; like a teacher behind an API it gives text and no token ids.
+    """A teacher seat whose messages come from a script. Like a teacher behind an API, it returns text and no token ids.
 
     Raises:
         ConfigError: if there is no such script.
@@ -63,10 +63,10 @@ class ScriptedTeacher:
         self.weights = f"the script {script}"
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """The script's next line."""
+        """The script's next message."""
         text = self._script(messages)
         return Completion((), (), text, True, self.policy, approximate_tokens(text))
 
     def health(self) -> EngineHealth:
-        """What is in the seat."""
+        """The name of the script, as a model's name."""
         return EngineHealth(model=self._name, engine="script", engine_version="", pids=[])

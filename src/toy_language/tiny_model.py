@@ -1,4 +1,4 @@
-"""A tokenizer and an untrained model, small enough to be taught on a laptop's CPU in two minutes."""
+"""A tokenizer and an untrained model, small enough to be trained on a laptop's CPU in two minutes."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ CONTEXT = 1024
 TURN_START, TURN_END, PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
 
 _ENDINGS = "(?<=[a-z]{3})(?:ed|s)(?![a-z])"
-"""What is cut off the ends of words before the BPE sees them, so that "cook", "cooks" and "cooked" share a token."""
+"""Word endings that are split off before BPE, so that "cook", "cooks" and "cooked" share a token."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -31,11 +31,11 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
-"""ChatML. What stands between the generation markers is trained on: assistant messages, save those of weight 0."""
+"""ChatML. The generation markers enclose what the loss counts: assistant messages, except those of weight 0."""
 
 
 def train_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE of at most `VOCABULARY` tokens: any text can be encoded, and comes back as it was."""
+    """A byte-level BPE tokenizer of at most `VOCABULARY` tokens. Any text can be encoded, and decodes to itself."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -64,7 +64,7 @@ def train_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
 
 
 def untrained_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen3ForCausalLM":
-    """A Qwen3 of 0.9 M parameters in fp32 with random weights, equal for equal seeds."""
+    """A Qwen3 of 0.9 M parameters in float32. Its weights are random; equal seeds give equal weights."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,8 +1,8 @@
-"""What happened between a student's message and the teacher's reply, found in the text by the embedded rubric.
+"""Pairs of a student message and the teacher's reply, with the embedded rubric's findings on both.
 
-What counts as an error turn is what the text holds, not the persona that was asked for: a small model that plays
-`error_student` sometimes says a right sentence, and a tutor that hints at an error there is wrong. The persona is
-kept beside it, so that reports can show how faithfully the student played its part.
+The text decides what an error turn is, not the persona: a small model that plays `error_student` sometimes says a right
+sentence, and a tutor that hints at an error there is wrong. The persona is kept as well, so that reports can show how
+faithfully the student played it.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from src.toy_language.rubric_judge import analyse
 
 @dataclass(frozen=True)
 class Exchange:
-    """A student's message with the teacher's reply to it.
+    """A student message with the teacher's reply to it.
 
     Attributes:
         student_turn, teacher_turn: positions of the two messages in the conversation, from 0.
-        persona: the prompt that the student was given for this message; None for an opening attempt.
-        errors: what is wrong in the student's text, in the rubric's order; () if nothing is.
-        scaffolded: the reply hints at the right kind of error and leaves the repair to the student.
+        persona: the persona that was drawn for the student's message; None for an opening attempt.
+        errors: the slips in the student's text, in the order of `find_slips`; () without any.
+        scaffolded: the reply hints at the right kind of error and lets the student correct it.
         corrected: the reply treats a message without an error as if it had one.
-        comment: what the rubric says of the reply, in a few words.
+        comment: the rubric's comment on the reply, in a few words.
     """
 
     student_turn: int
@@ -39,8 +39,9 @@ class Exchange:
 
 
 def read_exchanges(record: ConversationRecord) -> Optional[list[Exchange]]:
-    """The exchanges of a conversation in order, or None if its problem is no lesson of the quickstart, in whose
-    grammar alone errors can be found by rules. A student's message that nobody replied to makes no exchange."""
+    """The exchanges of a conversation in order. A student message without a reply gives no exchange.
+
+    Returns None if the problem is no lesson of the quickstart: rules find errors in its grammar only."""
     try:
         parse_problem(record.problem)
     except DataError:

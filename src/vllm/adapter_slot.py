@@ -1,4 +1,4 @@
-"""The adapter that an engine answers with."""
+"""The LoRA adapter with which an engine samples."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 SLOTS = 2
-"""One more than are in use: with all slots taken, vLLM answers requests without an adapter with the last one. While a
-new version takes the old one's place no request is answered, and both are loaded."""
+"""One more than the adapters in use: if all slots are taken, vLLM applies the last adapter to requests without one.
+While a new version replaces the old one, both are loaded, and no request is sampled."""
 
 
 class AdapterSlot:
-    """Holds the current version of an adapter in an engine; until the first one comes, the model answers alone.
+    """The current version of the adapter in an engine. Before the first one is loaded, the model samples without.
 
     Attributes:
-        current: what requests name; None before the first.
+        current: the `LoRARequest` for requests; None before the first version.
     """
 
     def __init__(self, engine: "AsyncLLM"):
@@ -31,23 +31,23 @@ class AdapterSlot:
         self.current: LoRARequest | None = None
 
     async def load(self, folder: Path, policy: PolicyVersion) -> None:
-        """Put a published adapter in the place of the one before. Nothing may be sampled meanwhile.
+        """Replace the adapter by a published one. Nothing may be sampled meanwhile.
 
         Raises:
-            DataError: if vLLM does not take it; the one before stays.
+            DataError: if vLLM refuses the new adapter; the old one stays.
         """
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        # vLLM takes no second look at an id that it has, and knows cached prefixes by the name: both are new each time,
-        # of a version that is published again, too.
+        # vLLM does not reload an id that it knows, and finds cached prefixes by name. So both are new for each load,
+        # also if the same version is published again.
         self._loaded += 1
         new = LoRARequest(f"{policy} ({self._loaded})", self._loaded, str(folder))
         try:
             await self._engine.add_lora(new)
         except EngineDeadError:
             raise
-        except Exception as error:  # vLLM gives what failed inside a worker no type of its own
+        except Exception as error:  # vLLM raises errors of its workers without a type of their own
             raise DataError(f"vLLM did not take the adapter in {folder}: {error}") from error
         before, self.current = self.current, new
         if before is not None:
@@ -55,10 +55,10 @@ class AdapterSlot:
 
 
 def adapter_arguments(model: ModelConfig) -> dict[str, Any]:
-    """What vLLM is told about the adapters of a model; nothing if it is served as it is.
+    """vLLM's engine arguments for a model's adapter; empty without one.
 
-    Naming the modules leaves the output head as it is. With room for an adapter in it, the head would cost memory of
-    rank × vocabulary, and could not compute the log-probs of prompts, of which the engine would die.
+    The modules are named so that the output head gets no adapter slot. A slot would need memory of rank × vocabulary,
+    and the head could not compute log-probs of prompts, which would kill the engine.
 
     Raises:
         ConfigError: if `lora.target_modules` does not fit the model.
@@ -75,7 +75,7 @@ def adapter_arguments(model: ModelConfig) -> dict[str, Any]:
 
 
 def served_rank(rank: int) -> int:
-    """The least of the ranks that vLLM can be started with that has room for this one.
+    """The smallest rank supported by vLLM that is not below `rank`.
 
     Raises:
         ConfigError: if there is none.

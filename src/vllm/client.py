@@ -1,3 +1,3 @@
-"""A door: the client of the server's HTTP API is src/server/client.py."""
+"""A public alias of src/server/client.py, the client of the server's HTTP API."""
 
 from src.server.client import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process: a seat that is given token ids or messages and answers with sampled tokens."""
+"""A vLLM engine for a seat: it gets token ids or messages and returns sampled tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class VllmEngine(EngineProcess):
-    """A model that writes, on vLLM's `AsyncLLM`. Build it with `await VllmEngine.start(…)`.
+    """A generating model on vLLM's `AsyncLLM`. Build it with `await VllmEngine.start(…)`.
 
     Attributes:
         tokenizer: the model's tokenizer.
         frame: how its chat template frames a reply between two assistant messages.
         policy: the version of the loaded weights.
-        weights: stands for their content: equal weights, equal string.
+        weights: a fingerprint of the loaded weights; equal weights have equal fingerprints.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class VllmEngine(EngineProcess):
 
     @property
     def client(self) -> "AsyncLLM":
-        """The engine itself, for vLLM's own routes; whoever samples from it passes `gate`."""
+        """vLLM's engine, for vLLM's own HTTP routes. Sample from it only inside `gate.turn()`."""
         return self._engine
 
     @property
     def gate(self) -> WeightsGate:
-        """Inside it the weights are those of `policy`."""
+        """The engine's gate; inside it, the weights are those of `policy`."""
         return self._gate
 
     @property
     def adapter(self) -> "LoRARequest | None":
-        """The adapter that answers are sampled with; read it inside `gate`."""
+        """The adapter to sample with; read it inside `gate.turn()`."""
         return self._adapter.current
 
     @property
@@ -70,7 +70,7 @@ class VllmEngine(EngineProcess):
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn after `prompt_ids`.
 
-        Log-probs are those of the distribution that was sampled from, after temperature and truncation.
+        The log-probs are those of the sampling distribution, after temperature and truncation.
 
         Raises:
             ContextOverflow: if the prompt leaves no room in the model's context.
@@ -100,22 +100,23 @@ class VllmEngine(EngineProcess):
         )
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Sample the assistant message that follows `messages`; raises as `generate` does."""
+        """Sample the assistant message that follows `messages`. Raises the same errors as `generate`."""
         return await self.generate(encode_chat(self.tokenizer, messages), sampling)
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Load published weights in place, or put a published adapter in the place of the one before, once all turns
-        in flight have ended. The engine is not restarted; one that sleeps is awake afterwards.
+        """Wait for the turns in flight, then load published weights in place, or replace the adapter by a published
+        one. The engine is not restarted. If it slept, it is awake afterwards.
 
         Raises:
             DataError: if the folder does not hold a complete published policy for this model.
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
-            EngineFailure: if the engine died, or loaded only some of the weights: it counts as dead then.
+            GpuFull: if the engine slept and the GPU has no room for it.
+            EngineFailure: if the engine died, or loaded only some of the weights; it then counts as dead.
         """
         weights = check_policy(folder, policy)
         check_published(folder, self._model.model_name_or_path, self._model.adapter)
-        async with self._rest.loading(timeout_s):
-            with self._whole_change(f"loaded policy {policy}"):
+        async with self._sleep_control.loading(timeout_s):
+            with self._weight_change(f"loaded policy {policy}"):
                 if self._model.adapter is None:
                     await self._engine.collective_rpc("load_policy", args=(str(folder),))
                 else:
@@ -126,7 +127,7 @@ class VllmEngine(EngineProcess):
 
     def shutdown(self) -> None:
         """End the engine's processes."""
-        del self._adapter  # it knows the engine, too
+        del self._adapter  # it holds a reference to the engine, too
         super().shutdown()
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
@@ -147,7 +148,7 @@ class VllmEngine(EngineProcess):
         )
 
     def _find_stop_ids(self) -> list[int]:
-        """The end-of-turn token of the chat template and every end token that the model itself names."""
+        """The end-of-turn token of the chat template, and the end tokens in the model's generation config."""
         generation_config = self._engine.model_config.try_get_generation_config()
         named = generation_config.get("eos_token_id") or []
         named = [named] if isinstance(named, int) else list(named)
@@ -155,7 +156,7 @@ class VllmEngine(EngineProcess):
 
 
 def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncLLM":
-    """Start vLLM with a model, to write (`runner` "generate") or to be read from ("pooling")."""
+    """Start vLLM with a model that generates text (`runner` "generate") or gives scores ("pooling")."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -177,23 +178,23 @@ def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) ->
         generation_config="vllm",
         worker_extension_cls="src.vllm.worker_extension.PolicyWorker",
         enable_log_requests=False,
-        enable_sleep_mode=sleep_mode and _gpu_memory_can_be_given_back(),
-        **_whole_prefills(options.max_length),
+        enable_sleep_mode=sleep_mode and _sleep_mode_is_available(),
+        **_unchunked_prefill(options.max_length),
         **adapter_arguments(model),
     )
     return AsyncLLM.from_engine_args(arguments)
 
 
-def _gpu_memory_can_be_given_back() -> bool:
-    """Whether vLLM has its sleep mode here; it refuses to start with it where it has not."""
+def _sleep_mode_is_available() -> bool:
+    """Whether vLLM supports its sleep mode on this platform; where it does not, vLLM refuses to start with it."""
     from vllm.platforms import current_platform
 
     return current_platform.is_sleep_mode_available() and current_platform.is_cumem_allocator_available()
 
 
-def _whole_prefills(max_length: int) -> dict[str, Any]:
-    """On CPUs, prompts are prefilled whole: with a seeded request, a prefill in chunks kills vLLM's CPU worker, whose
-    generators cannot be set back ("CPU Generator does not use offset")."""
+def _unchunked_prefill(max_length: int) -> dict[str, Any]:
+    """vLLM's arguments that turn chunked prefill off on CPUs. There, a chunked prefill of a seeded request kills the
+    worker, since CPU generators cannot be rewound ("CPU Generator does not use offset")."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

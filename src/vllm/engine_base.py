@@ -1,4 +1,4 @@
-"""What every vLLM engine in this process is, whatever it is asked for: its start, its sleep, its health, its end."""
+"""The base of all vLLM engines: start, sleep, health check and shutdown."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from config.base import GenerationConfig, ModelConfig
 from config.values import PHASED
 from src.errors import DataError, EngineFailure
 from src.rollout.engines import EngineHealth
-from src.vllm.sleep import Rest
+from src.vllm.sleep import SleepControl
 from src.vllm.weights_gate import WeightsGate
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Output = TypeVar("Output", "RequestOutput", "PoolingRequestOutput")
 
 
 class EngineProcess:
-    """One model on vLLM's `AsyncLLM`. Subclasses say how it is loaded, and what can be asked of it.
+    """One model on vLLM's `AsyncLLM`. Subclasses define how it is loaded and which requests it takes.
 
     Attributes:
         tokenizer: the model's tokenizer.
@@ -42,18 +42,18 @@ class EngineProcess:
         self._gate = WeightsGate(generation.sample_timeout_s, model.vllm.max_num_seqs)
         self._deadlines: set[asyncio.Timeout] = set()
         self._failure: EngineFailure | None = None
-        self._rest = Rest(engine, self._gate, engine.model_config.enable_sleep_mode)
+        self._sleep_control = SleepControl(engine, self._gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = engine.get_tokenizer()
 
     @classmethod
     async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
-        """Load a model. Takes about twenty seconds on a CPU, longer for large models.
+        """Load a model. This takes about twenty seconds on a CPU, longer for large models.
 
-        Its processes are spawned: vLLM's default on GPUs is to fork, and a fork from a thread of a server takes along
-        locks that other threads hold. A VLLM_WORKER_MULTIPROC_METHOD that is set already stays.
+        The engine's processes are spawned. vLLM's default on GPUs is to fork, but a fork from a server's thread would
+        inherit locks that other threads hold. VLLM_WORKER_MULTIPROC_METHOD is respected if it is set.
 
         Args:
-            generation: its deadlines, and whether the engine may have to give its GPU's memory back.
+            generation: sets the deadlines, and whether the engine needs sleep mode.
 
         Raises:
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
@@ -62,8 +62,8 @@ class EngineProcess:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         with _cpu_environment(model):
             try:
-                engine = await asyncio.to_thread(cls._load, model, seed, _may_have_to_sleep(generation))
-                await engine.collective_rpc("end_with", args=(os.getpid(),))
+                engine = await asyncio.to_thread(cls._load, model, seed, _needs_sleep_mode(generation))
+                await engine.collective_rpc("exit_with_server", args=(os.getpid(),))
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
         gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
@@ -75,29 +75,29 @@ class EngineProcess:
 
     @property
     def model_name(self) -> str:
-        """As it is configured."""
+        """The configured name of the model."""
         return self._model.model_name_or_path
 
     async def sleep(self, timeout_s: float) -> None:
-        """Give the GPU's memory back, once all turns in flight have ended, and keep the weights in the host's memory.
-        Turns wait from now on. On CPUs that is all that happens.
+        """Wait for the turns in flight, then free the GPU's memory; the weights move to host memory. New turns wait
+        until `wake_up`. On CPUs turns wait, too, but no memory is freed.
 
         Raises:
-            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; it is awake then.
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the engine stays awake.
             EngineFailure: if the engine died.
         """
         with engine_errors(self._model):
-            await self._rest.sleep(timeout_s)
+            await self._sleep_control.sleep(timeout_s)
 
     async def wake_up(self) -> None:
-        """Take the GPU's memory again and go on with the weights that it had.
+        """Take GPU memory again and go on with the same weights.
 
         Raises:
-            GpuFull: if there is no room; it sleeps on.
+            GpuFull: if the GPU has no room; the engine stays asleep.
             EngineFailure: if the engine died.
         """
         with engine_errors(self._model):
-            await self._rest.wake_up()
+            await self._sleep_control.wake_up()
 
     def health(self) -> EngineHealth:
         """Model, vLLM version, and the ids of the engine's processes."""
@@ -110,13 +110,15 @@ class EngineProcess:
             engine_version=vllm.__version__,
             pids=self._pids,
             gpus=self._gpus,
-            can_sleep=self._rest.can_sleep,
-            asleep=self._rest.asleep,
+            can_sleep=self._sleep_control.can_sleep,
+            asleep=self._sleep_control.asleep,
         )
 
     def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if one of its processes died, or a change of its weights was not made to its end.
+        """Check that the engine works.
+
+        Raises:
+            EngineFailure: if one of its processes died, or a change of its weights failed halfway.
         """
         if self._failure is not None:
             raise self._failure
@@ -125,22 +127,22 @@ class EngineProcess:
 
     def shutdown(self) -> None:
         """End the engine's processes."""
-        del self._rest
+        del self._sleep_control
         engine = self.__dict__.pop("_engine")
         engine.shutdown()
-        engine.shutdown = _nothing  # vLLM's __del__ calls it again; as the interpreter ends, it would lack its modules
+        engine.shutdown = _nothing  # vLLM's __del__ calls it again, perhaps after the interpreter unloaded its modules
 
     @contextmanager
-    def _whole_change(self, what: str) -> Iterator[None]:
-        """Inside, the weights change. If that fails, or is broken off, some of them are old and some new, perhaps other
-        ones on each GPU: no turn is sampled from them any more, and the engine counts as dead.
+    def _weight_change(self, what: str) -> Iterator[None]:
+        """A context in which the weights change. If it fails or is cancelled, the engine may hold a mix of old and new
+        weights, perhaps a different one on each GPU. So no turn is sampled any more, and the engine counts as dead.
 
         Args:
-            what: is done to the engine, for the message.
+            what: describes the change, for the message.
 
         Raises:
-            DataError: as it is, for a change that was refused before anything was changed.
-            EngineFailure: for everything else.
+            DataError: passed on: the change was refused before any weight changed.
+            EngineFailure: for every other error.
         """
         try:
             yield
@@ -157,11 +159,13 @@ class EngineProcess:
             raise
 
     async def _finish(self, request: AsyncIterator[Output]) -> Output:
-        """What a request to vLLM comes to that has passed the gate.
+        """The final output of a request to vLLM, which must have passed the gate.
+
+        Each request that ends extends the deadlines of all others: with a small KV cache, vLLM runs turns one after the
+        other.
 
         Raises:
-            EngineFailure: if the engine died, or finished nothing in time: with a small cache it takes up turns one
-                after the other, so that one that ends is more time for the others.
+            EngineFailure: if the engine died, or finished no request in time.
         """
         try:
             async with asyncio.timeout(self._turn_timeout_s) as deadline:
@@ -169,7 +173,7 @@ class EngineProcess:
                 with engine_errors(self._model):
                     async for output in request:
                         if output.finished:
-                            self._put_off_deadlines()
+                            self._extend_deadlines()
                             return output
         except TimeoutError:
             raise EngineFailure(
@@ -180,7 +184,7 @@ class EngineProcess:
             self._deadlines.discard(deadline)
         raise EngineFailure(f"The engine of {self._model.model_name_or_path} ended a request without an answer.")
 
-    def _put_off_deadlines(self) -> None:
+    def _extend_deadlines(self) -> None:
         until = asyncio.get_running_loop().time() + self._turn_timeout_s
         for deadline in self._deadlines:
             if not deadline.expired():
@@ -188,7 +192,7 @@ class EngineProcess:
 
 
 class engine_errors:
-    """Turns vLLM's errors into one that names the engine."""
+    """Turns vLLM's errors inside the `with` block into `EngineFailure` with the model's name."""
 
     def __init__(self, model: ModelConfig):
         self._name = model.model_name_or_path
@@ -203,12 +207,12 @@ class engine_errors:
             raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
 
 
-def _may_have_to_sleep(generation: GenerationConfig) -> bool:
+def _needs_sleep_mode(generation: GenerationConfig) -> bool:
     return generation.colocate is not False or generation.schedule == PHASED
 
 
 class _cpu_environment:
-    """Tells a vLLM engine that runs on CPUs which cores and how much cache it has; vLLM reads both as it starts."""
+    """Sets the environment variables for the CPU cores and the KV cache of a vLLM engine on CPUs, while it starts."""
 
     def __init__(self, model: ModelConfig):
         self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib)}
@@ -232,4 +236,4 @@ def _child_pids() -> set[int]:
 
 
 def _nothing(timeout: float | None = None) -> None:
-    """For an engine that has been shut down."""
+    """Replaces `shutdown` of an engine that has been shut down."""

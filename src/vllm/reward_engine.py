@@ -1,4 +1,4 @@
-"""A reward model on vLLM: it is given a conversation and answers with one number."""
+"""A reward model on vLLM, which scores a conversation with one number."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 _TASKS = ("classify", "token_classify")
-"""What vLLM calls the reading of one number: of the whole text, or after each of its tokens (as Qwen2.5-Math-RM-72B
-is made), of which the last counts."""
+"""vLLM's pooling tasks for a score: one for the whole text, or one after each token (as for Qwen2.5-Math-RM-72B), of
+which the last counts."""
 
 
 class RewardEngine(EngineProcess):
@@ -26,10 +26,10 @@ class RewardEngine(EngineProcess):
 
     @classmethod
     async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
-        """Load a reward model; arguments as of other engines.
+        """Load a reward model. Arguments as in `EngineProcess.start`.
 
         Raises:
-            ConfigError: if the model gives anything but one number.
+            ConfigError: if the model does not give exactly one number.
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
         """
         engine = await super().start(model, seed, generation)
@@ -41,8 +41,7 @@ class RewardEngine(EngineProcess):
         return engine
 
     async def score(self, messages: Sequence[Message]) -> float:
-        """What the model thinks of the last message of a conversation, given those before it: its logit as it is,
-        unbounded, without a sigmoid.
+        """The model's score of the last message, given those before it: the raw logit, unbounded, without a sigmoid.
 
         Raises:
             ContextOverflow: if the conversation does not fit into the model's context.
@@ -59,7 +58,7 @@ class RewardEngine(EngineProcess):
         return float((await self._read(ids))[-1])
 
     async def _read(self, ids: Sequence[int]) -> "torch.Tensor":
-        """All numbers that the head gives for these tokens, flat."""
+        """All outputs of the classification head for these tokens, flattened."""
         from vllm import PoolingParams
 
         params = PoolingParams(task=self._task, use_activation=False)

@@ -1,9 +1,9 @@
-"""An engine's sleep: it gives the GPU's memory back and keeps everything that it needs to go on.
+"""Puts an engine to sleep, which frees its GPU memory, and wakes it up.
 
-Level 1 of vLLM's two: the weights move to host memory, the KV cache is dropped. Level 2 would drop the weights as well
-and spare the host that memory (and a copy, a small part of the time that publishing takes). But then an engine could
-only wake with weights that are published to it, and a server whose trainer died could not answer with the ones it
-had; whatever vLLM keeps beside parameters and buffers would be lost, too.
+This uses sleep level 1 of vLLM: the weights move to host memory, and the KV cache is dropped. Level 2 would drop the
+weights, too, and save that host memory (and a copy, a small part of the time for publishing). But then an engine could
+only wake up with newly published weights: a server whose trainer died could not go on with the old ones, and
+everything that vLLM holds besides parameters and buffers would be lost.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 _LEVEL = 1
 
 
-class Rest:
-    """Puts one engine to sleep and wakes it. Turns wait at its gate meanwhile; one change is made at a time.
+class SleepControl:
+    """Puts one engine to sleep and wakes it up. Its gate is closed meanwhile, so turns wait. Calls run one at a time.
 
     Args:
-        gate: where the engine's turns pass.
-        can_sleep: whether vLLM can put this engine to sleep. On CPUs it cannot: then only the turns wait.
+        gate: the gate that the engine's turns pass through.
+        can_sleep: whether vLLM supports sleep for this engine. It does not on CPUs; there only the gate is closed.
 
     Attributes:
-        asleep: whether it sleeps.
+        asleep: whether the engine sleeps (on CPUs: whether its gate is closed).
     """
 
     def __init__(self, engine: "AsyncLLM", gate: WeightsGate, can_sleep: bool):
@@ -39,10 +39,10 @@ class Rest:
         self._changes = asyncio.Lock()
 
     async def sleep(self, timeout_s: float) -> None:
-        """Fall asleep, once all turns in flight have ended; nothing happens if it sleeps already.
+        """Wait for the turns in flight, then put the engine to sleep. Does nothing if it sleeps already.
 
         Raises:
-            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; it stays awake then.
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the engine stays awake.
         """
         async with self._changes:
             if self.asleep:
@@ -57,25 +57,25 @@ class Rest:
             self.asleep = True
 
     async def wake_up(self) -> None:
-        """Wake with the weights that it had; nothing happens if it is awake.
+        """Wake the engine up with the weights that it had. Does nothing if it is awake.
 
         Raises:
-            GpuFull: if the GPU has no room for it; it sleeps on and can be woken later.
-            EngineFailure: if its weights were loaded half.
+            GpuFull: if the GPU has no room; the engine stays asleep and can be woken up later.
+            EngineFailure: if an earlier change of its weights failed halfway.
         """
         async with self._changes:
             if self.asleep:
                 await self._wake(None)
-                self._end()
+                self._mark_awake()
 
     @asynccontextmanager
     async def loading(self, timeout_s: float) -> AsyncIterator[None]:
-        """Inside, new weights can be loaded: nothing is sampled, and the weights have their place in the GPU's memory.
-        Afterwards the engine is awake. Its cache gets its memory last, so that loading has room.
+        """A context in which new weights can be loaded: no turn is sampled, and the weights are in GPU memory.
+        Afterwards the engine is awake. The KV cache is allocated last, so that loading has room.
 
         Raises:
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
-            GpuFull: if the GPU has no room for it.
+            GpuFull: if the GPU has no room for the engine.
         """
         async with self._changes:
             if not self.asleep:
@@ -85,10 +85,10 @@ class Rest:
             await self._wake(["weights"])
             yield
             await self._wake(["kv_cache"])
-            self._end()
+            self._mark_awake()
 
     async def _wake(self, tags: list[str] | None) -> None:
-        """`tags` None wakes whatever sleeps still."""
+        """Take GPU memory again for these vLLM `tags`; None means all that still sleep."""
         self._gate.check()
         if not self.can_sleep:
             return
@@ -98,12 +98,12 @@ class Rest:
             await self._engine.wake_up(tags=tags)
         except EngineDeadError:
             raise
-        except Exception as error:  # vLLM gives what failed inside a worker no type of its own
+        except Exception as error:  # vLLM raises errors of its workers without a type of their own
             raise GpuFull(
                 f"An engine could not take its GPU's memory again: {error}. Lower vllm.gpu_memory_utilization of the "
                 "engines, or what the trainer keeps there; dry_run=true shows who takes how much."
             ) from error
 
-    def _end(self) -> None:
+    def _mark_awake(self) -> None:
         self.asleep = False
         self._gate.open()

@@ -1,5 +1,5 @@
-"""A gate in front of an engine. Turns pass as long as it has room for them; while weights are loaded or it sleeps, none
-do."""
+"""A gate in front of an engine: it limits the turns in flight, and holds all turns back while weights are loaded or the
+engine sleeps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -9,14 +9,15 @@ from src.errors import DeadlineExceeded, EngineFailure
 
 
 class WeightsGate:
-    """Turns pass through `turn()`; `close(timeout)` keeps new ones out and waits for those inside, until `open()`.
+    """Turns are sampled inside `turn()`. `close(timeout_s)` lets no new turn in and waits for those inside; `open()`
+    lets turns in again.
 
-    So every answer is wholly of one policy version, and the version read inside `turn()` is the one it was sampled
-    by. What waits for a place is outside: it holds nobody up who closes the gate. For use within one event loop.
+    So every turn is sampled by one policy version, which is the one read inside `turn()`. A turn that waits for a place
+    is still outside, so `close` does not wait for it. All methods must be called in the same event loop.
 
     Args:
-        patience_s: how long a turn waits in front of the gate.
-        places: how many turns may have passed at a time; an engine's `vllm.max_num_seqs`.
+        patience_s: how many seconds a turn waits to get in.
+        places: the maximum number of turns inside; an engine's `vllm.max_num_seqs`.
     """
 
     def __init__(self, patience_s: float = 3600.0, places: int = 256) -> None:
@@ -30,11 +31,11 @@ class WeightsGate:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Pass, in the order of coming: waits for a place, and while the gate is closed.
+        """The context in which a turn is sampled. Waits, first come first served, for a free place and an open gate.
 
         Raises:
-            DeadlineExceeded: if there is no place, or the gate stays closed, for too long.
-            EngineFailure: if it was closed for good.
+            DeadlineExceeded: if no place is free within `patience_s`, or the gate stays closed for as long.
+            EngineFailure: if the gate was closed for good.
         """
         try:
             async with asyncio.timeout(self._patience_s):
@@ -53,7 +54,7 @@ class WeightsGate:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Stay inside, for work of a turn that has passed and that may outlast it."""
+        """Count as inside, for work that a turn inside starts and that may outlast the turn."""
         self._inside += 1
         self._idle.clear()
         try:
@@ -64,10 +65,10 @@ class WeightsGate:
                 self._idle.set()
 
     async def close(self, timeout_s: float) -> None:
-        """Close the gate, with nobody inside.
+        """Close the gate and wait until no turn is inside.
 
         Raises:
-            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the gate is open again then.
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the gate is open again.
         """
         await self._wait_until_open()
         self._open.clear()
@@ -83,24 +84,26 @@ class WeightsGate:
             raise
 
     def open(self) -> None:
-        """Let turns pass again."""
+        """Let turns in again."""
         self._open.set()
 
     def close_for_good(self, failure: EngineFailure) -> None:
-        """Let no turn pass any more: those that wait, and all that come, fail with `failure`."""
+        """Let no turn in any more: all waiting and future turns raise `failure`."""
         self._failure = failure
         self._open.set()
 
     def check(self) -> None:
-        """Raises:
-        EngineFailure: if it was closed for good.
+        """Check that the gate was not closed for good.
+
+        Raises:
+            EngineFailure: if it was.
         """
         if self._failure is not None:
             raise self._failure
 
     @asynccontextmanager
     async def closed(self, timeout_s: float) -> AsyncIterator[None]:
-        """Hold the gate closed, with nobody inside; raises as `close` does."""
+        """A context in which the gate is closed and no turn is inside. Arguments and errors as for `close`."""
         await self.close(timeout_s)
         try:
             yield

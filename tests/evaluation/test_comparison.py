@@ -29,7 +29,7 @@ from src.server.sampling_service import BatchDesk
 from src.toy_language.lessons import make_lessons, render_problem
 from src.toy_language.rubric_judge import RubricJudge
 from src.toy_language.scripted_teacher import ScriptedTeacher
-from src.toy_language.scripts import SCRIPTED_TEACHERS
+from src.toy_language.scripts import ideal
 from tests.support.judge_endpoint import judge_endpoint, says
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
@@ -136,7 +136,7 @@ def test_what_the_arms_say():
     prompt = {"role": "user", "content": f"You teach English.\n\n{LESSONS[0]}\n"}
     opening = asyncio.run(_say("ideal", [prompt]))
     lesson = make_lessons(3)[1][0]
-    assert opening == SCRIPTED_TEACHERS["ideal"](lesson, [])
+    assert opening == ideal(lesson, [])
     assert asyncio.run(_say("acknowledges", [prompt])) == "Good!"
     with pytest.raises(DataError, match="lessons of the quickstart"):
         asyncio.run(_say("ideal", [{"role": "user", "content": "Teach Dutch."}]))

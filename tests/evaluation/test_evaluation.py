@@ -33,8 +33,9 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.tokens import Turn
 from src.toy_language.grammar import answer, find_slips, inject
 from src.toy_language.lessons import make_lessons, parse_problem, render_problem
-from src.toy_language.scripts import hint, ideal, ignores_errors
+from src.toy_language.scripts import hint, ideal
 from src.toy_language.turn_pairs import Exchange, read_exchanges
+from tests.support.scripted_teachers import ignores_errors
 from tests.support.synthetic_run import FAILED, played, record_of, scored
 
 LESSONS = make_lessons(1)[1]

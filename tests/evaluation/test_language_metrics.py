@@ -12,9 +12,16 @@ from src.errors import JudgeOutputError
 from src.evaluation.error_labels import label_errors, read_labels
 from src.evaluation.metrics.language import language_metrics, plan_progress, read_lesson
 from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
-from src.message_rules.feedback import falsely_corrects, feedback_kind, hands_over, nearest_phrase, repairs, takes_up
+from src.message_rules.feedback import (
+    falsely_corrects,
+    feedback_kind,
+    hands_over,
+    nearest_phrase,
+    repairs,
+    shows_uptake,
+)
 from src.message_rules.messages import holds, read_message, sentences
-from src.message_rules.plans import Phrase, Plan, read_plan
+from src.message_rules.plans import ParsedPlan, Phrase, read_plan
 from src.rollout.datasets import load_problems
 from src.rollout.scheduler import Concurrent
 from src.rollout.text import normal
@@ -24,8 +31,8 @@ from tests.support.labelled import agreement, compare, conversations, kappa
 from tests.support.synthetic_run import record_of
 
 LESSON = "Lesson: food, cook, last week\nPlan: you, sister, brother, friends, parents"
-QUICKSTART = Plan(lesson=parse_problem(LESSON))
-SPANISH = Plan(
+QUICKSTART = ParsedPlan(lesson=parse_problem(LESSON))
+SPANISH = ParsedPlan(
     (Phrase("He perdido la cartera", "I've lost my wallet"), Phrase("Es de cuero marrón", "It's of leather"))
 )
 
@@ -156,7 +163,7 @@ def test_kinds_of_feedback(reply, kind):
 
 def test_feedback_in_open_language_goes_by_the_phrase_that_was_meant():
     assert nearest_phrase("Ha perdido la cartera.", SPANISH) == "He perdido la cartera"
-    assert nearest_phrase("Buenos días", SPANISH) is None and nearest_phrase("anything", Plan()) is None
+    assert nearest_phrase("Buenos días", SPANISH) is None and nearest_phrase("anything", ParsedPlan()) is None
     assert feedback_kind("Ha perdido la cartera.", "He perdido la cartera. Where?", SPANISH) == "recast"
     assert feedback_kind("Ha perdido la cartera.", 'No, it is "he perdido".', SPANISH) == "explicit"
 
@@ -170,9 +177,9 @@ def test_feedback_in_open_language_goes_by_the_phrase_that_was_meant():
     ],
 )
 def test_uptake_and_repair(answer, uptake, repair):
-    assert takes_up(SLIP, "elicitation", answer, QUICKSTART) is uptake
+    assert shows_uptake(SLIP, "elicitation", answer, QUICKSTART) is uptake
     assert repairs(SLIP, "elicitation", answer, QUICKSTART) is repair
-    assert not takes_up(SLIP, "none", answer, QUICKSTART)
+    assert not shows_uptake(SLIP, "none", answer, QUICKSTART)
 
 
 def test_false_corrections():
@@ -275,7 +282,7 @@ def test_where_a_judge_labels_what_it_did_not_label_is_in_no_figure_about_errors
 
 def test_progress_through_a_plan_of_phrases():
     assert plan_progress(SPANISH, ["“He perdido la cartera” is new."], ["Es de cuero marrón!"]) == (1, 1)
-    assert plan_progress(Plan(), ["Hi"], ["Ho"]) == (0, 0)
+    assert plan_progress(ParsedPlan(), ["Hi"], ["Ho"]) == (0, 0)
 
 
 def test_a_task_set_again_is_a_repeat_but_a_second_try_is_none():

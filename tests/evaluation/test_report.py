@@ -19,7 +19,8 @@ from src.results.run_folder import load_run
 from src.rollout.tokens import Turn
 from src.toy_language.grammar import Slip
 from src.toy_language.lessons import make_lessons
-from src.toy_language.scripts import Teacher, ideal, ignores_errors, speaks_for_the_student
+from src.toy_language.scripts import Teacher, ideal
+from tests.support.scripted_teachers import ignores_errors, speaks_for_the_student
 from tests.support.synthetic_run import FAILED, played, record_of, scored, step_line, write_evaluation, write_training
 
 LESSONS = make_lessons(1)[1][:12]

@@ -12,7 +12,7 @@ from email.utils import formatdate
 import pytest
 
 from config.base import ApiModelConfig
-from src.errors import ConfigError, ProviderFailure, RequestRefused
+from src.errors import ConfigError, ProviderFailure, RequestRefused, StorageError
 from src.inference_providers.call_ledger import LOST, CallLedger
 from src.inference_providers.chat_api import GEMINI_URL, OPENROUTER_URL, ChatApi, ChatRequest
 from src.rollout.engines import Sampling
@@ -20,6 +20,7 @@ from tests.support.chat_client import LONG, PRICES, SPEED, Client, in_turn, ques
 from tests.support.judge_endpoint import (
     Behaviour,
     Exchange,
+    JudgeEndpoint,
     Script,
     cut_off,
     drips,
@@ -58,7 +59,7 @@ def test_a_request_says_what_it_should_and_the_reply_is_taken_down(tmp_path, mon
         "max_tokens": 50,
     }
     assert client.ledger.spent_usd == pytest.approx(endpoint.billed_usd) and client.ledger.reserved_usd == 0
-    assert client.ledger.find(question(schema={"type": "object"}).key("first")) == "because"
+    assert client.ledger.find_reply(question(schema={"type": "object"}).key("first"))[0] == "because"
     assert b"secret-key" not in (tmp_path / "calls.sqlite").read_bytes()
 
 
@@ -68,7 +69,7 @@ def test_requests_differ_in_the_ledger_by_all_that_can_change_the_answer():
         question("what?"),
         question(schema={}),
         question(max_tokens=51),
-        question(asking=1),
+        question(draw=1),
         ChatRequest(base.messages, Sampling(0.7, 0.9, max_tokens=50), None, (0,)),
         ChatRequest([{"role": "system", "content": "why?"}], base.sampling, None, (0,)),
     ]
@@ -262,7 +263,7 @@ def test_a_model_that_was_missed_by_a_request_that_nobody_waits_for_is_looked_fo
         while not endpoint.calls:
             await asyncio.sleep(0.01)
         asking.cancel()
-        await api.land()
+        await api.drain()
         return (await api.ask(question())).text
 
     with judge_endpoint(in_turn(late, says("pulled"))) as endpoint:
@@ -342,21 +343,36 @@ def test_one_request_that_never_succeeds_fails_alone(others, tmp_path):
 # Stopping -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reply_that_nobody_waits_for_any_more_is_still_taken_down(tmp_path):
-    async def leave_early(api: ChatApi) -> None:
+def leave_early(endpoint: JudgeEndpoint):
+    async def leave(api: ChatApi) -> None:
         asking = asyncio.create_task(api.ask(question()))
         while not endpoint.calls:
             await asyncio.sleep(0.01)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await api.land()
+        await api.drain()
+
+    return leave
+
+
+def test_a_reply_that_nobody_waits_for_any_more_is_still_taken_down(tmp_path):
+    with judge_endpoint(in_turn(drips("yes", 0.3))) as endpoint:
+        client = Client(endpoint, tmp_path)
+        client.run(leave_early(endpoint))
+        assert client.ledger.find_reply(question().key("first"))[0] == "yes"
+        assert client.ledger.spent_usd == pytest.approx(endpoint.billed_usd)
+
+
+def test_an_error_that_nobody_waits_for_any_more_is_logged(tmp_path, monkeypatch, caplog):
+    def full(*_args, **_named) -> None:
+        raise StorageError("the disk is full")
 
     with judge_endpoint(in_turn(drips("yes", 0.3))) as endpoint:
         client = Client(endpoint, tmp_path)
-        client.run(leave_early)
-        assert client.ledger.find(question().key("first")) == "yes"
-        assert client.ledger.spent_usd == pytest.approx(endpoint.billed_usd)
+        monkeypatch.setattr(client.ledger, "settle", full)
+        client.run(leave_early(endpoint))
+    assert "the disk is full" in caplog.text
 
 
 def test_a_program_that_ends_keeps_what_was_on_its_way_held(tmp_path):
@@ -364,7 +380,7 @@ def test_a_program_that_ends_keeps_what_was_on_its_way_held(tmp_path):
         asyncio.create_task(api.ask(question()))  # noqa: RUF006
         while not endpoint.calls:
             await asyncio.sleep(0.01)
-        api._flights.copy().pop().cancel()
+        api._in_flight.copy().pop().cancel()
 
     with judge_endpoint(in_turn(hangs())) as endpoint:
         client = Client(endpoint, tmp_path, **PRICES)

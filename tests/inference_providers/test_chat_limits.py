@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from src.errors import ProviderFailure, SpendingCapReached
-from src.inference_providers.rate_limit import Pace
+from src.inference_providers.rate_limit import RateLimiter
 from tests.support.chat_client import LONG, PRICES, SPEED, Client, in_turn, question
 from tests.support.judge_endpoint import Call, drips, fails, hangs, judge_endpoint, says
 
@@ -36,15 +36,15 @@ class FakeTime:
 def leave(requests_per_minute: int | None, tokens_per_minute: int | None, sizes: list[int], real: int | None = None):
     """When requests of these sizes leave, in seconds after the first, if they all want to at once."""
     fake = FakeTime()
-    pace = Pace(requests_per_minute, tokens_per_minute, fake.clock, fake.sleep)
+    limiter = RateLimiter(requests_per_minute, tokens_per_minute, fake.clock, fake.sleep)
 
     async def go() -> list[float]:
         times = []
         for size in sizes:
-            turn = await pace.turn(size)
+            reservation = await limiter.reserve(size)
             if real is not None:
-                turn.tokens = real
-            times.append(turn.time - 1000.0)
+                reservation.tokens = real
+            times.append(reservation.time - 1000.0)
         return times
 
     return asyncio.run(go())
@@ -118,7 +118,7 @@ def test_what_may_have_been_billed_unseen_counts_against_the_cap(tmp_path):
             client.ask(question(max_tokens=100))
     held = client.ledger.reserved_usd
     assert client.ledger.spent_usd == 0 and endpoint.billed_usd <= held <= 0.0012
-    assert held == pytest.approx(len(endpoint.calls) * (100 * 2.5 + question().most_prompt_tokens * 0.3) / 1e6)
+    assert held == pytest.approx(len(endpoint.calls) * (100 * 2.5 + question().max_prompt_tokens * 0.3) / 1e6)
 
 
 def test_prices_count_where_the_provider_states_no_cost(tmp_path):
@@ -140,10 +140,10 @@ def test_prices_that_are_too_low_to_keep_the_cap_stop_the_run(tmp_path):
         with pytest.raises(ProviderFailure, match="correct the prices, or the cap cannot be kept"):
             client.ask()
         assert client.ledger.spent_usd == pytest.approx(endpoint.billed_usd)
-        assert client.ledger.find(question().key("first")) == LONG, "it is paid for"
+        assert client.ledger.find_reply(question().key("first"))[0] == LONG, "it is paid for"
 
 
 def test_a_prompt_never_has_more_tokens_than_it_is_held_for(tokenizer):
     for text in ("", "a", "über die Brücke", "お名前は何ですか", "🙂" * 9, "\x00\n\t " * 20, "<|im_start|>" * 5):
         prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        assert len(tokenizer.encode(prompt)) <= question(text).most_prompt_tokens
+        assert len(tokenizer.encode(prompt)) <= question(text).max_prompt_tokens

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.inference_providers.call_ledger import Figures
+from src.inference_providers.call_ledger import CallUsage
 from src.inference_providers.responses import Answer, Failure, Remedy, of_exception, of_status, read_body, retry_after_s
 
 WAIT, TEXT, OTHER_MODEL, NONE, STOP = Remedy.WAIT, Remedy.TEXT, Remedy.OTHER_MODEL, Remedy.NONE, Remedy.STOP
@@ -29,9 +29,9 @@ def choice(content, finish_reason="stop") -> list:
 
 
 def test_an_answer_with_its_figures():
-    assert read_body(body(), True) == Answer("hello", False, Figures(100, 7, 0.00021))
+    assert read_body(body(), True) == Answer("hello", False, CallUsage(100, 7, 0.00021))
     without_cost = {name: value for name, value in USAGE.items() if name != "cost"}
-    assert read_body(body(usage=without_cost), True).figures == Figures(100, 7, None)
+    assert read_body(body(usage=without_cost), True).usage == CallUsage(100, 7, None)
 
 
 @pytest.mark.parametrize("content", ["half a", "", None])
@@ -51,7 +51,7 @@ def test_a_cut_answer_is_an_answer_because_asking_again_would_cost_the_same(cont
 )
 def test_figures_that_cannot_be_are_none_and_the_answer_counts(usage):
     answer = read_body(body(usage=usage), True)
-    assert (answer.text, answer.figures) == ("hello", None)
+    assert (answer.text, answer.usage) == ("hello", None)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ REPLIES = st.text() | (BODY | JSON).map(json.dumps)
 def check_that_it_can_be_kept(outcome: Answer | Failure) -> None:
     """In UTF-8, and in SQLite's 64-bit integers."""
     assert (outcome.text if isinstance(outcome, Answer) else outcome.kind + outcome.message).encode() is not None
-    if outcome.figures is not None:
-        tokens = (outcome.figures.prompt_tokens, outcome.figures.completion_tokens)
+    if outcome.usage is not None:
+        tokens = (outcome.usage.prompt_tokens, outcome.usage.completion_tokens)
         assert all(type(count) is int and 0 <= count <= 10**9 for count in tokens)
-        assert outcome.figures.cost_usd is None or 0 <= outcome.figures.cost_usd <= 10_000
+        assert outcome.usage.cost_usd is None or 0 <= outcome.usage.cost_usd <= 10_000
 
 
 @given(REPLIES, st.booleans())

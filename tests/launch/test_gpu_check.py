@@ -170,7 +170,7 @@ def test_a_steps_figures_by_hand() -> None:
     watch = MemoryWatch(lambda: 0)
     # rollout from 988 to 996, training from 996 to 1000
     looks = {980.0: 9, 989.0: 4, 995.0: 3, 997.0: 5, 999.0: 2, 1001.0: 8}
-    watch._looks = [(moment, used * GIB) for moment, used in looks.items()]
+    watch._samples = [(moment, used * GIB) for moment, used in looks.items()]
     moments = {"rollout": 6 * GIB, "backward pass": 7 * GIB, "optimizer step": 5 * GIB}
     train = TrainConfig(number_of_problems_per_batch=4, num_samples_per_problem=2)
     assert shape_figures(LINE, train, watch, moments) == {
@@ -191,7 +191,7 @@ def test_the_watch_looks_again_and_again_and_a_stretch_without_a_look_has_the_on
         while watch.peak() < 7:
             time.sleep(0.001)
     assert watch.peak() == 7
-    watch._looks = [(1.0, 5), (2.0, 4), (9.0, 6)]
+    watch._samples = [(1.0, 5), (2.0, 4), (9.0, 6)]
     assert (watch.peak(3.0, 8.0), watch.peak(0.0, 0.5), watch.peak(8.0)) == (4, 0, 6)
 
 
@@ -207,6 +207,13 @@ def test_a_look_that_fails_is_no_peak_of_nothing(nvidia_smi, monkeypatch: pytest
     with MemoryWatch(lambda: gpu_memory_used(0)) as watch:
         pass
     with pytest.raises(ClassroomError, match="timed out after 30 seconds"):
+        watch.peak()
+
+
+def test_any_error_of_a_sample_reaches_the_one_who_asks_for_the_peak() -> None:
+    with MemoryWatch(lambda: 1 // 0) as watch:
+        pass
+    with pytest.raises(ZeroDivisionError):
         watch.peak()
 
 

@@ -30,7 +30,7 @@ from src.launch.quickstart_plan import make_plan
 from src.memory.budget import GIB, Launch
 from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
 from src.memory.report import report, show_evaluation_shares
-from src.memory.sources import NotReckoned, gpu_is_there, gpu_memory, memory_by_nvidia_smi
+from src.memory.sources import NotEstimated, gpu_is_there, gpu_memory, memory_by_nvidia_smi
 from src.models.precision import PRECISIONS, check_precision
 from src.rollout.registry import models_on_engines, phases_of
 from src.server.open_models import open_seats
@@ -79,7 +79,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 @pytest.fixture
 def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> None:
-        raise NotReckoned(f"nobody is asked for {name}")
+        raise NotEstimated(f"nobody is asked for {name}")
 
     monkeypatch.setattr("src.memory.report.read_shape", nothing)
 

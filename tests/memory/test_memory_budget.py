@@ -35,7 +35,7 @@ from src.memory.budget import (
     trainer_memory,
 )
 from src.memory.report import moments, report, show
-from src.memory.sources import NotReckoned, launch_of_environment, launch_of_flags, read_shape
+from src.memory.sources import NotEstimated, launch_of_environment, launch_of_flags, read_shape
 from src.models.lora import adapter_shape
 from tests.conftest import ROOT
 
@@ -119,7 +119,7 @@ def test_windows_and_experts_count(tmp_path):
     ],
 )
 def test_what_cannot_be_reckoned_is_said(name, reason, tmp_path):
-    with pytest.raises(NotReckoned, match=reason):
+    with pytest.raises(NotEstimated, match=reason):
         read_shape(name if isinstance(name, str) else write_config(tmp_path / "model", name))
 
 
@@ -376,7 +376,7 @@ def test_the_launch_is_what_accelerate_told_this_process(tmp_path):
     file = tmp_path / "zero.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}))
     assert launch_of_environment(told | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}) == Launch(4, 1, True)
-    with pytest.raises(NotReckoned, match="FSDP"):
+    with pytest.raises(NotEstimated, match="FSDP"):
         launch_of_environment({"ACCELERATE_USE_FSDP": "true"})
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from config.load import ROOT
-from src.memory.sources import NotReckoned, read_shape
+from src.memory.sources import NotEstimated, read_shape
 from src.models import hub_connection
 
 SILENT, FAILING, HERE = "silent", "failing", "here"
@@ -82,7 +82,7 @@ def test_a_connection_that_is_refused_is_told_from_one_that_hangs(monkeypatch, a
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert "cannot be reached" in hub_connection.why_unreachable()
-    with pytest.raises(NotReckoned, match="cannot be reached.*has not been fetched before: its size is not known"):
+    with pytest.raises(NotEstimated, match="cannot be reached.*has not been fetched before: its size is not known"):
         read_shape("nobody/of-this-name")
 
 

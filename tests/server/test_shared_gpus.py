@@ -57,7 +57,7 @@ class RecordingEngine:
     async def collective_rpc(self, method: str, args: tuple = ()) -> list:
         if method == "gpu":
             return [GPU]
-        if method == "end_with":
+        if method == "exit_with_server":
             return [None]
         assert "weights" in self.awake, "weights were loaded into an engine that sleeps"
         self.events.append(f"{self.name}: {method}, awake: {', '.join(sorted(self.awake))}")

@@ -22,10 +22,8 @@ def in_turn(*behaviours: Behaviour) -> Script:
     return lambda body, nth: behaviours[min(nth, len(behaviours) - 1)]
 
 
-def question(text: str = "why?", schema: dict | None = None, max_tokens: int = 50, asking: int = 0) -> ChatRequest:
-    return ChatRequest(
-        [{"role": "user", "content": text}], Sampling(0.6, 0.9, max_tokens=max_tokens), schema, (asking,)
-    )
+def question(text: str = "why?", schema: dict | None = None, max_tokens: int = 50, draw: int = 0) -> ChatRequest:
+    return ChatRequest([{"role": "user", "content": text}], Sampling(0.6, 0.9, max_tokens=max_tokens), schema, (draw,))
 
 
 def fast_api(config: ApiModelConfig, ledger: CallLedger) -> ChatApi:
@@ -48,7 +46,7 @@ class Client:
             try:
                 return await work(api)
             finally:
-                await api.land()
+                await api.drain()
                 await api._client.close()
 
         return asyncio.run(whole())

@@ -18,7 +18,7 @@ import yaml
 from config.base import lesson_plans
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.evaluation.metrics.student_fidelity import flips_role, parrots
-from src.message_rules.feedback import GIVING_KINDS, falsely_corrects, feedback_kind, hands_over, repairs, takes_up
+from src.message_rules.feedback import GIVING_KINDS, falsely_corrects, feedback_kind, hands_over, repairs, shows_uptake
 from src.message_rules.messages import holds, read_message
 from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import analyse
@@ -68,7 +68,7 @@ def _compare(conversation: dict[str, Any]) -> Iterator[tuple[str, Any, Any, int]
         if "uptake" in turn:
             error, answer = turns[place - 2]["student"], turn["student"]
             kind = feedback_kind(error, before["teacher"], plan)
-            yield "uptake", turn["uptake"], takes_up(error, kind, answer, plan), place
+            yield "uptake", turn["uptake"], shows_uptake(error, kind, answer, plan), place
             yield "repair", turn["repair"], repairs(error, kind, answer, plan), place
         said.append(turn["student"])
 

@@ -20,7 +20,6 @@ from src.toy_language.rubric_judge import RubricJudge, analyse, coverage, verdic
 from src.toy_language.scripts import (
     FAREWELL,
     RETRY,
-    SCRIPTED_TEACHERS,
     hand_over,
     hint,
     ideal,
@@ -29,6 +28,7 @@ from src.toy_language.scripts import (
     play,
     slip_in_last,
 )
+from tests.support.scripted_teachers import SCRIPTED_TEACHERS
 
 RULE = "pedagogical_eval"
 LESSONS = make_lessons(42)[1]

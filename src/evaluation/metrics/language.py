@@ -21,10 +21,10 @@ from src.message_rules.feedback import (
     feedback_kind,
     hands_over,
     repairs,
-    takes_up,
+    shows_uptake,
 )
 from src.message_rules.messages import RETRY, holds, own_words, read_message
-from src.message_rules.plans import Plan, answers, questions_asked, read_plan
+from src.message_rules.plans import ParsedPlan, answers, questions_asked, read_plan
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import Estimate, mean_with_ci
 from src.rollout.text import normal
@@ -82,7 +82,7 @@ def read_lesson(record: ConversationRecord, labels: ErrorLabels | None = None) -
 
 
 def _read_message(
-    reading: Reading, text: str, said: Sequence[str], plan: Plan, error: bool | None, unknown: bool
+    reading: Reading, text: str, said: Sequence[str], plan: ParsedPlan, error: bool | None, unknown: bool
 ) -> None:
     """`error`: whether it answers one; None for a first message, and where nobody knows."""
     message = read_message(text)
@@ -104,17 +104,19 @@ def _read_message(
         reading.add("false_corrections", falsely_corrects(text))
 
 
-def _read_reactions(reading: Reading, texts: Sequence[str], errors: Mapping[int, bool | None], plan: Plan) -> None:
+def _read_reactions(
+    reading: Reading, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
+) -> None:
     """Uptake and repair in the student's turn after the reply to an error."""
     for place, error in errors.items():
         if error and place + 2 in errors:
             wrong, reply, answer = texts[place : place + 3]
             kind = feedback_kind(wrong, reply, plan)
-            reading.add("uptake", takes_up(wrong, kind, answer, plan))
+            reading.add("uptake", shows_uptake(wrong, kind, answer, plan))
             reading.add("repair", repairs(wrong, kind, answer, plan))
 
 
-def _read_whole(reading: Reading, record: ConversationRecord, texts: Sequence[str], plan: Plan) -> None:
+def _read_whole(reading: Reading, record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan) -> None:
     sides = {role: [t for t, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES}
     words = {role: sum(len(text.split()) for text in side) for role, side in sides.items()}
     if sum(words.values()):
@@ -134,7 +136,7 @@ def _read_whole(reading: Reading, record: ConversationRecord, texts: Sequence[st
 _ROLES = ("teacher", "student")
 
 
-def plan_progress(plan: Plan, teacher: Sequence[str], student: Sequence[str]) -> tuple[int, int]:
+def plan_progress(plan: ParsedPlan, teacher: Sequence[str], student: Sequence[str]) -> tuple[int, int]:
     """How many of the plan's items the teacher brought in (a phrase said or shown, a question asked), and how many the
     student produced (the phrase said as it stands there, the question answered without an error)."""
     if plan.lesson:

@@ -8,7 +8,7 @@ from typing import Any
 
 from src.classroom.setup import ERROR_PERSONA
 from src.message_rules.messages import own_words, read_message, sentences, spoken
-from src.message_rules.plans import Plan
+from src.message_rules.plans import ParsedPlan
 from src.rollout.text import normal
 from src.toy_language.grammar import parse_question
 
@@ -37,7 +37,7 @@ class StudentTurn:
     parrots: bool
 
 
-def flips_role(text: str, teacher: str, plan: Plan) -> bool:
+def flips_role(text: str, teacher: str, plan: ParsedPlan) -> bool:
     """Whether the student speaks as the teacher: praises, corrects or sets tasks in English; in the quickstart, asks a
     lesson's question that is not the teacher's own said back."""
     if _TEACHES.search(text):

@@ -1,1 +1,0 @@
-"""The version of the rules on messages."""
