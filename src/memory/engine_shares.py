@@ -56,7 +56,7 @@ def what_is_crowded(seats: Mapping[str, ModelConfig], phases: Sequence[Phase], g
 
 
 def refuse_crowded_gpu(seats: Mapping[str, ModelConfig], phases: Sequence[Phase]) -> None:
-        """Check the shares before the first engine starts. On CPUs they have no meaning, and nothing is checked. CUDA
+    """Check the shares before the first engine starts. On CPUs they have no meaning, and nothing is checked. CUDA
     decides which of several GPUs the engines get, so engines that fit on the largest one are accepted.
 
     Raises:
