@@ -119,6 +119,8 @@ class EvalConfig:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.generation, GenerationConfig):  # another environment's: `check_eval` refuses it
+            return
         if self.generation.student_personas_prompts_paths == self.generation.judges_rules_prompts_paths == {}:
             plain, filled = GenerationConfig(), {}
             for name, value in MATHS_CLASSROOM.items():
@@ -149,6 +151,11 @@ def check_eval(config: EvalConfig) -> None:
     Raises:
         ConfigError: naming the key, the rule and the fix.
     """
+    if not isinstance(config.generation, GenerationConfig):
+        raise ConfigError(
+            f"environment is {config.environment}, but eval.py measures the tutors of the classroom. What a training in "
+            "another environment reached is on the page, in plots/ and in rollouts/ of its run folder."
+        )
     unknown = [name for name in config.samplings if name not in SAMPLINGS]
     if unknown or not config.samplings or len(set(config.samplings)) < len(config.samplings):
         raise ConfigError(f"samplings is {config.samplings}; it must name {' or '.join(SAMPLINGS)} or both, each once.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, DataError
@@ -136,6 +137,12 @@ def test_an_environment_is_found_by_its_line_in_the_registry(monkeypatch: pytest
     monkeypatch.setitem(ENVIRONMENTS, "guessing", "tests.support.guessing")
     config = load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
     assert environment_of(config).__module__ == "tests.support.guessing.environment"
+
+
+def test_an_evaluation_of_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("environment: tests.support.guessing", encoding="utf-8")
+    with pytest.raises(ConfigError, match="environment is tests.support.guessing, but eval.py measures the tutors"):
+        load(EvalConfig, "eval", ["--config-dir", str(tmp_path), "--config-name", "mine"], check_eval)
 
 
 @pytest.mark.parametrize("name", ["config.py", "environment.py"])
