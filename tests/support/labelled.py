@@ -1,7 +1,7 @@
 """The hand-labelled conversations, and how far the rules agree with their labels.
 
-`python -m tests.support.labelled` prints the figures of docs/evaluation.md, `python -m tests.support.labelled judge` those of
-docs/rules.md.
+`python -m tests.support.labelled` prints the figures of docs/evaluation.md,
+`python -m tests.support.labelled judge` those of docs/rules.md.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from config.base import lesson_plans
+from config.load import ROOT
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.evaluation.metrics.student_fidelity import flips_role, parrots
 from src.message_rules.feedback import GIVING_KINDS, falsely_corrects, feedback_kind, hands_over, repairs, takes_up
@@ -28,7 +29,6 @@ from src.rollout.engines import Ledger
 from src.toy_language.rubric_judge import TurnFinding, verdict
 
 FILE = Path(__file__).parent / "labelled_conversations.yaml"
-ROOT = FILE.parent.parent
 Pair = tuple[Any, Any, str]
 """A label, what the rule says, and where."""
 
