@@ -15,9 +15,9 @@ from config.eval_model import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig
 from config.load import record_run
 from config.values import RULES_VERSION, SCRIPT
 from src.classroom.record import ConversationRecord
-from src.evaluation.error_labels import Labels
-from src.evaluation.extra_judges import Opinions, ask_extra_judges, summarise_judges
+from src.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
 from src.evaluation.metrics.compared import FIGURES, ByLesson, figures_by_lesson
+from src.evaluation.metrics.language import ErrorLabels
 from src.evaluation.playing import play_all
 from src.evaluation.report.comparison_report import write_comparison_report
 from src.evaluation.report.comparison_table import comparison_text
@@ -43,13 +43,13 @@ class Arm:
 
 
 @dataclass
-class Measured:
+class ArmResult:
     """What came of one arm: what metrics.json says of it, (sampling, record) of each conversation, and a judge's
     labels of the student's errors, if one was asked."""
 
     about: dict[str, Any]
     records: list[tuple[str, ConversationRecord]]
-    labels: Labels | None = None
+    labels: ErrorLabels | None = None
 
     def of(self, sampling: str) -> list[ConversationRecord]:
         """The conversations of one sampling."""
@@ -68,17 +68,17 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     """
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     folder = record_run(config, "eval")
-    measured: dict[str, Measured] = {}
+    measured: dict[str, ArmResult] = {}
     for arm in arms_of(config, problems):
         logger.info("measuring the tutor %s", arm.name)
         own = folder / "tutors" / arm.name
         own.mkdir(parents=True, exist_ok=True)
         with _config_of(arm, config, own) as its:
             found = asyncio.run(play_all(its, problems, own))
-        measured[arm.name] = Measured(found.about, found.records, found.labels)
+        measured[arm.name] = ArmResult(found.about, found.records, found.labels)
     records = {name: [record for _, record in each.records] for name, each in measured.items()}
-    opinions, paid = asyncio.run(ask_extra_judges(config, records, folder))
-    metrics = summarise_comparison(config, measured, opinions)
+    extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
+    metrics = summarise_comparison(config, measured, extra_scores)
     metrics["extra_judges_paid"] = paid
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
@@ -128,10 +128,10 @@ def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
 
 
 def summarise_comparison(
-    config: EvalConfig, measured: Mapping[str, Measured], opinions: Opinions | None = None
+    config: EvalConfig, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None = None
 ) -> dict[str, Any]:
     """What stands in metrics.json: `tutors`, and for each sampling `figures` by tutor, `paired` differences by figure,
-    the student's `fidelity` beside each tutor, and with `opinions` of further judges, `judges`."""
+    the student's `fidelity` beside each tutor, and with `extra_scores` of further judges, `judges`."""
     first = next(iter(measured.values())).about
     metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
     metrics["base"] = BASE
@@ -149,19 +149,19 @@ def summarise_comparison(
             "paired": paired_figures(by_tutor),
             "fidelity": fidelity,
             "rules_version": RULES_VERSION,
-            **_judges(config, sampling, measured, opinions),
+            **_judges(config, sampling, measured, extra_scores),
             "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
         }
     return metrics
 
 
 def _judges(
-    config: EvalConfig, sampling: str, measured: Mapping[str, Measured], opinions: Opinions | None
+    config: EvalConfig, sampling: str, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None
 ) -> dict[str, Any]:
-    if not opinions:
+    if not extra_scores:
         return {}
     records = {name: each.of(sampling) for name, each in measured.items()}
-    return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, opinions)}
+    return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, extra_scores)}
 
 
 def _about(about: Mapping[str, Any]) -> dict[str, Any]:

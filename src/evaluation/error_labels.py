@@ -13,6 +13,7 @@ from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.classroom.verdicts import find_object
 from src.errors import EngineFailure, JudgeOutputError, ProviderFailure, RequestRefused
+from src.evaluation.metrics.language import ErrorLabels
 from src.inference_providers.chat_api import ChatRequest
 from src.inference_providers.open_router_inference import KeptReplies, render_rule
 from src.message_rules.plans import read_plan
@@ -20,9 +21,6 @@ from src.rollout.engines import Sampling
 from src.rollout.scheduler import Schedule
 
 logger = logging.getLogger(__name__)
-
-Labels = dict[tuple[str, int], bool]
-"""(conversation id, position of a student's turn) → whether it holds an error."""
 
 SCHEMA = {
     "type": "object",
@@ -34,7 +32,7 @@ SCHEMA = {
 
 async def label_errors(
     config: EvalConfig, seats: Seats, schedule: Schedule, records: Sequence[ConversationRecord]
-) -> Labels | None:
+) -> ErrorLabels | None:
     """The labels of all conversations whose language no rule reads; None without `student_errors_prompt_path` or
     without a model as the judge. A conversation without a readable answer has no labels.
 
@@ -51,7 +49,7 @@ async def label_errors(
     return {label: error for labels in found for label, error in labels.items()}
 
 
-async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -> Labels:
+async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -> ErrorLabels:
     conversation = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
     messages = render_rule(config.student_errors_prompt_path, conversation, record.problem)
     try:
@@ -74,7 +72,7 @@ async def _ask(config: EvalConfig, seats: Seats, messages: list[dict[str, str]])
     return (await KeptReplies(judge, api.ledger, api).get(request))[0].text
 
 
-def read_labels(record: ConversationRecord, answer: str) -> Labels:
+def read_labels(record: ConversationRecord, answer: str) -> ErrorLabels:
     """The labels in a judge's answer.
 
     Raises:

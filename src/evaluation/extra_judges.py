@@ -25,21 +25,21 @@ from src.server.open_models import embedded_judge
 
 logger = logging.getLogger(__name__)
 
-Paid = dict[str, dict[str, float]]
+SpendingByJudge = dict[str, dict[str, float]]
 """Who was asked → what it took, as `Spending` says."""
 
-Opinions = dict[str, dict[str, Optional[float]]]
-"""Judge → conversation (as `key_of` names it) → its score in [0, 1]; None without a verdict."""
+JudgeScores = dict[str, dict[str, Optional[float]]]
+"""Judge → conversation (as `conversation_key` names it) → its score in [0, 1]; None without a verdict."""
 
 
-def key_of(tutor: str, record: ConversationRecord) -> str:
+def conversation_key(tutor: str, record: ConversationRecord) -> str:
     """A conversation's name among those of all tutors."""
     return f"{tutor}/{record.id}"
 
 
 async def ask_extra_judges(
     config: EvalConfig, records: Mapping[str, Sequence[ConversationRecord]], folder: Path
-) -> tuple[Opinions, Paid]:
+) -> tuple[JudgeScores, SpendingByJudge]:
     """One attempt of each of `extra_judges` at every conversation, by the rules of the judge.
 
     Args:
@@ -51,19 +51,19 @@ async def ask_extra_judges(
     Raises:
         ProviderFailure: if a judge cannot be asked at all.
     """
-    opinions: Opinions = {}
-    paid: Paid = {}
+    extra_scores: JudgeScores = {}
+    paid: SpendingByJudge = {}
     for number, judge in enumerate(config.extra_judges):
         seat, api = _open(judge, config, folder / f"extra_judge_{number}_calls.sqlite")
         try:
-            keys = [key_of(tutor, record) for tutor, group in records.items() for record in group]
+            keys = [conversation_key(tutor, record) for tutor, group in records.items() for record in group]
             asked = (_score(seat, config, record) for group in records.values() for record in group)
-            opinions[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
+            extra_scores[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
         finally:
             if api is not None:
                 paid[judge.model_name_or_path] = asdict(api.ledger.spending())
                 api.ledger.close()
-    return opinions, paid
+    return extra_scores, paid
 
 
 def _open(judge: JudgeModelConfig, config: EvalConfig, ledger_path: Path) -> tuple[Judge, ChatApi | None]:
@@ -97,7 +97,7 @@ async def _attempt(judge: Judge, rule: str, record: ConversationRecord, ledger: 
 
 
 def summarise_judges(
-    name: str, records: Mapping[str, Sequence[ConversationRecord]], opinions: Opinions
+    name: str, records: Mapping[str, Sequence[ConversationRecord]], extra_scores: JudgeScores
 ) -> dict[str, Any]:
     """What metrics.json holds of several judges on the conversations of one sampling.
 
@@ -111,12 +111,12 @@ def summarise_judges(
         both have a score for; `krippendorff_alpha` of all, over the `n` conversations with two scores and more.
     """
     firsts = {
-        key_of(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
+        conversation_key(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
         for tutor, group in records.items()
         for record in group
     }
-    judges: Opinions = {name: firsts}
-    for each, found in opinions.items():  # the same model asked again has a name of its own
+    judges: JudgeScores = {name: firsts}
+    for each, found in extra_scores.items():  # the same model asked again has a name of its own
         judges[each if each not in judges else f"{each} (again)"] = {key: found[key] for key in firsts}
     pairs = {
         each: [(firsts[key], found[key]) for key in firsts if None not in (firsts[key], found[key])]
@@ -139,7 +139,7 @@ def _estimate(
     tutor: str, records: Sequence[ConversationRecord], scores: Mapping[str, Optional[float]]
 ) -> dict[str, Any]:
     by_lesson = {
-        lesson: [score for record in group if (score := scores[key_of(tutor, record)]) is not None]
+        lesson: [score for record in group if (score := scores[conversation_key(tutor, record)]) is not None]
         for lesson, group in group_by_problem(records).items()
     }
     return mean_with_ci(by_lesson)

@@ -18,8 +18,9 @@ from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weigh
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.errors import DeadlineExceeded, PolicyMismatch
-from src.evaluation.error_labels import Labels, label_errors
-from src.evaluation.progress import Progress
+from src.evaluation.error_labels import label_errors
+from src.evaluation.metrics.language import ErrorLabels
+from src.evaluation.progress import EvaluationProgress
 from src.evaluation.solve_alone import InitialSolutions, initial_solutions
 from src.models.policy_version import PolicyVersion
 from src.rollout.datasets import Problem
@@ -36,7 +37,7 @@ REQUESTS_IN_FLIGHT = 16
 
 
 @dataclass
-class Tutor:
+class EvaluatedTutor:
     """Whoever is measured: how it is asked for conversations, what it is, and the models beside it if they are in this
     process."""
 
@@ -48,7 +49,7 @@ class Tutor:
 
 
 @dataclass
-class Found:
+class EvaluationResult:
     """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, the
     student's solutions before the dialogue, if they are known, and a judge's labels of the student's errors, if one was
     asked."""
@@ -56,10 +57,10 @@ class Found:
     records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
     initial: Optional[InitialSolutions] = None
-    labels: Optional[Labels] = None
+    labels: Optional[ErrorLabels] = None
 
 
-async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> Found:
+async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> EvaluationResult:
     """Hold all conversations of one tutor, and end its models.
 
     Raises:
@@ -68,7 +69,7 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
     """
     async with _open_tutor(config, folder) as tutor:
         started = time.monotonic()
-        found = Found(
+        found = EvaluationResult(
             [],
             {
                 "tutor": tutor.teacher.model,
@@ -119,11 +120,11 @@ def make_requests(
         )
 
 
-async def _play(tutor: Tutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
+async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
     """The records of all requests, in order."""
     slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
     total = sum(len(request.problems) for request in requests)
-    progress = Progress(total, f"evaluating ({sampling})", "conversations")
+    progress = EvaluationProgress(total, f"evaluating ({sampling})", "conversations")
 
     async def ask(request: SampleRequest) -> list[ConversationRecord]:
         async with slots:
@@ -147,7 +148,7 @@ async def _play(tutor: Tutor, requests: Sequence[SampleRequest], sampling: str) 
 
 
 @asynccontextmanager
-async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
+async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
     if config.server_url is not None:
         async with _tutor_on_server(config) as tutor:
             yield tutor
@@ -157,7 +158,7 @@ async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
 
 
 @asynccontextmanager
-async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[Tutor]:
+async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[EvaluatedTutor]:
     from src.server.client import ClassroomClient
 
     client = ClassroomClient(config.server_url, sample_timeout_s=config.generation.sample_timeout_s)
@@ -168,7 +169,7 @@ async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[Tutor]:
         async def sample(request: SampleRequest) -> SampleResponse:
             return await loop.run_in_executor(threads, client.sample, request)
 
-        yield Tutor(sample, health.seats["teacher"], health.policy)
+        yield EvaluatedTutor(sample, health.seats["teacher"], health.policy)
 
 
 def _health(client: "ClassroomClient") -> Health:
@@ -182,12 +183,12 @@ def _health(client: "ClassroomClient") -> Health:
 
 
 @asynccontextmanager
-async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
+async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
     from src.server.sampling_service import open_desk
 
     desk = await open_desk(config, reward_weights(config), config.reward_model.grades, folder)
     seats = desk.classroom.seats
     try:
-        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)
+        yield EvaluatedTutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)
     finally:
         seats.shutdown()

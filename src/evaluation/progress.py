@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
+class EvaluationProgress:
     """A bar in a terminal; elsewhere a line now and then.
 
     Args:

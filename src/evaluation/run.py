@@ -16,7 +16,7 @@ from src.evaluation.compare import compare_tutors
 from src.evaluation.metrics.language import language_metrics
 from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
-from src.evaluation.playing import Found, play_all
+from src.evaluation.playing import EvaluationResult, play_all
 from src.evaluation.report.tables import measurement_table
 from src.results.evaluation_files import write_records
 from src.results.statistics import summarise
@@ -62,7 +62,9 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     return metrics
 
 
-def _summarise(config: EvalConfig, found: Found, scores: Optional[Sequence[Sequence[float]]]) -> dict[str, Any]:
+def _summarise(
+    config: EvalConfig, found: EvaluationResult, scores: Optional[Sequence[Sequence[float]]]
+) -> dict[str, Any]:
     """What stands in metrics.json."""
     metrics = dict(found.about)
     for sampling in config.samplings:

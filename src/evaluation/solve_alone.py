@@ -15,7 +15,7 @@ from config.eval_model import EvalConfig
 from src.classroom.conversation import Solution, visible_text
 from src.classroom.seats import Seats
 from src.errors import RequestRefused
-from src.evaluation.progress import Progress
+from src.evaluation.progress import EvaluationProgress
 from src.rollout.datasets import Problem
 from src.rollout.prompts import render
 from src.system.storage import storage_errors
@@ -66,7 +66,7 @@ async def initial_solutions(
 async def _solve(config: EvalConfig, problems: Sequence[Problem], seats: Seats) -> InitialSolutions:
     places = asyncio.Semaphore(PROBLEMS_AT_ONCE)
     by_id = {problem.id: problem for problem in problems}
-    progress = Progress(len(by_id), "the student alone", "problems")
+    progress = EvaluationProgress(len(by_id), "the student alone", "problems")
 
     async def solve(problem: Problem) -> Optional[list[Solution]]:
         async with places:

@@ -20,7 +20,7 @@ from src.grpo.trainer import ClassroomGRPOTrainer
 from src.models.lora import check_adapter, check_checkpoint
 from src.models.precision import check_precision
 from src.results.hub import release
-from src.results.learning import describe, write_learning
+from src.results.learning import describe_learning, write_learning
 from src.results.rollout_files import drop_rollouts_from
 from src.server.client import ClassroomClient
 from src.server.schemas import Health
@@ -93,7 +93,7 @@ def _train(config: TrainRLConfig, arguments: GRPOConfig, state: PartialState, ru
     base = config.teacher_model.model_name_or_path
     movement = parameter_movement(trainer, base)
     if state.is_main_process:  # alone: an upload may take longer than the others would wait
-        print(describe(write_learning(run_folder, movement)), flush=True)
+        print(describe_learning(write_learning(run_folder, movement)), flush=True)
         release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
 
 

@@ -25,13 +25,13 @@ from config.train_rl_model import TrainRLConfig
 from src.launch.arguments import OVERRIDE, split_arguments
 from src.launch.commands import (
     check_accelerate_flags,
+    logged_steps,
     server_command,
-    steps_made,
     trainer_command,
     with_accelerate_config,
     with_precision,
 )
-from src.launch.server_process import KeptServer, ServerProcess
+from src.launch.server_process import ServerProcess, SupervisedServer
 from src.system.processes import Child, Interrupted, Signals
 from src.training.resume import check_resume
 
@@ -55,11 +55,13 @@ def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str],
     folder = Path(config.logging.save_dir)
     suffix = "" if rank == "0" else f".{rank}"
     log = folder / f"server{suffix}.log"
-    with KeptServer(lambda: ServerProcess(server, config.generation, signals, log), steps_made(folder)) as kept:
-        kept.process.wait_until_ready()
-        print(f"the server is ready at {kept.process.url}; the trainer starts", flush=True)
+    with SupervisedServer(
+        lambda: ServerProcess(server, config.generation, signals, log), logged_steps(folder)
+    ) as supervised:
+        supervised.process.wait_until_ready()
+        print(f"the server is ready at {supervised.process.url}; the trainer starts", flush=True)
         with Child("the trainer", trainer, signals, folder / f"trainer{suffix}.log", echo=True) as running_trainer:
-            status = running_trainer.wait(check=kept.keep)
+            status = running_trainer.wait(check=supervised.restart_if_ended)
     if status:
         print(f"error: the trainer ended with status {status}. Its log is {running_trainer.log}.", file=sys.stderr)
     return status

@@ -90,7 +90,7 @@ def check_accelerate_flags(flags: Sequence[str]) -> None:
         raise ConfigError(f"accelerate does not take its flags ({' '.join(flags)}): {message[0]}")
 
 
-def steps_made(folder: Path) -> Callable[[], int]:
+def logged_steps(folder: Path) -> Callable[[], int]:
     """Counts the steps that a run has logged."""
     metrics = folder / METRICS_NAME
     return lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0

@@ -55,7 +55,7 @@ _QUICKSTART_STEPS = 3
 
 
 @dataclass
-class Outcome:
+class PartResult:
     """What came of a part: its `figures` by name; `reason` for whatever is not ok."""
 
     part: str
@@ -97,7 +97,7 @@ def find_machine(device: str | None) -> Machine | None:
     )
 
 
-class Check:
+class GpuCheck:
     """One run of the parts.
 
     Args:
@@ -110,7 +110,7 @@ class Check:
         self._deadline = time.monotonic() + limit_s
         self._world = folder / "world"
 
-    def run(self, parts: Sequence[str]) -> list[Outcome]:
+    def run(self, parts: Sequence[str]) -> list[PartResult]:
         """All parts, one after the other; one that fails does not keep the others from being tried."""
         build_world(self._world, seed=1)
         outcomes = []
@@ -120,23 +120,23 @@ class Check:
             print(f"{part}: {_verdict(outcomes[-1])}", flush=True)
         return outcomes
 
-    def _try(self, part: str) -> Outcome:
+    def _try(self, part: str) -> PartResult:
         started = time.monotonic()
         own_s = PARTS[part] if self._machine.device == "cuda" else self._limit_s
         limit_s = min(own_s, self._deadline - started)
         if limit_s <= 0:
-            return Outcome(part, SKIPPED, reason=f"the parts before it took all of the {self._limit_s:g} s")
+            return PartResult(part, SKIPPED, reason=f"the parts before it took all of the {self._limit_s:g} s")
         do = {"tests": self._tests, "quickstart": self._quickstart}.get(part, lambda limit: self._shape(part, limit))
         try:
             outcome = do(limit_s)
         except Interrupted:
             raise
         except ClassroomError as error:
-            outcome = Outcome(part, FAILED, reason=str(error))
+            outcome = PartResult(part, FAILED, reason=str(error))
         outcome.seconds = time.monotonic() - started
         return outcome
 
-    def _tests(self, limit_s: float) -> Outcome:
+    def _tests(self, limit_s: float) -> PartResult:
         report_file = self._folder / "tests.xml"
         options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report_file}"]
         with self._child("tests", [sys.executable, "-m", "pytest", *options]) as child:
@@ -151,10 +151,10 @@ class Check:
             "skipped": counts["skipped"],
         }
         if status or not figures["passed"]:
-            return Outcome("tests", FAILED, reason=f"see {child.log}", figures=figures)
-        return Outcome("tests", OK, figures=figures)
+            return PartResult("tests", FAILED, reason=f"see {child.log}", figures=figures)
+        return PartResult("tests", OK, figures=figures)
 
-    def _quickstart(self, limit_s: float) -> Outcome:
+    def _quickstart(self, limit_s: float) -> PartResult:
         blank = self._world / "blank"
         folder = self._folder / "quickstart"
         overrides = [*self._overrides(folder, blank), f"train.max_steps={_QUICKSTART_STEPS}", "logging.save_steps=1000"]
@@ -164,9 +164,9 @@ class Check:
         if status or len(lines) < _QUICKSTART_STEPS:
             raise _ended(child, status, f"{len(lines)} of {_QUICKSTART_STEPS} steps were made")
         train = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl).train
-        return Outcome("quickstart", OK, figures=figures_of(lines[-1], train) | {"peak GiB": watch.peak() / GIB})
+        return PartResult("quickstart", OK, figures=step_figures(lines[-1], train) | {"peak GiB": watch.peak() / GIB})
 
-    def _shape(self, name: str, limit_s: float) -> Outcome:
+    def _shape(self, name: str, limit_s: float) -> PartResult:
         started = time.monotonic()
         model, folder = self._folder / f"{name}-model", self._folder / name
         write_shape(SHAPES[name], self._world / "blank", model)
@@ -174,7 +174,7 @@ class Check:
         config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
         budget = report(config, lambda: launch_of_flags(with_accelerate_config([])))
         if budget.refusals:
-            return Outcome(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
+            return PartResult(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
         try:
             draw = [sys.executable, "-m", "src.models.random_model", str(model), "--device", self._machine.device]
             with self._child(f"{name}-model", draw) as child:
@@ -186,7 +186,7 @@ class Check:
         finally:
             for gigabytes in (model, folder / "policy"):
                 shutil.rmtree(gigabytes, ignore_errors=True)
-        return Outcome(name, OK, figures=shape_figures(_metrics(folder)[0], config.train, watch, budget.moments))
+        return PartResult(name, OK, figures=shape_figures(_metrics(folder)[0], config.train, watch, budget.moments))
 
     def _until_first_step(self, child: Child, folder: Path, limit_s: float) -> None:
         """Wait until a step is logged; the second one, and the checkpoint after it, are not waited for."""
@@ -260,7 +260,7 @@ def engine_share(model: Path, length: int, sequences: int, memory: int) -> float
     return min(0.95, -(-wanted * 100 // memory) / 100)
 
 
-def figures_of(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
+def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
     """Of a line of metrics.jsonl. Tokens per second are those that the teacher sampled in the whole rollout, with the
     student's turns and the judging."""
     conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
@@ -275,7 +275,7 @@ def shape_figures(
     ended = line["time"]
     sampled = ended - line["seconds/train"]
     began = sampled - line["seconds/rollout"]
-    figures = figures_of(line, train) | {
+    figures = step_figures(line, train) | {
         "rollout peak GiB": watch.peak(began, sampled) / GIB,
         "rollout, by dry_run": moments["rollout"] / GIB,
         "training peak GiB": watch.peak(sampled, ended) / GIB,
@@ -284,7 +284,7 @@ def shape_figures(
     return {name: round(value, 3) for name, value in figures.items()}
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[PartResult]) -> str:
     """Lines for the terminal."""
     lines = []
     for outcome in outcomes:
@@ -293,7 +293,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: PartResult) -> str:
     return f"{outcome.status} ({outcome.seconds:.0f} s)" + (f": {outcome.reason}" if outcome.reason else "")
 
 
@@ -346,7 +346,7 @@ def main(arguments: Sequence[str]) -> int:
         _empty(folder)
         with Signals() as signals:
             limit_s = LIMIT_S if machine.device == "cuda" else _LIMIT_ON_CPU_S
-            outcomes = Check(machine, folder, signals, limit_s).run(given.parts)
+            outcomes = GpuCheck(machine, folder, signals, limit_s).run(given.parts)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status

@@ -24,7 +24,7 @@ PLAYED = {
 
 
 @dataclass(frozen=True)
-class Lesson:
+class ExampleLesson:
     """A lesson of docs/conversations.yaml: its rendered plan, and what was said, the teacher first."""
 
     title: str
@@ -40,12 +40,12 @@ class Lesson:
         return [{"role": roles[i % 2], "content": text} for i, text in enumerate(self.turns)]
 
 
-def read_lessons() -> list[Lesson]:
+def read_example_lessons() -> list[ExampleLesson]:
     """The lessons of docs/conversations.yaml, with the plans they follow."""
     plans = {plan.id: plan for split in read_shipped().values() for plan in split}
     entries = yaml.safe_load((ROOT / "docs/conversations.yaml").read_text(encoding="utf-8"))
     return [
-        Lesson(
+        ExampleLesson(
             title=f"{entry['plan']}, student {entry['student_name'] or 'without a name'}",
             about=entry["about"],
             student_name=entry["student_name"],
@@ -58,19 +58,19 @@ def read_lessons() -> list[Lesson]:
 
 def render_page() -> str:
     """The page about the prompts."""
-    lessons = read_lessons()
+    lessons = read_example_lessons()
     kinds = {kind: {lesson.title: _played(path, lesson) for lesson in lessons} for kind, path in PLAYED.items()}
     kinds["Judge"] = {f"{lesson.title}. {lesson.about}": _judged(lesson) for lesson in lessons}
     return render(str(ROOT / "docs/prompts.md.j2"), lessons=lessons, kinds=kinds) + "\n"
 
 
-def _played(path: str, lesson: Lesson) -> str:
+def _played(path: str, lesson: ExampleLesson) -> str:
     return render(
         str(TEMPLATES / path), student_name=lesson.student_name, problem=lesson.problem, include_thinking=False
     )
 
 
-def _judged(lesson: Lesson) -> str:
+def _judged(lesson: ExampleLesson) -> str:
     path = TEMPLATES / "judges/language_tutor_eval.txt"
     return render(str(path), conversation=lesson.conversation, problem=lesson.problem)
 

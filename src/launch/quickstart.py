@@ -23,10 +23,10 @@ from src.errors import ClassroomError, ConfigError
 from src.evaluation.report.build import write_report
 from src.evaluation.report.summary import write_summary
 from src.evaluation.report.tables import comparison_table
-from src.launch.commands import server_command, steps_made, trainer_command, with_accelerate_config, with_precision
-from src.launch.quickstart_plan import ModelsPlan, Plan, key_of, make_plan
-from src.launch.server_process import KeptServer, ServerProcess
-from src.results.learning import describe, learning_of
+from src.launch.commands import logged_steps, server_command, trainer_command, with_accelerate_config, with_precision
+from src.launch.quickstart_plan import ModelCommands, QuickstartCommands, make_commands, overridden_key
+from src.launch.server_process import ServerProcess, SupervisedServer
+from src.results.learning import describe_learning, learning_of
 from src.results.run_folder import load_run
 from src.server.client import ClassroomClient
 from src.system.ports import refuse_taken_port
@@ -90,14 +90,14 @@ def write_notes(folder: Path, notes: dict[str, Any]) -> None:
     unfinished.replace(folder / NOTES)
 
 
-def settle_folder(plan: Plan) -> None:
+def prepare_folder(quickstart: QuickstartCommands) -> None:
     """Make way in the run folder: move aside what this run cannot go on from.
 
     Raises:
         ConfigError: if the folder holds something else than a run.
     """
-    folder = plan.folder
-    reason = reason_to_move(plan)
+    folder = quickstart.folder
+    reason = reason_to_move(quickstart)
     if reason is not None:
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         if aside.exists():
@@ -106,17 +106,17 @@ def settle_folder(plan: Plan) -> None:
         print(f"{folder} {reason}: moved to {aside}", flush=True)
     elif (folder / NOTES).is_file():
         print(f"{folder} holds an unfinished run or its models: it goes on from there", flush=True)
-    notes = read_notes(folder) or {"models": plan.models.recipe}
-    write_notes(folder, {**notes, "overrides": sorted(plan.overrides)})
+    notes = read_notes(folder) or {"models": quickstart.models.recipe}
+    write_notes(folder, {**notes, "overrides": sorted(quickstart.overrides)})
 
 
-def reason_to_move(plan: Plan) -> str | None:
-    """Why a run with this plan cannot go on in its folder; None if it can.
+def reason_to_move(quickstart: QuickstartCommands) -> str | None:
+    """Why a run with this quickstart cannot go on in its folder; None if it can.
 
     Raises:
         ConfigError: if the folder holds something else than a run.
     """
-    folder, notes = plan.folder, read_notes(plan.folder)
+    folder, notes = quickstart.folder, read_notes(quickstart.folder)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     begun = any((folder / mark).is_file() for mark in _MARKS_OF_A_RUN)
     if not found:
@@ -125,11 +125,11 @@ def reason_to_move(plan: Plan) -> str | None:
         raise ConfigError(f"{folder} holds something else than a run. Choose another folder with logging.save_dir=…")
     if (folder / "summary.json").is_file():
         return "holds a finished run"
-    if notes is None or notes.get("models") != plan.models.recipe:
+    if notes is None or notes.get("models") != quickstart.models.recipe:
         return "holds a run with other models"
     if "overrides" not in notes:
         return "holds a run that was started by other means" if begun else None
-    return None if notes["overrides"] == sorted(plan.overrides) else "holds a run with other overrides"
+    return None if notes["overrides"] == sorted(quickstart.overrides) else "holds a run with other overrides"
 
 
 def run_program(
@@ -151,7 +151,7 @@ def run_program(
         raise StageFailed(program, status)
 
 
-def make_models(models: ModelsPlan, stages: Stages, signals: Signals) -> None:
+def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None:
     """The world and the model that teacher and student start from, unless they are there."""
     titles = "the language, its lessons and its corpus", "a tiny model learns the language (train_sft.py)"
     if models.model.is_dir():
@@ -172,12 +172,12 @@ def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
     Raises:
         StageFailed: if one of the programs that make them fails.
     """
-    models = ModelsPlan(Path(config.logging.save_dir), config.seed)
+    models = ModelCommands(Path(config.logging.save_dir), config.seed)
     if Path(config.teacher_model.model_name_or_path) == models.model and not models.model.is_dir():
         make_models(models, Stages(2, models.folder), signals)
 
 
-def _refuse_other_models(models: ModelsPlan) -> None:
+def _refuse_other_models(models: ModelCommands) -> None:
     """Raises:
     ConfigError: if the run folder holds models that were made differently.
     """
@@ -189,30 +189,30 @@ def _refuse_other_models(models: ModelsPlan) -> None:
         )
 
 
-def run_quickstart(plan: Plan, signals: Signals) -> None:
+def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
     """All stages, and what came of them.
 
     Raises:
         StageFailed: if a program fails.
         ConfigError: if the server's port is taken, or the run folder holds something else.
     """
-    generation = plan.config.generation
+    generation = quickstart.config.generation
     refuse_taken_port(generation.server_host, generation.server_port)
-    print("\n".join(f"configuration: {file}" for file in plan.files), flush=True)
-    settle_folder(plan)
-    stages = Stages(7, plan.folder)
-    make_models(plan.models, stages, signals)
-    if (plan.folder / "eval" / "after" / "metrics.json").is_file():
+    print("\n".join(f"configuration: {file}" for file in quickstart.files), flush=True)
+    prepare_folder(quickstart)
+    stages = Stages(7, quickstart.folder)
+    make_models(quickstart.models, stages, signals)
+    if (quickstart.folder / "eval" / "after" / "metrics.json").is_file():
         for title in ("the server", "measured before", "training", "measured after"):
             stages.skip(title, "is done")
     else:
-        _train_and_measure(plan, stages, signals)
+        _train_and_measure(quickstart, stages, signals)
     with stages.stage("the report", "report"):
-        seconds = read_notes(plan.folder)["seconds"]
-        write_summary(plan.folder, {**_for_summary(seconds), "total": round(sum(seconds.values()), 3)})
-        report = write_report(plan.folder)
-    data = load_run(plan.folder)
-    print(f"\n{comparison_table(data)}\n\n{describe(learning_of(data)[0])}")
+        seconds = read_notes(quickstart.folder)["seconds"]
+        write_summary(quickstart.folder, {**_for_summary(seconds), "total": round(sum(seconds.values()), 3)})
+        report = write_report(quickstart.folder)
+    data = load_run(quickstart.folder)
+    print(f"\n{comparison_table(data)}\n\n{describe_learning(learning_of(data)[0])}")
     print(f"\nThe report, to be opened in a browser: {report.resolve()}")
 
 
@@ -220,33 +220,41 @@ def _for_summary(seconds: dict[str, float]) -> dict[str, float]:
     return {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
 
 
-def _train_and_measure(plan: Plan, stages: Stages, signals: Signals) -> None:
-    command = server_command(plan.rl_arguments)
-    log = plan.folder / "server.log"
-    start = partial(ServerProcess, command, plan.config.generation, signals, log)
-    with KeptServer(start, steps_made(plan.folder)) as server:
+def _train_and_measure(quickstart: QuickstartCommands, stages: Stages, signals: Signals) -> None:
+    command = server_command(quickstart.rl_arguments)
+    log = quickstart.folder / "server.log"
+    start = partial(ServerProcess, command, quickstart.config.generation, signals, log)
+    with SupervisedServer(start, logged_steps(quickstart.folder)) as server:
         with stages.stage(f"the server loads its models (vllm_server.py), log {log}", "server_start"):
             server.process.wait_until_ready()
-        _measure("before", plan, server, stages, signals)
+        _measure("before", quickstart, server, stages, signals)
         with stages.stage("training (train_rl.py)", "training"):
-            run_program("train_rl.py", _trainer_command(plan), plan.folder / "trainer.log", signals, server.keep)
-        _refuse_untrained(plan.folder, server.process)
-        _measure("after", plan, server, stages, signals)
+            run_program(
+                "train_rl.py",
+                _trainer_command(quickstart),
+                quickstart.folder / "trainer.log",
+                signals,
+                server.restart_if_ended,
+            )
+        _refuse_untrained(quickstart.folder, server.process)
+        _measure("after", quickstart, server, stages, signals)
 
 
-def _trainer_command(plan: Plan) -> list[str]:
-    flags = with_precision(with_accelerate_config([]), plan.config.train.dtype)
-    return trainer_command(flags, plan.rl_arguments)
+def _trainer_command(quickstart: QuickstartCommands) -> list[str]:
+    flags = with_precision(with_accelerate_config([]), quickstart.config.train.dtype)
+    return trainer_command(flags, quickstart.rl_arguments)
 
 
-def _measure(when: str, plan: Plan, server: KeptServer, stages: Stages, signals: Signals) -> None:
+def _measure(
+    when: str, quickstart: QuickstartCommands, server: SupervisedServer, stages: Stages, signals: Signals
+) -> None:
     title = f"measured on held-out lessons {when} training (eval.py)"
-    if (plan.folder / "eval" / when / "metrics.json").is_file():
+    if (quickstart.folder / "eval" / when / "metrics.json").is_file():
         stages.skip(title, "is done")
         return
     with stages.stage(title, "eval"):
-        log = plan.folder / f"eval_{when}.log"
-        run_program("eval.py", plan.eval_command(when), log, signals, server.keep)
+        log = quickstart.folder / f"eval_{when}.log"
+        run_program("eval.py", quickstart.eval_command(when), log, signals, server.restart_if_ended)
 
 
 def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
@@ -270,15 +278,15 @@ def main(arguments: Sequence[str]) -> int:
         if flags not in ([], ["--models-only"]):
             raise ConfigError(f"The quickstart takes overrides and --models-only, not {' '.join(flags)}.")
         given = [each for each in arguments if not each.startswith("-")]
-        plan = make_plan([each for each in given if key_of(each) != "dry_run"])
+        quickstart = make_commands([each for each in given if overridden_key(each) != "dry_run"])
         with Signals() as signals:
             if "dry_run=true" in [each.lower() for each in given]:
-                _show(plan)
+                _show(quickstart)
             elif flags:
-                _refuse_other_models(plan.models)
-                make_models(plan.models, Stages(2, plan.folder), signals)
+                _refuse_other_models(quickstart.models)
+                make_models(quickstart.models, Stages(2, quickstart.folder), signals)
             else:
-                run_quickstart(plan, signals)
+                run_quickstart(quickstart, signals)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
@@ -291,17 +299,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _show(plan: Plan) -> None:
+def _show(quickstart: QuickstartCommands) -> None:
     commands = (
-        plan.models.world_command(),
-        plan.models.sft_command(),
-        server_command(plan.rl_arguments),
-        plan.eval_command("before"),
-        _trainer_command(plan),
-        plan.eval_command("after"),
+        quickstart.models.world_command(),
+        quickstart.models.sft_command(),
+        server_command(quickstart.rl_arguments),
+        quickstart.eval_command("before"),
+        _trainer_command(quickstart),
+        quickstart.eval_command("after"),
     )
-    print("\n".join(f"# configuration: {file}" for file in plan.files))
-    print(to_yaml(plan.config))
+    print("\n".join(f"# configuration: {file}" for file in quickstart.files))
+    print(to_yaml(quickstart.config))
     print("\n".join(shlex.join(command) for command in commands))
 
 

@@ -20,7 +20,7 @@ SFT_PREFIX = "sft."
 
 
 @dataclass(frozen=True)
-class ModelsPlan:
+class ModelCommands:
     """The world and the models of a run folder: everything that a training starts from."""
 
     folder: Path
@@ -59,7 +59,7 @@ class ModelsPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuickstartCommands:
     """A whole quickstart.
 
     Attributes:
@@ -71,7 +71,7 @@ class Plan:
     overrides: tuple[str, ...]
     config: TrainRLConfig
     rl_arguments: tuple[str, ...]
-    models: ModelsPlan
+    models: ModelCommands
 
     @property
     def folder(self) -> Path:
@@ -90,7 +90,11 @@ class Plan:
             *NAME,
             f"server_url={server_url(self.config.generation)}",
             f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]",
-            *(each for each in self.overrides if applies(each, EvalConfig) and key_of(each) != "logging.save_dir"),
+            *(
+                each
+                for each in self.overrides
+                if applies(each, EvalConfig) and overridden_key(each) != "logging.save_dir"
+            ),
             f"logging.save_dir={quoted(self.folder / 'eval' / when)}",
         ]
 
@@ -99,7 +103,7 @@ class Plan:
         return [sys.executable, "eval.py", *self.eval_arguments(when)]
 
 
-def make_plan(overrides: Sequence[str]) -> Plan:
+def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
     """The programs' arguments. An override reaches server and trainer, and the evaluation if it has such a key; one
     that begins with `sft.` reaches the fine-tuning, which otherwise takes the seed alone: that
     `train.learning_rate=0` means the training is to be expected, that it means the fine-tuning is not.
@@ -111,20 +115,20 @@ def make_plan(overrides: Sequence[str]) -> Plan:
     others = tuple(each for each in overrides if not each.startswith(SFT_PREFIX))
     rl_arguments = (*NAME, *(each for each in others if applies(each, TrainRLConfig) or not applies(each, EvalConfig)))
     config = load(TrainRLConfig, "train_rl", rl_arguments, check_train_rl)
-    models = ModelsPlan(Path(config.logging.save_dir), config.seed, sft)
-    plan = Plan(others, config, rl_arguments, models)
+    models = ModelCommands(Path(config.logging.save_dir), config.seed, sft)
+    quickstart = QuickstartCommands(others, config, rl_arguments, models)
     load(TrainSFTConfig, "train_sft", models.sft_arguments(), check_train_sft)
-    load(EvalConfig, "eval", plan.eval_arguments("before"), check_eval)
-    return plan
+    load(EvalConfig, "eval", quickstart.eval_arguments("before"), check_eval)
+    return quickstart
 
 
 def applies(override: str, schema: type) -> bool:
     """Whether a schema has the key that an override sets, or has a mapping which that key is in."""
-    key = key_of(override)
+    key = overridden_key(override)
     return any(key == leaf or key.startswith(f"{leaf}.") for leaf in _leaves(schema))
 
 
-def key_of(override: str) -> str:
+def overridden_key(override: str) -> str:
     """The key that an override sets."""
     return override.lstrip("+~").partition("=")[0]
 

@@ -82,7 +82,7 @@ class ServerProcess(Child):
         )
 
 
-class KeptServer:
+class SupervisedServer:
     """A server that is started again when it ends before its time: what it was doing, the next one goes on with.
 
     Args:
@@ -101,7 +101,7 @@ class KeptServer:
     def __exit__(self, *_: object) -> None:
         self.process.stop()
 
-    def keep(self) -> None:
+    def restart_if_ended(self) -> None:
         """Start it again if it ended.
 
         Raises:

@@ -16,8 +16,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from src.results.rollout_files import Outcome, read_outcomes
-from src.results.run_folder import LEARNING_NAME, RunData, found_something, load_run, read_json
+from src.results.rollout_files import ConversationReward, read_rewards
+from src.results.run_folder import LEARNING_NAME, RunData, has_score, load_run, read_json
 from src.results.statistics import BOOTSTRAP_SEED, RESAMPLES, Estimate
 from src.system.storage import write_whole
 
@@ -53,7 +53,7 @@ class Trend:
 
 
 @dataclass(frozen=True)
-class Figures:
+class LearningEvidence:
     """What the question is decided by; None where it is not known.
 
     `without_variance` is the mean share of groups whose rewards were all equal; `gradient_norm` the median over
@@ -85,18 +85,18 @@ class Learning:
         return self.verdict == LEARNED
 
 
-def weigh_up(figures: Figures) -> Learning:
-    """What the figures say about learning."""
-    still = figures.movement is not None and figures.movement.relative_norm == 0
-    held_out = {name: estimate for name, estimate in figures.held_out.items() if estimate.get("ci95")}
+def conclude(evidence: LearningEvidence) -> Learning:
+    """What the evidence says about learning."""
+    still = evidence.movement is not None and evidence.movement.relative_norm == 0
+    held_out = {name: estimate for name, estimate in evidence.held_out.items() if estimate.get("ci95")}
     deciding = held_out.get("sampled") or next(iter(held_out.values()), None)
-    trend = figures.training if figures.training and figures.training.change["ci95"] else None
+    trend = evidence.training if evidence.training and evidence.training.change["ci95"] else None
     if deciding is None and trend is not None:
         deciding = trend.change
     above_chance = deciding is not None and deciding["ci95"][0] > 0
     rose = above_chance and deciding["mean"] >= LEAST_RISE
     reasons = [_held_out_reason(name, held_out[name]) for name in sorted(held_out, key="sampled".__ne__)]
-    if not figures.held_out:
+    if not evidence.held_out:
         reasons += ["The reward was not measured on held-out lessons before and after."]
     elif not held_out:
         reasons += ["Too few held-out lessons were measured to tell whether the reward rose on them."]
@@ -106,9 +106,9 @@ def weigh_up(figures: Figures) -> Learning:
     if deciding is None:
         reasons += ["There are too few batches to tell whether the reward rose in training."]
     reasons = (
-        [_movement_reason(figures.movement), *reasons] if still else [*reasons, _movement_reason(figures.movement)]
+        [_movement_reason(evidence.movement), *reasons] if still else [*reasons, _movement_reason(evidence.movement)]
     )
-    reasons += _signal_reasons(figures)
+    reasons += _signal_reasons(evidence)
     return Learning(LEARNED if rose and not still else NO_EVIDENCE, tuple(reasons))
 
 
@@ -148,45 +148,47 @@ def _movement_reason(movement: Optional[Movement]) -> str:
     return f"The parameters moved by {100 * movement.relative_norm:.3g} % of their norm{found}."
 
 
-def _signal_reasons(figures: Figures) -> list[str]:
-    reasons, share = [], figures.without_variance
+def _signal_reasons(evidence: LearningEvidence) -> list[str]:
+    reasons, share = [], evidence.without_variance
     if share is not None:
         little = ": little to learn from" if share > _MANY_WITHOUT_VARIANCE else ""
         reasons.append(f"{100 * share:.3g} % of the groups had equal rewards throughout{little}.")
-    if figures.gradient_norm is not None:
-        none = ": nothing was to be learned" if figures.gradient_norm == 0 else ""
-        reasons.append(f"The gradient's norm was {figures.gradient_norm:.3g} in the median step{none}.")
-    if figures.judge_checks:
-        warned = f"{figures.judge_warnings} of {figures.judge_checks} checks of the judge warned that it can be fooled"
-        doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if figures.judge_warnings else ""
+    if evidence.gradient_norm is not None:
+        none = ": nothing was to be learned" if evidence.gradient_norm == 0 else ""
+        reasons.append(f"The gradient's norm was {evidence.gradient_norm:.3g} in the median step{none}.")
+    if evidence.judge_checks:
+        warned = (
+            f"{evidence.judge_warnings} of {evidence.judge_checks} checks of the judge warned that it can be fooled"
+        )
+        doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if evidence.judge_warnings else ""
         reasons.append(f"{warned}{doubt}.")
-    if figures.judge_checks_failed:
-        tried = figures.judge_checks_failed + figures.judge_checks
-        reasons.append(f"{figures.judge_checks_failed} of {tried} attempts to check the judge brought no score.")
+    if evidence.judge_checks_failed:
+        tried = evidence.judge_checks_failed + evidence.judge_checks
+        reasons.append(f"{evidence.judge_checks_failed} of {tried} attempts to check the judge brought no score.")
     return reasons
 
 
-# Where the figures come from -------------------------------------------------------------------------------------
+# Where the evidence comes from -------------------------------------------------------------------------------------
 
 
-def figures_of(data: RunData, movement: Optional[Movement]) -> Figures:
-    """The figures of a run folder."""
+def evidence_of(data: RunData, movement: Optional[Movement]) -> LearningEvidence:
+    """The evidence of a run folder."""
     without_variance = [value for _, value in data.series("frac_reward_zero_std")]
     gradient_norms = [value for _, value in data.series("grad_norm")]
-    return Figures(
+    return LearningEvidence(
         steps=len(data.steps),
         movement=movement,
         without_variance=fmean(without_variance) if without_variance else None,
         gradient_norm=median(gradient_norms) if gradient_norms else None,
         held_out=data.reward_changes(),
-        training=trend_of(read_outcomes(data.folder)),
-        judge_checks=sum(map(found_something, data.judge_checks)),
+        training=trend_of(read_rewards(data.folder)),
+        judge_checks=sum(map(has_score, data.judge_checks)),
         judge_warnings=sum(bool(check["warnings"]) for check in data.judge_checks),
-        judge_checks_failed=sum(not found_something(check) for check in data.judge_checks),
+        judge_checks_failed=sum(not has_score(check) for check in data.judge_checks),
     )
 
 
-def trend_of(outcomes: Sequence[Outcome]) -> Optional[Trend]:
+def trend_of(outcomes: Sequence[ConversationReward]) -> Optional[Trend]:
     """How the reward went over a training: its first quarter of batches, ten at most, against as many last ones; None
     with fewer than two batches. Conversations without a verdict are left out."""
     rewarded = [each for each in outcomes if each.reward is not None]
@@ -205,7 +207,7 @@ def trend_of(outcomes: Sequence[Outcome]) -> Optional[Trend]:
     return Trend(batches, *means, change)
 
 
-def _by_problem(outcomes: Sequence[Outcome], steps: Sequence[int]) -> dict[str, list[float]]:
+def _by_problem(outcomes: Sequence[ConversationReward], steps: Sequence[int]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for each in outcomes:
         if each.step in steps:
@@ -235,8 +237,8 @@ def _interval_of_change(first: Mapping[str, Sequence[float]], last: Mapping[str,
 # learning.json ---------------------------------------------------------------------------------------------------
 
 
-def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, Figures]:
-    """What a run folder says about learning, and by which figures.
+def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, LearningEvidence]:
+    """What a run folder says about learning, and by which evidence.
 
     Args:
         movement: of the parameters; None takes what the trainer wrote down.
@@ -244,8 +246,8 @@ def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Lea
     if movement is None:
         known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
         movement = Movement(**known) if known else None
-    figures = figures_of(data, movement)
-    return weigh_up(figures), figures
+    evidence = evidence_of(data, movement)
+    return conclude(evidence), evidence
 
 
 def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Learning:
@@ -254,14 +256,14 @@ def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Lea
     Raises:
         DataError: if the run was not trained.
     """
-    learning, figures = learning_of(load_run(Path(run_folder)), movement)
-    content: dict[str, Any] = {**asdict(learning), "figures": asdict(figures)}
+    learning, evidence = learning_of(load_run(Path(run_folder)), movement)
+    content: dict[str, Any] = {**asdict(learning), "figures": asdict(evidence)}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_whole(Path(run_folder) / LEARNING_NAME, text)
     return learning
 
 
-def describe(learning: Learning) -> str:
+def describe_learning(learning: Learning) -> str:
     """For the terminal."""
     lines = [f"Did the tutor learn? {learning.verdict.capitalize()}.", *(f"  {reason}" for reason in learning.reasons)]
     return "\n".join(lines)

@@ -98,9 +98,11 @@ def _reward(axes: "Axes", data: RunData) -> bool:
     low, high = ([reward + sign * spread.get(step, 0.0) for step, reward in points] for sign in (-1, 1))
     axes.fill_between(steps, low, high, color=_BLUE, alpha=0.1, linewidth=0, label="± standard deviation")
     _trend(axes, points, _BLUE, "training, running mean")
-    opinions = data.series("guard/held_out_reward")
-    if opinions:
-        axes.plot(*zip(*opinions, strict=True), "D--", color=_VIOLET, markersize=4, linewidth=1, label="held-out judge")
+    held_out_judge = data.series("guard/held_out_reward")
+    if held_out_judge:
+        axes.plot(
+            *zip(*held_out_judge, strict=True), "D--", color=_VIOLET, markersize=4, linewidth=1, label="held-out judge"
+        )
     _held_out_marks(axes, data, {"before": steps[0], "after": steps[-1]}, apart=0.012 * (steps[-1] - steps[0]))
     return _label(axes, "Reward", "reward")
 

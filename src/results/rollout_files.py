@@ -61,7 +61,7 @@ def read_records(path: Path) -> list[ConversationRecord]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConversationReward:
     """What came of a conversation in a batch; `reward` is None for one without a verdict."""
 
     step: int
@@ -69,11 +69,11 @@ class Outcome:
     reward: float | None
 
 
-def read_outcomes(run_folder: Path) -> list[Outcome]:
+def read_rewards(run_folder: Path) -> list[ConversationReward]:
     """What came of every conversation that a run trained on, without reading what was said."""
     columns = ["step", "problem_id", "reward"]
     files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
-    return [Outcome(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]
+    return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]
 
 
 _SCHEMA = pa.schema(

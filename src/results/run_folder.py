@@ -145,7 +145,7 @@ def last_figures(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {name: value for line in lines for name, value in line.items() if is_number(value)}
 
 
-def found_something(check: Mapping[str, Any]) -> bool:
+def has_score(check: Mapping[str, Any]) -> bool:
     """Whether a check of the judge brought at least one score, and so could have warned."""
     return check["gap"]["mean"] is not None or any(score is not None for score in check["canaries"].values())
 

@@ -43,7 +43,7 @@ from src.server.schemas import (
 )
 from src.system.ports import refuse_taken_port
 from src.system.run_lock import claim
-from src.viewer.chat import SeatedTutor
+from src.viewer.chat import ServerTutor
 from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files
 
@@ -140,7 +140,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
                 app.state.judge_check = open_judge_check(config, desk, own_folder)
                 await desk.restore_policy(config.generation.load_weights_timeout_s)
             await add_openai_routes(app, desk.classroom.seats.teacher, config.generation.load_weights_timeout_s)
-            app.state.tutor = SeatedTutor(
+            app.state.tutor = ServerTutor(
                 desk.classroom.seats, config.generation, config.generation.load_weights_timeout_s / 2
             )
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"

@@ -16,11 +16,11 @@ from src.rollout.chat_template import Message, encode_chat
 from src.rollout.datasets import Problem
 from src.rollout.engines import Completion
 from src.rollout.tokens import Turn, approximate_tokens
-from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest, Said
+from src.viewer.schemas import ChatMessage, ChatOpening, ChatReply, ChatRequest
 from src.viewer.text_spans import split_thoughts
 
 
-class Tutor(Protocol):
+class ChatTutor(Protocol):
     """Who can be talked to, and how the server is at the moment."""
 
     def opening(self, request: ChatRequest) -> ChatOpening: ...
@@ -34,7 +34,7 @@ class Tutor(Protocol):
     def spent_usd(self) -> float | None: ...
 
 
-class SeatedTutor:
+class ServerTutor:
     """The teacher of a running server.
 
     Args:
@@ -73,7 +73,7 @@ class SeatedTutor:
         student_begins = bool(opened) or self._kind is ConversationType.ATTEMPTED
         return ChatOpening(
             system=system_message(self._generation, request.problem, request.student_name),
-            turns=[Said(role=turn.role, text=turn.text) for turn in opened],
+            turns=[ChatMessage(role=turn.role, text=turn.text) for turn in opened],
             next="student" if student_begins else "teacher",
         )
 

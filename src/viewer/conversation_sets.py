@@ -13,7 +13,7 @@ _EVAL_FILE = "conversations.parquet"
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ConversationSets:
     """The files of a run folder that hold conversations.
 
     Attributes:
@@ -52,7 +52,7 @@ class Shelf:
         return max((path.stat().st_mtime for path in [*earlier, *self.evaluations.values()]), default=0.0)
 
 
-def read_shelf(run_folder: Path) -> Shelf:
+def find_conversation_sets(run_folder: Path) -> ConversationSets:
     """What lies in the folder now; nothing is read but names."""
     steps: dict[int, list[tuple[int, Path]]] = defaultdict(list)
     for path in (run_folder / "rollouts").glob("step_*.parquet"):
@@ -62,4 +62,6 @@ def read_shelf(run_folder: Path) -> Shelf:
     evaluations = {name: evaluations.pop(name) for name in ("before", "after") if name in evaluations} | evaluations
     if (run_folder / _EVAL_FILE).is_file():
         evaluations[EVALUATION] = run_folder / _EVAL_FILE
-    return Shelf({step: [path for _, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations)
+    return ConversationSets(
+        {step: [path for _, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations
+    )

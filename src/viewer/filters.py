@@ -5,12 +5,12 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from src.viewer.list_index import Row
+from src.viewer.list_index import ConversationRow
 
 LARGEST_PAGE = 200
 
 
-class Choice(BaseModel):
+class ListQuery(BaseModel):
     """The query of `GET /api/conversations`.
 
     `low` and `high` bound the reward, both included, and leave out conversations without one. `problem` is part of
@@ -29,7 +29,7 @@ class Choice(BaseModel):
     offset: int = Field(0, ge=0)
     limit: int = Field(100, ge=1, le=LARGEST_PAGE)
 
-    def keeps(self, row: Row) -> bool:
+    def keeps(self, row: ConversationRow) -> bool:
         """Whether a row passes all filters but that of the problem's text."""
         if self.low is not None and (row.reward is None or row.reward < self.low):
             return False
@@ -44,7 +44,7 @@ class Choice(BaseModel):
         ]
 
 
-def ordered(rows: Sequence[Row], sort: str) -> list[Row]:
+def ordered(rows: Sequence[ConversationRow], sort: str) -> list[ConversationRow]:
     """The rows in the wanted order; those without a reward come last in orders by reward."""
     if sort == "longest":
         return sorted(rows, key=lambda row: -row.messages)

@@ -12,17 +12,17 @@ from typing import Any
 from src.classroom.replay import replay_tokens
 from src.rollout.datasets import Problem
 from src.rollout.journal import JOURNAL_NAME, head_of, request_of
-from src.viewer.list_index import Row, row_of, title_of
+from src.viewer.list_index import ConversationRow, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
-_OF_CONVERSATIONS = frozenset("turn cut_short verdict solutions grades failure rewards conversation".split())
+_CONVERSATION_EVENTS = frozenset("turn cut_short verdict solutions grades failure rewards conversation".split())
 _PERSONA = re.compile(rb'"persona": "([^"]+)"')  # in a text its quotes would stand behind backslashes
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A batch of the journal's tail: `kind` stands for its weights and body; under others it is begun anew.
+class StartedBatch:
+    """A batch of the journal's tail: `kind` stands for its weights and body; under others it is started anew.
     `problem_of` gives each conversation's place in `problems`."""
 
     time: float
@@ -37,7 +37,7 @@ class Begun:
 
 
 @dataclass
-class Playing:
+class JournalConversation:
     """One conversation of the journal's tail: where its events stand, and its row so far."""
 
     id: str
@@ -45,7 +45,7 @@ class Playing:
     positions: list[int] = field(default_factory=list)
     messages: int = 0
     personas: Counter[str] = field(default_factory=Counter)
-    row: Row | None = None
+    row: ConversationRow | None = None
 
 
 class JournalTails:
@@ -55,13 +55,13 @@ class JournalTails:
         self._folder = run_folder
         self._tails: dict[Path, JournalTail] = {}
 
-    def look(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", Playing]]:
-        """What is being played, with the journal that tells of it; as `JournalTail.look`."""
+    def conversations(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", JournalConversation]]:
+        """What is being played, with the journal that tells of it; as `JournalTail.conversations`."""
         found = [self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))]
         for path in found:
             if path not in self._tails and path.is_file():
                 self._tails[path] = JournalTail(path)
-        return [(tail, each) for tail in self._tails.values() for each in tail.look(since, written)]
+        return [(tail, each) for tail in self._tails.values() for each in tail.conversations(since, written)]
 
     @property
     def policy(self) -> str | None:
@@ -80,55 +80,55 @@ class JournalTail:
     def __init__(self, path: Path):
         self.path = path
         self._position: int | None = None
-        self._begun: dict[str, Begun] = {}
+        self._batches: dict[str, StartedBatch] = {}
         self._policy: str | None = None
-        self._playing: dict[str, Playing] = {}
+        self._conversations: dict[str, JournalConversation] = {}
         self._lock = Lock()
 
-    def look(self, since: float, written: Collection[str]) -> list[Playing]:
+    def conversations(self, since: float, written: Collection[str]) -> list[JournalConversation]:
         """The conversations that began after `since` (seconds since 1970), but those whose ids are `written`."""
         with self._lock:
             self._follow(since)
-            self._playing = {each.id: each for each in self._playing.values() if each.began > since}
-            self._begun = {request: begun for request, begun in self._begun.items() if begun.time > since}
-            return [each for each in self._playing.values() if each.id not in written]
+            self._conversations = {each.id: each for each in self._conversations.values() if each.began > since}
+            self._batches = {request: started for request, started in self._batches.items() if started.time > since}
+            return [each for each in self._conversations.values() if each.id not in written]
 
     @property
     def policy(self) -> str | None:
         """The last weights that were loaded, as far as the tail tells."""
         return self._policy
 
-    def row(self, playing: Playing) -> Row:
+    def row(self, conversation: JournalConversation) -> ConversationRow:
         """Its row; of one that is still played, what is known."""
-        if playing.row is not None:
-            return playing.row
-        begun, problem, index = self._about(playing)
-        return Row(
-            id=playing.id,
-            step=begun.step if begun else None,
+        if conversation.row is not None:
+            return conversation.row
+        started, problem, index = self._about(conversation)
+        return ConversationRow(
+            id=conversation.id,
+            step=started.step if started else None,
             index=index,
             problem_id=problem.id if problem else "",
             title=title_of(problem.text) if problem else "still playing",
             type="",
             student_name=None,
             state="PLAYING",
-            messages=playing.messages,
-            personas=dict(playing.personas),
+            messages=conversation.messages,
+            personas=dict(conversation.personas),
             rewards={},
             reward=None,
             rejected=False,
             judge_failed=False,
         )
 
-    def record(self, playing: Playing) -> dict[str, Any]:
+    def record(self, conversation: JournalConversation) -> dict[str, Any]:
         """Its record as plain data, tokens included; of one that is still played, as far as it is."""
-        events = [self._read(position) for position in playing.positions]
+        events = [self._read(position) for position in conversation.positions]
         buffer = replay_tokens(events)
-        tokens = {name: getattr(buffer, name) if buffer else [] for name in _TOKENS}
+        tokens = {name: getattr(buffer, name) if buffer else [] for name in _TOKEN_FIELDS}
         finished = [event["record"] for event in events if event["event"] == "conversation"]
         if finished:
             return finished[-1] | tokens
-        row, problem = self.row(playing), self._about(playing)[1]
+        row, problem = self.row(conversation), self._about(conversation)[1]
         said = {
             "turns": [event["turn"] for event in events if event["event"] == "turn"],
             "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
@@ -138,12 +138,12 @@ class JournalTail:
         about = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}
         cuts = [event["reason"] for event in events if event["event"] == "cut_short"]
         rest = {"failure": failures[-1] if failures else None, "overflow": cuts[-1] if cuts else None, "meta": {}}
-        return {name: getattr(row, name) for name in _OF_ROW} | said | about | rest | tokens
+        return {name: getattr(row, name) for name in _ROW_FIELDS} | said | about | rest | tokens
 
-    def _about(self, playing: Playing) -> tuple[Begun | None, Problem | None, int]:
+    def _about(self, conversation: JournalConversation) -> tuple[StartedBatch | None, Problem | None, int]:
         """The batch of a conversation, what it is about, and its place in the batch."""
-        begun, index = self._begun.get(request_of(playing.id)), int(playing.id.rpartition("-")[2])
-        return begun, begun.problem(index) if begun else None, index
+        started, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
+        return started, started.problem(index) if started else None, index
 
     def _read(self, position: int) -> dict[str, Any]:
         with self.path.open("rb") as file:
@@ -153,7 +153,7 @@ class JournalTail:
     def _follow(self, since: float) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0
         if self._position is not None and size < self._position:  # deleted, or another: what stood in it is gone
-            self._position, self._begun, self._playing = None, {}, {}
+            self._position, self._batches, self._conversations = None, {}, {}
         if not size:
             return
         with self.path.open("rb") as file:
@@ -178,27 +178,29 @@ class JournalTail:
             self._policy = json.loads(line)["policy"]
         elif event == "batch":
             self._note_batch(time, subject, json.loads(line))
-        elif event in _OF_CONVERSATIONS and (time > since or subject in self._playing):
+        elif event in _CONVERSATION_EVENTS and (time > since or subject in self._conversations):
             self._note_of_conversation(event, time, subject, line, position)
 
     def _note_batch(self, time: float, request: str, batch: dict[str, Any]) -> None:
         """A batch that begins anew leaves its old conversations behind, as in `Journal`."""
         problems = tuple(Problem.of(*each) for each in batch.get("problems", ()))
         kind = (str(batch.get("weights")), str(batch.get("body")))
-        before = self._begun.get(request)
+        before = self._batches.get(request)
         if before is not None and before.kind != kind:
-            self._playing = {name: each for name, each in self._playing.items() if request_of(name) != request}
-        self._begun[request] = Begun(time, batch["step"], kind, problems, batch.get("problem_of", ()))
+            self._conversations = {
+                name: each for name, each in self._conversations.items() if request_of(name) != request
+            }
+        self._batches[request] = StartedBatch(time, batch["step"], kind, problems, batch.get("problem_of", ()))
 
     def _note_of_conversation(self, event: str, time: float, subject: str, line: bytes, position: int) -> None:
-        playing = self._playing.setdefault(subject, Playing(subject, time))
-        playing.positions.append(position)
+        conversation = self._conversations.setdefault(subject, JournalConversation(subject, time))
+        conversation.positions.append(position)
         if event == "turn":
-            playing.messages += 1
-            playing.personas.update(name.decode() for name in _PERSONA.findall(line)[:1])
+            conversation.messages += 1
+            conversation.personas.update(name.decode() for name in _PERSONA.findall(line)[:1])
         if event == "conversation":
-            playing.row = row_of(json.loads(line)["record"])
+            conversation.row = row_of(json.loads(line)["record"])
 
 
-_TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
-_OF_ROW = "id step index problem_id type student_name state rewards reward rejected".split()
+_TOKEN_FIELDS = ("prompt_ids", "completion_ids", "mask", "logprobs")
+_ROW_FIELDS = "id step index problem_id type student_name state rewards reward rejected".split()

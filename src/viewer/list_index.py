@@ -18,7 +18,7 @@ LONGEST_TITLE = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConversationRow:
     """One conversation in a list.
 
     Attributes:
@@ -55,10 +55,10 @@ def title_of(problem: str) -> str:
     return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
 
 
-def row_of(record: dict[str, Any], **more: Any) -> Row:
+def row_of(record: dict[str, Any], **more: Any) -> ConversationRow:
     """The row of a conversation's record as plain data, its nested parts parsed."""
     personas = Counter(turn["persona"] for turn in record["turns"] if turn["persona"] is not None)
-    return Row(
+    return ConversationRow(
         title=title_of(record["problem"]),
         messages=len(record["turns"]),
         personas=dict(personas),
@@ -72,15 +72,15 @@ def row_of(record: dict[str, Any], **more: Any) -> Row:
 _COPIED = "id step index problem_id type student_name state rewards reward rejected".split()
 
 
-class Index:
+class ListIndex:
     """The rows of Parquet files, and the problems in them; a file is read again only when it has changed."""
 
     def __init__(self) -> None:
-        self._rows: dict[Path, tuple[tuple[int, int], list[Row]]] = {}
+        self._rows: dict[Path, tuple[tuple[int, int], list[ConversationRow]]] = {}
         self._problems: dict[str, str] = {}
         self._lock = Lock()
 
-    def rows(self, files: Sequence[Path]) -> list[Row]:
+    def rows(self, files: Sequence[Path]) -> list[ConversationRow]:
         """All rows of these files, in their order."""
         return [row for path in files for row in self._rows_of(path)]
 
@@ -88,11 +88,7 @@ class Index:
         """The text of a problem that was in a file read so far."""
         return self._problems.get(problem_id)
 
-    def note(self, problem_id: str, problem: str) -> None:
-        """Remember a problem's text."""
-        self._problems[problem_id] = problem
-
-    def _rows_of(self, path: Path) -> list[Row]:
+    def _rows_of(self, path: Path) -> list[ConversationRow]:
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
         with self._lock:
@@ -100,10 +96,10 @@ class Index:
                 self._rows[path] = (stamp, self._read(path))
             return self._rows[path][1]
 
-    def _read(self, path: Path) -> list[Row]:
+    def _read(self, path: Path) -> list[ConversationRow]:
         with pq.ParquetFile(path) as file:
             named = [name for name in (*_COLUMNS, *_PLAYED_BY) if name in file.schema_arrow.names]
-            rows: list[Row] = []
+            rows: list[ConversationRow] = []
             for batch in file.iter_batches(columns=named):
                 for record in batch.to_pylist():
                     nested = {name: from_json(record[name]) for name in ("turns", "verdicts", "rewards")}

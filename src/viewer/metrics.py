@@ -9,14 +9,14 @@ import yaml
 from src.results.run_folder import (
     JUDGE_CHECKS_NAME,
     LEARNING_NAME,
-    found_something,
+    has_score,
     is_number,
     last_figures,
     look_up,
     read_json,
     read_lines,
 )
-from src.viewer.conversation_sets import Shelf
+from src.viewer.conversation_sets import ConversationSets
 from src.viewer.schemas import EvalMark, Guards, Metrics
 
 MOST_POINTS = 400
@@ -48,7 +48,7 @@ _FACTS = (
 )
 
 
-class Progress:
+class RunMetrics:
     """Reads `metrics.jsonl`, the evaluations' `metrics.json` and the configuration of a run folder; the metrics only
     when they have changed."""
 
@@ -62,7 +62,7 @@ class Progress:
         paths = [self._folder / name for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME, "metrics.json")]
         return " ".join(map(_stamp, [*paths, *sorted((self._folder / "eval").glob("*/metrics.json"))]))
 
-    def metrics(self, shelf: Shelf) -> Metrics:
+    def metrics(self, sets: ConversationSets) -> Metrics:
         """The figures that charts show."""
         lines = self._read_lines()
         thinned = _thinned(lines)
@@ -72,7 +72,7 @@ class Progress:
             steps=[line["step"] for line in thinned],
             series={name: [_figure(line.get(name)) for line in thinned] for name in names},
             last=last_figures(lines),
-            marks=[mark for name, path in shelf.evaluations.items() for mark in _marks(name, path)],
+            marks=[mark for name, path in sets.evaluations.items() for mark in _marks(name, path)],
             max_steps=steps if is_number(steps) and steps > 0 else None,
         )
 
@@ -84,8 +84,8 @@ class Progress:
             verdict=learning.get("verdict"),
             reasons=learning.get("reasons", []),
             steps=look_up(learning, "figures", "steps"),
-            checks=sum(map(found_something, checks)),
-            failed=sum(not found_something(check) for check in checks),
+            checks=sum(map(has_score, checks)),
+            failed=sum(not has_score(check) for check in checks),
             warnings=[(check["step"], text) for check in reversed(checks) for text in check["warnings"]],
         )
 

@@ -8,7 +8,7 @@ from src.classroom.conversation import Solution
 from src.classroom.verdicts import Verdict
 
 
-class ChatSwitch(BaseModel):
+class ChatAvailability(BaseModel):
     """Whether the current tutor can be talked to here, and if not, why."""
 
     on: bool
@@ -26,7 +26,7 @@ class RunInfo(BaseModel):
     evaluations: list[str]
     personas: list[str]
     facts: list[tuple[str, str]]
-    chat: ChatSwitch
+    chat: ChatAvailability
 
 
 class Pulse(BaseModel):
@@ -179,7 +179,7 @@ class Lessons(BaseModel):
     columns: dict[str, list[Any]]
 
 
-class Said(BaseModel):
+class ChatMessage(BaseModel):
     """A message in the chat."""
 
     role: Literal["teacher", "student"]
@@ -191,14 +191,14 @@ class ChatRequest(BaseModel):
 
     problem: str = Field(min_length=1, max_length=200_000)
     student_name: str | None = Field(None, max_length=200)
-    turns: list[Said] = Field(default_factory=list, max_length=1000)
+    turns: list[ChatMessage] = Field(default_factory=list, max_length=1000)
 
 
 class ChatOpening(BaseModel):
     """How a lesson begins: the teacher's system message, messages that its template opens with, and who speaks."""
 
     system: str
-    turns: list[Said]
+    turns: list[ChatMessage]
     next: Literal["teacher", "student"]
 
 

@@ -8,7 +8,7 @@ import yaml
 _FILE = "tokenizer.json"
 
 
-class ForeignIds(Exception):
+class UnknownTokenIds(Exception):
     """Ids that the tokenizer does not have: it is another model's."""
 
 
@@ -51,7 +51,7 @@ def _load(path: Path) -> Callable[[Sequence[int]], str]:
 
     def decode(ids: Sequence[int]) -> str:
         if any(not 0 <= each < size for each in ids):
-            raise ForeignIds(f"The tokens cannot be shown as text: {path} does not have all of them.")
+            raise UnknownTokenIds(f"The tokens cannot be shown as text: {path} does not have all of them.")
         return tokenizer.decode(list(ids), skip_special_tokens=False)
 
     return decode

@@ -18,7 +18,7 @@ from src.evaluation.compare import arms_of, summarise_comparison
 from src.evaluation.extra_judges import ask_extra_judges, summarise_judges
 from src.evaluation.metrics.compared import judged_by_lesson
 from src.evaluation.report.comparison_report import choose_lessons
-from src.evaluation.report.comparison_table import comparison_text, say_p
+from src.evaluation.report.comparison_table import comparison_text, format_p
 from src.evaluation.run import evaluate
 from src.results import rollout_files
 from src.results.agreement import krippendorff_alpha
@@ -81,7 +81,7 @@ def test_every_pair_is_compared_once_and_corrected_together():
 def test_a_figure_that_one_tutor_lacks_has_no_difference():
     (found,) = differences({"base": {"a": [1.0]}, "x": {}})
     assert (found.mean, found.ci95, found.p, found.p_holm, found.lessons) == (None, None, None, None, 0)
-    assert say_p(0.0312) == " = 0.031" and say_p(0.0001) == " < 0.001"
+    assert format_p(0.0312) == " = 0.031" and format_p(0.0001) == " < 0.001"
 
 
 def test_krippendorffs_alpha():
@@ -267,12 +267,12 @@ def test_open_lessons_have_no_scripted_ideal(config):
 
 
 def test_the_simulator_that_is_not_to_be_trusted_is_called_so(config):
-    from src.evaluation.compare import Measured
+    from src.evaluation.compare import ArmResult
 
     turns = [Turn("teacher", "Hi!"), Turn("student", "Hello.", "error_student"), Turn("teacher", "Good!")]
     about = {"seed": 1, "problems": 1, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
     about |= {"server_url": None, "seconds": 0.0}
-    measured = Measured(about, [("sampled", record_of(LESSONS[0], turns, reward=0.5))])
+    measured = ArmResult(about, [("sampled", record_of(LESSONS[0], turns, reward=0.5))])
     metrics = summarise_comparison(replace(config, samplings=["sampled"]), {"base": measured})
     assert metrics["sampled"]["fidelity"]["base"]["trusted"] is False
     assert "With base the simulated student is NOT to be trusted: only 0% of the turns" in comparison_text(metrics)

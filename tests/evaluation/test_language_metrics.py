@@ -10,7 +10,7 @@ from config.base import lesson_plans
 from config.eval_model import EvalConfig
 from src.errors import JudgeOutputError
 from src.evaluation.error_labels import label_errors, read_labels
-from src.evaluation.metrics.language import language_metrics, plan_progress, read_lesson
+from src.evaluation.metrics.language import conversation_figures, language_metrics, plan_progress
 from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.message_rules.feedback import falsely_corrects, feedback_kind, hands_over, nearest_phrase, repairs, takes_up
 from src.message_rules.messages import holds, read_message, sentences
@@ -253,9 +253,9 @@ def test_errors_of_open_language_go_by_the_persona_or_a_judge():
     turns = [teacher("Hi! What do you say?"), student("abc", "error_student"), teacher("Good! Go ahead.")]
     record = record_of(problem, turns)
     assert len(read_plan(problem).phrases) >= 4
-    assert read_lesson(record).values["feedback/none"] == [1.0]
-    assert read_lesson(record).students[0].error is None
-    labelled = read_lesson(record, {(record.id, 1): False})
+    assert conversation_figures(record).values["feedback/none"] == [1.0]
+    assert conversation_figures(record).students[0].error is None
+    labelled = conversation_figures(record, {(record.id, 1): False})
     assert "feedback/none" not in labelled.values and labelled.values["false_corrections"] == [0.0]
     assert labelled.students[0].error is False
 
@@ -280,9 +280,9 @@ def test_progress_through_a_plan_of_phrases():
 
 def test_a_task_set_again_is_a_repeat_but_a_second_try_is_none():
     turns = [teacher("Hi! What did you cook last week?"), student(SLIP), teacher("Well. What did you cook last week?")]
-    assert read_lesson(record_of(LESSON, turns)).values["repeats"] == [0.0, 1.0]
+    assert conversation_figures(record_of(LESSON, turns)).values["repeats"] == [0.0, 1.0]
     again = [teacher("Say it again."), student(SLIP), teacher("Say it again.")]
-    assert read_lesson(record_of(LESSON, again)).values["repeats"] == [0.0, 0.0]
+    assert conversation_figures(record_of(LESSON, again)).values["repeats"] == [0.0, 0.0]
 
 
 def test_every_text_can_be_read():

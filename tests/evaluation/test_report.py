@@ -10,8 +10,8 @@ import pytest
 
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
-from src.evaluation.report.build import answer, as_text, facts, main, minutes, render_report, write_report
-from src.evaluation.report.examples import choose_pairs, describe
+from src.evaluation.report.build import answer, as_text, facts, format_duration, main, render_report, write_report
+from src.evaluation.report.examples import choose_pairs, describe_slip
 from src.evaluation.report.summary import write_summary
 from src.evaluation.report.tables import compare, comparison_table
 from src.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
@@ -269,8 +269,8 @@ def test_turns_are_marked_with_persona_error_and_reaction(run: Path):
     assert "passed over: not scaffolded" in before, "the judge's reasons"
     found = re.search(r'<span class="chip bad" dir="auto">(tense|verb ending|article|plural|preposition): ', before)
     assert found is not None
-    assert describe(Slip("tense", "go", "went")) == "tense: go → went"
-    assert describe(Slip("article", "egg", "an")) == "article: an egg"
+    assert describe_slip(Slip("tense", "go", "went")) == "tense: go → went"
+    assert describe_slip(Slip("article", "egg", "an")) == "article: an egg"
 
 
 def test_what_the_tutor_says_in_the_students_name_is_visible(tmp_path: Path):
@@ -374,7 +374,7 @@ def test_stacked_areas_stand_on_each_other():
 
 
 def test_times_are_said_as_people_say_them():
-    assert [minutes(value) for value in (0, 59.4, 60, 470.2, None)] == [
+    assert [format_duration(value) for value in (0, 59.4, 60, 470.2, None)] == [
         "0 s",
         "59 s",
         "1 min 0 s",

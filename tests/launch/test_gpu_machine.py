@@ -26,7 +26,7 @@ from src.launch.cli import main as launcher
 from src.launch.commands import with_precision
 from src.launch.quickstart import main as quickstart
 from src.launch.quickstart import make_models
-from src.launch.quickstart_plan import make_plan
+from src.launch.quickstart_plan import make_commands
 from src.memory.budget import GIB, Launch
 from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
 from src.memory.report import report, show_evaluation_shares
@@ -108,17 +108,17 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
     flags = trainer[trainer.index("src.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
     assert flags == ["--config_file", "config/deepspeed/1GPU.yaml", "--mixed_precision", "no"]
 
-    plan = make_plan(overrides)
-    assert (plan.config.train.dtype, plan.config.train.optimizer) == ("float32", "adamw_torch")
-    assert {model.vllm.dtype for model in seats_of(plan.config).values()} == {"float32"}
-    found = report(plan.config, lambda: Launch(1, zero_stage=2))
+    commands = make_commands(overrides)
+    assert (commands.config.train.dtype, commands.config.train.optimizer) == ("float32", "adamw_torch")
+    assert {model.vllm.dtype for model in seats_of(commands.config).values()} == {"float32"}
+    found = report(commands.config, lambda: Launch(1, zero_stage=2))
     assert "memory on a GPU of 8.00 GiB" in found.lines[0] and found.refusals == []
-    refuse_crowded_gpu(seats_of(plan.config), plan.config.generation.schedule)
+    refuse_crowded_gpu(seats_of(commands.config), commands.config.generation.schedule)
 
 
 def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_path, monkeypatch):
     gpus(8)
-    plan, state = make_plan([f"logging.save_dir={tmp_path / 'run'}"]), SimpleNamespace(num_processes=1)
+    commands, state = make_commands([f"logging.save_dir={tmp_path / 'run'}"]), SimpleNamespace(num_processes=1)
     with pytest.raises(ConfigError, match="8 GPUs are visible to one process"):
         _refuse_hidden_data_parallelism(state)
     started = {}
@@ -133,7 +133,7 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
     for given, first in ((None, "0"), ("3,5", "3"), ("GPU-7f", "GPU-7f")):
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        make_models(plan.models, SimpleNamespace(stage=lambda *_: Signals()), Signals())
+        make_models(commands.models, SimpleNamespace(stage=lambda *_: Signals()), Signals())
         assert started["train_sft.py"] == {"CUDA_VISIBLE_DEVICES": first}
         with monkeypatch.context() as of_the_program:
             of_the_program.setenv("CUDA_VISIBLE_DEVICES", first)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from src.classroom.record import ConversationRecord
-from src.evaluation.metrics.language import ErrorLabels, read_lessons
+from src.evaluation.metrics.language import ErrorLabels, tutor_figures
 from src.evaluation.report.tables import Measure
 from src.message_rules.feedback import KINDS
 from src.results.evaluation_files import group_by_problem
@@ -17,24 +17,24 @@ ByLesson = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of a comparison. `wish`: +1 if more is better, −1 if less is, 0 if neither."""
+    """A row of a comparison. `direction`: +1 if more is better, −1 if less is, 0 if neither."""
 
     key: str
     label: str
     is_share: bool = False
-    wish: int = 0
+    direction: int = 0
 
     @property
     def measure(self) -> Measure:
         """How its estimate, {"mean", "ci95", "n"}, is printed."""
-        return Measure(self.label, ("mean",), ("ci95",), (), self.is_share, self.wish)
+        return Measure(self.label, ("mean",), ("ci95",), (), self.is_share, self.direction)
 
 
 JUDGED = (
-    Figure("reward", "Reward", wish=1),
-    Figure("scores/task_final_score", "Task-final discipline (0–1)", wish=1),
-    Figure("scores/forward_progression_score", "Forward progression (0–1)", wish=1),
-    Figure("scores/overall_momentum_score", "Overall momentum (0–10)", wish=1),
+    Figure("reward", "Reward", direction=1),
+    Figure("scores/task_final_score", "Task-final discipline (0–1)", direction=1),
+    Figure("scores/forward_progression_score", "Forward progression (0–1)", direction=1),
+    Figure("scores/overall_momentum_score", "Overall momentum (0–10)", direction=1),
     Figure("scaffolded", "Error turns scaffolded (rubric)", True, 1),
     Figure("falsely_corrected", "Clean turns falsely corrected (rubric)", True, -1),
 )
@@ -60,7 +60,7 @@ def figures_by_lesson(
     records: Sequence[ConversationRecord], labels: ErrorLabels | None = None
 ) -> tuple[ByLesson, dict]:
     """A tutor's values in all figures that it has, and the fidelity of the student it met."""
-    read = read_lessons(records, labels)
+    read = tutor_figures(records, labels)
     found: ByLesson = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records) | read.by_lesson
     return found, read.fidelity
 

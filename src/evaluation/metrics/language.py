@@ -6,7 +6,6 @@ Each figure is a mean over what it counts (messages, turns or conversations); in
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from config.values import RULES_VERSION
@@ -43,7 +42,7 @@ _ENGLISH_SHARE = 0.25
 
 
 @dataclass
-class Reading:
+class ConversationFigures:
     """A conversation read by the rules: the `values` of its figures, and its `students`, turn by turn."""
 
     values: Values = field(default_factory=dict)
@@ -54,14 +53,14 @@ class Reading:
         self.values.setdefault(name, []).append(float(value))
 
 
-def read_lesson(record: ConversationRecord, labels: ErrorLabels | None = None) -> Reading:
+def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None = None) -> ConversationFigures:
     """The figures of one conversation.
 
     Which of the student's turns hold an error is told by rules where the language allows it (the quickstart's), else
     by a judge's `labels`; a turn that these leave out is in no figure about errors. Without labels, None, it is what
     the persona was asked for.
     """
-    plan, reading = read_plan(record.problem), Reading()
+    plan, reading = read_plan(record.problem), ConversationFigures()
     texts = [visible_text(turn.text) for turn in record.turns]
     errors: dict[int, bool | None] = {}
     for place, turn in enumerate(record.turns):
@@ -82,7 +81,7 @@ def read_lesson(record: ConversationRecord, labels: ErrorLabels | None = None) -
 
 
 def _read_message(
-    reading: Reading, text: str, said: Sequence[str], plan: Plan, error: bool | None, unknown: bool
+    reading: ConversationFigures, text: str, said: Sequence[str], plan: Plan, error: bool | None, unknown: bool
 ) -> None:
     """`error`: whether it answers one; None for a first message, and where nobody knows."""
     message = read_message(text)
@@ -104,7 +103,9 @@ def _read_message(
         reading.add("false_corrections", falsely_corrects(text))
 
 
-def _read_reactions(reading: Reading, texts: Sequence[str], errors: Mapping[int, bool | None], plan: Plan) -> None:
+def _read_reactions(
+    reading: ConversationFigures, texts: Sequence[str], errors: Mapping[int, bool | None], plan: Plan
+) -> None:
     """Uptake and repair in the student's turn after the reply to an error."""
     for place, error in errors.items():
         if error and place + 2 in errors:
@@ -114,7 +115,7 @@ def _read_reactions(reading: Reading, texts: Sequence[str], errors: Mapping[int,
             reading.add("repair", repairs(wrong, kind, answer, plan))
 
 
-def _read_whole(reading: Reading, record: ConversationRecord, texts: Sequence[str], plan: Plan) -> None:
+def _read_whole(reading: ConversationFigures, record: ConversationRecord, texts: Sequence[str], plan: Plan) -> None:
     sides = {role: [t for t, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES}
     words = {role: sum(len(text.split()) for text in side) for role, side in sides.items()}
     if sum(words.values()):
@@ -152,7 +153,7 @@ def _is_english(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class LessonFigures:
+class TutorFigures:
     """What was read from a tutor's conversations: each figure's values by lesson, and the student's fidelity."""
 
     by_lesson: dict[str, dict[str, list[float]]]
@@ -163,13 +164,13 @@ class LessonFigures:
         return {name: mean_with_ci(values) for name, values in self.by_lesson.items()}
 
 
-def read_lessons(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> LessonFigures:
-    """The figures of a tutor's conversations; `labels` as in `read_lesson`."""
+def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> TutorFigures:
+    """The figures of a tutor's conversations; `labels` as in `conversation_figures`."""
     by_lesson: dict[str, dict[str, list[float]]] = {}
     students: list[StudentTurn] = []
     for lesson, group in group_by_problem(records).items():
         for record in group:
-            reading = read_lesson(record, labels)
+            reading = conversation_figures(record, labels)
             students += reading.students
             for name, values in reading.values.items():
                 by_lesson.setdefault(name, {}).setdefault(lesson, []).extend(values)
@@ -179,15 +180,10 @@ def read_lessons(records: Sequence[ConversationRecord], labels: ErrorLabels | No
         by_lesson.pop("hands_over", None)  # of openings alone it is another figure
     labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
     unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
-    return LessonFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
+    return TutorFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
 
 
 def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:
     """What metrics.json holds of this: `language`, an estimate by figure, `fidelity`, and the version of the rules."""
-    figures = read_lessons(records, labels)
+    figures = tutor_figures(records, labels)
     return {"language": figures.estimates(), "fidelity": figures.fidelity, "rules_version": RULES_VERSION}
-
-
-def mean_of(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Each lesson's mean."""
-    return {lesson: fmean(group) for lesson, group in values.items() if group}

@@ -11,7 +11,7 @@ from config.eval_model import EvalConfig
 from src.classroom.conversation import END_OF_CONVERSATION, visible_text
 from src.classroom.record import ConversationRecord
 from src.errors import ConfigError
-from src.evaluation.progress import Progress
+from src.evaluation.progress import EvaluationProgress
 from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.chat_template import Message
 from src.rollout.prompts import render
@@ -52,7 +52,7 @@ async def score_messages(config: EvalConfig, records: Sequence[ConversationRecor
     model = ModelConfig(config.pedagogical_reward_model, config.pedagogical_reward_vllm)
     instruction = render(config.pedagogical_reward_prompt_path)
     dialogues = [scored_dialogues(record, instruction) for record in records]
-    progress = Progress(sum(map(len, dialogues)), "pedagogical reward", "messages")
+    progress = EvaluationProgress(sum(map(len, dialogues)), "pedagogical reward", "messages")
     engine = await RewardEngine.start(model, config.seed, config.generation)
     places = asyncio.Semaphore(model.vllm.max_num_seqs)
 

@@ -13,10 +13,10 @@ from src.rollout.text import normal
 from src.toy_language.grammar import parse_question
 
 CORRECT_PERSONA = "correct_student"
-LEAST_FAITHFUL = 0.8
+MIN_FAITHFUL_SHARE = 0.8
 """Share of a persona's turns that have to do what it says."""
 
-MOST_STRAYING = 0.05
+MAX_STRAYING_SHARE = 0.05
 """Share of student turns that may speak as the teacher, or say its words back."""
 
 _TEACHES = re.compile(
@@ -103,9 +103,9 @@ def _warnings(fidelity: Mapping[str, Any]) -> Iterable[str]:
     what = {"error_persona": "turns asked to err hold an error", "correct_persona": "turns asked to be right hold none"}
     for name, meaning in what.items():
         share = fidelity[name]["share"]
-        if share is not None and share < LEAST_FAITHFUL:
-            yield f"only {share:.0%} of the {meaning} (at least {LEAST_FAITHFUL:.0%} should)"
+        if share is not None and share < MIN_FAITHFUL_SHARE:
+            yield f"only {share:.0%} of the {meaning} (at least {MIN_FAITHFUL_SHARE:.0%} should)"
     for name, meaning in {"role_flips": "speak as the teacher", "parroting": "say the teacher's words back"}.items():
         share = fidelity[name]["share"]
-        if share is not None and share > MOST_STRAYING:
-            yield f"{share:.0%} of the student's turns {meaning} (at most {MOST_STRAYING:.0%} may)"
+        if share is not None and share > MAX_STRAYING_SHARE:
+            yield f"{share:.0%} of the student's turns {meaning} (at most {MAX_STRAYING_SHARE:.0%} may)"

@@ -20,7 +20,7 @@ from src.evaluation.report.examples import Pair, ShownConversation, choose_pairs
 from src.evaluation.report.summary import MISMATCH, write_summary
 from src.evaluation.report.tables import MEASURES, Cell, cell, compare_run, comparison_table
 from src.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
-from src.results.learning import describe, learning_of, write_learning
+from src.results.learning import describe_learning, learning_of, write_learning
 from src.results.plots import write_plots
 from src.results.run_folder import STAGES, RunData, is_number, load_run, look_up
 
@@ -118,7 +118,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Loss": train.get("loss_type"),
         "Seed": config.get("seed"),
         "Student errs in": _share(look_up(config, "generation", "student_error_rate"), "of its turns"),
-        "Total time": minutes(look_up(data.summary, "training", "seconds_total")),
+        "Total time": format_duration(look_up(data.summary, "training", "seconds_total")),
         "Commit": (environment.get("git_commit") or "")[:10] or None,
     }
     return [(name, str(value)) for name, value in found.items() if value is not None]
@@ -146,7 +146,7 @@ def _share(value: Any, of_what: str) -> Optional[str]:
     return f"{100 * value:g} % {of_what}" if is_number(value) else None
 
 
-def minutes(seconds: Any) -> Optional[str]:
+def format_duration(seconds: Any) -> Optional[str]:
     """Seconds as people say them: "42 s", "7 min 5 s"."""
     if not is_number(seconds):
         return None
@@ -158,19 +158,19 @@ def minutes(seconds: Any) -> Optional[str]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LearningHeadline:
     """Whether the tutor learned, in a word and in sentences."""
 
     word: str
     reasons: tuple[str, ...]
 
 
-def answer(data: RunData) -> Optional[Answer]:
+def answer(data: RunData) -> Optional[LearningHeadline]:
     """What the guard of `src.results.learning` says; None of a run neither trained nor measured twice."""
     if not data.steps and not data.reward_changes():
         return None
     learning, _ = learning_of(data)
-    return Answer("Yes." if learning.learned else "No evidence of it.", learning.reasons)
+    return LearningHeadline("Yes." if learning.learned else "No evidence of it.", learning.reasons)
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,9 @@ def time_split(data: RunData) -> list[TimeShare]:
     names = {"sft": "fine-tuning the base", "server_start": "starting the server", "eval": "evaluations"}
     known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
     total = sum(known.values())
-    return [TimeShare(names.get(stage, stage), minutes(each), 100 * each / total) for stage, each in known.items()]
+    return [
+        TimeShare(names.get(stage, stage), format_duration(each), 100 * each / total) for stage, each in known.items()
+    ]
 
 
 # Lessons ---------------------------------------------------------------------------------------------------------
@@ -352,6 +354,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(comparison_table(data))
     if data.steps:
-        print(f"\n{describe(learning_of(data)[0])}")
+        print(f"\n{describe_learning(learning_of(data)[0])}")
     print(f"\n{path}")
     return 0

@@ -158,7 +158,7 @@ def show(record: Optional[ConversationRecord]) -> Optional[ShownConversation]:
     return ShownConversation(record, status, turns)
 
 
-def describe(slip: Slip) -> str:
+def describe_slip(slip: Slip) -> str:
     """A slip in a few words: "tense: go → went", "article: an egg"."""
     if slip.kind == "article":
         return f"article: {slip.fix} {slip.word}"
@@ -170,7 +170,7 @@ def _student_notes(turn: Turn, exchange: Optional[Exchange]) -> tuple[Note, ...]
     if turn.persona is not None:
         notes.append(Note(PERSONAS.get(turn.persona, turn.persona)))
     if exchange is not None:
-        notes += [Note(describe(slip), "bad") for slip in exchange.errors]
+        notes += [Note(describe_slip(slip), "bad") for slip in exchange.errors]
         notes += [] if exchange.errors else [Note("no error", "good")]
     return tuple(notes + _cut(turn))
 

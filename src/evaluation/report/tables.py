@@ -9,7 +9,7 @@ from src.evaluation.metrics.maths import SCORED, SOLVED
 from src.results.run_folder import RunData, is_number, look_up
 from src.results.statistics import Estimate
 
-NOTHING = "–"
+NO_VALUE = "–"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Measure:
     Attributes:
         interval, count: where its 95 % interval and its n stand, if it has any.
         is_share: printed in percent.
-        wish: +1 if more is better, −1 if less is, 0 if neither.
+        direction: +1 if more is better, −1 if less is, 0 if neither.
     """
 
     label: str
@@ -27,29 +27,29 @@ class Measure:
     interval: tuple[str, ...] = ()
     count: tuple[str, ...] = ()
     is_share: bool = False
-    wish: int = 0
+    direction: int = 0
 
 
-def _estimated(label: str, *path: str, is_share: bool = False, wish: int = 1) -> Measure:
+def _estimated(label: str, *path: str, is_share: bool = False, direction: int = 1) -> Measure:
     """A row whose mean, interval and n stand beside each other."""
-    return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, wish)
+    return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, direction)
 
 
 MEASURES = (
     _estimated("Reward", "reward"),
-    Measure("Task-final discipline (0–1)", ("scores", "task_final_score"), wish=1),
-    Measure("Forward progression (0–1)", ("scores", "forward_progression_score"), wish=1),
-    Measure("Overall momentum (0–10)", ("scores", "overall_momentum_score"), wish=1),
+    Measure("Task-final discipline (0–1)", ("scores", "task_final_score"), direction=1),
+    Measure("Forward progression (0–1)", ("scores", "forward_progression_score"), direction=1),
+    Measure("Overall momentum (0–10)", ("scores", "overall_momentum_score"), direction=1),
     Measure("Error turns scaffolded", ("error_turns", "scaffolded"), (), ("error_turns", "n"), True, 1),
     Measure("Clean turns falsely corrected", ("clean_turns", "falsely_corrected"), (), ("clean_turns", "n"), True, -1),
-    _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, wish=0),
+    _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, direction=0),
     _estimated("Solved after it", SOLVED, "final", is_share=True),
     _estimated("Gain", SOLVED, "gain", is_share=True),
     _estimated("Reward model's score before the dialogue", SCORED, "initial"),
     _estimated("Reward model's score after it", SCORED, "final"),
     _estimated("Gain in the reward model's score", SCORED, "gain"),
-    _estimated("Leaks the answer", "rejected_by", LEAK_RULE, is_share=True, wish=-1),
-    _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, wish=-1),
+    _estimated("Leaks the answer", "rejected_by", LEAK_RULE, is_share=True, direction=-1),
+    _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, direction=-1),
     _estimated("Pedagogical reward, mean of messages", "pedagogical_reward", "micro"),
     _estimated("Pedagogical reward, mean of conversations", "pedagogical_reward", "macro"),
     Measure("Rejected by the judge", ("rejected", "share"), (), ("rejected", "n"), True, -1),
@@ -87,14 +87,14 @@ class Line:
     @property
     def is_empty(self) -> bool:
         """True if neither side has the measure."""
-        return self.before.text == self.after.text == NOTHING
+        return self.before.text == self.after.text == NO_VALUE
 
 
 def cell(measure: Measure, metrics: Mapping[str, Any]) -> Cell:
     """One measure of one sampling's metrics."""
     value = look_up(metrics, *measure.path)
     if not is_number(value):
-        return Cell(NOTHING)
+        return Cell(NO_VALUE)
     interval = look_up(metrics, *measure.interval) if measure.interval else None
     count = look_up(metrics, *measure.count) if measure.count else None
     return Cell(_number(value, measure), _interval(interval, measure), "" if count is None else f"{count}")
@@ -109,7 +109,7 @@ def change_cell(measure: Measure, mean: float, interval: Optional[Sequence[float
 def _number(value: float, measure: Measure, sign: str = "") -> str:
     if measure.is_share:
         return _minus(f"{100 * value:{sign}.1f} %")
-    return _minus(f"{value:{sign}.3f}" if measure.wish else f"{value:{sign}.1f}")
+    return _minus(f"{value:{sign}.3f}" if measure.direction else f"{value:{sign}.1f}")
 
 
 def _minus(text: str) -> str:
@@ -132,7 +132,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: 
     lines = []
     for measure in MEASURES:
         values = [look_up(side, *measure.path) for side in (before, after)]
-        change, verdict = Cell(NOTHING), ""
+        change, verdict = Cell(NO_VALUE), ""
         if all(is_number(value) for value in values):
             paired = reward_change if measure.path == ("reward", "mean") else None
             difference = paired["mean"] if paired else values[1] - values[0]
@@ -147,9 +147,9 @@ def _change(difference: float, measure: Measure) -> str:
 
 
 def _verdict(difference: float, measure: Measure) -> str:
-    if abs(difference) < 0.0005 or not measure.wish:
+    if abs(difference) < 0.0005 or not measure.direction:
         return ""
-    return "better" if difference * measure.wish > 0 else "worse"
+    return "better" if difference * measure.direction > 0 else "worse"
 
 
 def measurement_table(metrics: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
     rows = [["", *samplings]]
     for measure in MEASURES:
         cells = [cell(measure, metrics[name]) for name in samplings]
-        if any(each.text != NOTHING for each in cells):
+        if any(each.text != NO_VALUE for each in cells):
             rows.append([measure.label, *map(str, cells)])
     policy = metrics["policy"]
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
