@@ -1,4 +1,4 @@
-"""Several tutors side by side, with the control arms: the same lessons, seeds and error schedules for all."""
+"""Compares several tutors and the control arms on the same lessons, seeds and error schedules."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arm:
-    """A tutor of a comparison; `config` None is the untrained base, `script` a control arm."""
+    """A tutor of a comparison. `config` is None for the untrained base; `script` names a control arm."""
 
     name: str
     config: TutorConfig | None = None
@@ -44,8 +44,8 @@ class Arm:
 
 @dataclass
 class ArmResult:
-    """What came of one arm: what metrics.json says of it, (sampling, record) of each conversation, and a judge's
-    labels of the student's errors, if one was asked."""
+    """The result of one arm: its entry in metrics.json, each conversation as (sampling, record), and the judge's
+    labels of the student's errors, if a judge was asked."""
 
     about: dict[str, Any]
     records: list[tuple[str, ConversationRecord]]
@@ -61,10 +61,11 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`.
 
     Returns:
-        What stands in metrics.json.
+        The content of metrics.json.
 
     Raises:
-        As `src.evaluation.playing.play_all`; ConfigError and DataError if a tutor's folder is none.
+        ConfigError, DataError: if a tutor's folder holds no model or adapter.
+        The errors of `src.evaluation.playing.play_all`.
     """
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     folder = record_run(config, "eval")
@@ -90,7 +91,8 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
 
 
 def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
-    """The untrained base, the tutors, the one that only acknowledges, and the scripted ideal where there is one."""
+    """The untrained base, the tutors, and the control arms: the tutor that only acknowledges, and the scripted ideal
+    tutor if all lessons are the quickstart's."""
     arms = [Arm(BASE), *(Arm(tutor.name, tutor) for tutor in config.tutors), Arm(ACKNOWLEDGES, script=ACKNOWLEDGES)]
     if all(read_plan(problem.text).lesson for problem in problems):
         arms.append(Arm(IDEAL, script=IDEAL))
@@ -99,7 +101,7 @@ def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
 
 @contextmanager
 def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
-    """The evaluation of one arm alone."""
+    """The configuration of an evaluation of this arm alone. A merged adapter lasts as long as the context."""
     alone = replace(config, tutors=[])
     if arm.script is not None:
         yield replace(alone, teacher_model=ApiModelConfig(SCRIPT + arm.script, vllm=config.teacher_model.vllm))
@@ -116,7 +118,7 @@ def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfi
 
 
 def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
-    """The tutor's model; where it is, it says itself, and everything else is as for the base."""
+    """The tutor's model: its name and its API come from `tutor`, all other settings from `base`."""
     return replace(
         base,
         model_name_or_path=tutor.model_name_or_path,
@@ -130,8 +132,9 @@ def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
 def summarise_comparison(
     config: EvalConfig, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None = None
 ) -> dict[str, Any]:
-    """What stands in metrics.json: `tutors`, and for each sampling `figures` by tutor, `paired` differences by figure,
-    the student's `fidelity` beside each tutor, and with `extra_scores` of further judges, `judges`."""
+    """The content of metrics.json: `tutors`, and for each sampling the `figures` of each tutor, the `paired`
+    differences of each figure, the student's `fidelity` with each tutor, and, with `extra_scores`, the scores of all
+    `judges`."""
     first = next(iter(measured.values())).about
     metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
     metrics["base"] = BASE
@@ -142,7 +145,8 @@ def summarise_comparison(
         by_tutor: dict[str, ByLesson] = {}
         fidelity = {}
         for name, each in measured.items():
-            labels = {} if labelled and each.labels is None else each.labels  # a server's: compared in no error
+            # The conversations of a tutor on a server have no labels: they enter no figure about errors.
+            labels = {} if labelled and each.labels is None else each.labels
             by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), labels)
         metrics[sampling] = {
             "figures": {name: _estimates(found) for name, found in by_tutor.items()},
@@ -180,7 +184,7 @@ def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
 
 
 def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:
-    """Every pair of tutors in every figure that any of them has."""
+    """The differences between every pair of tutors in every figure that at least one of them has."""
     keys = [figure.key for figure in FIGURES if any(figure.key in found for found in by_tutor.values())]
     return {
         key: [asdict(each) for each in differences({name: found.get(key, {}) for name, found in by_tutor.items()})]

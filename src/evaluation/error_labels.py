@@ -1,6 +1,7 @@
-"""Which of a student's messages hold an error, where no rule can tell: the judge's model labels them.
+"""Labels of the student's errors by the judge's model, for lessons whose errors no rule can find.
 
-It is shown the plan and the lesson, not the personas. These labels enter no reward; figures that rest on them say so.
+The model is shown the lesson plan and the conversation, not the personas. Labels enter no reward, and figures that use
+them say so.
 """
 
 import asyncio
@@ -33,8 +34,11 @@ SCHEMA = {
 async def label_errors(
     config: EvalConfig, seats: Seats, schedule: Schedule, records: Sequence[ConversationRecord]
 ) -> ErrorLabels | None:
-    """The labels of all conversations whose language no rule reads; None without `student_errors_prompt_path` or
-    without a model as the judge. A conversation without a readable answer has no labels.
+    """Ask the judge's model for labels of all conversations that the rules cannot read.
+
+    Returns:
+        None without such conversations, without `student_errors_prompt_path`, or if the judge is not a model. A
+        conversation whose answer cannot be parsed has no labels.
 
     Raises:
         EngineFailure, ProviderFailure: if the judge cannot be asked at all.
@@ -44,7 +48,7 @@ async def label_errors(
     if not open_ones or not asked:
         return None
     with schedule.attend(1) as attendance:
-        await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
+        await attendance.reach(State.JUDGE_TURN)  # a judge on an engine is awake only then
         found = await asyncio.gather(*(_label(config, seats, record) for record in open_ones))
     return {label: error for labels in found for label, error in labels.items()}
 
@@ -73,10 +77,10 @@ async def _ask(config: EvalConfig, seats: Seats, messages: list[dict[str, str]])
 
 
 def read_labels(record: ConversationRecord, answer: str) -> ErrorLabels:
-    """The labels in a judge's answer.
+    """Parse the labels in a judge's answer.
 
     Raises:
-        JudgeOutputError: if it names no list of errors, or a message that is none of the student's.
+        JudgeOutputError: if the answer has no list `errors`, or names a message that is not the student's.
     """
     numbers = find_object(answer).get("errors")
     places = [place for place, turn in enumerate(record.turns) if turn.role == "student"]

@@ -1,4 +1,4 @@
-"""Further judges for conversations that were played: what each of them makes of the tutors, and how far they agree."""
+"""Scores of finished conversations by further judges, and the agreement between judges."""
 
 import asyncio
 import logging
@@ -26,27 +26,27 @@ from src.server.open_models import embedded_judge
 logger = logging.getLogger(__name__)
 
 SpendingByJudge = dict[str, dict[str, float]]
-"""Who was asked → what it took, as `Spending` says."""
+"""Judge → tokens and dollars it cost, as the fields of `Spending`."""
 
 JudgeScores = dict[str, dict[str, Optional[float]]]
-"""Judge → conversation (as `conversation_key` names it) → its score in [0, 1]; None without a verdict."""
+"""Judge → conversation (its `conversation_key`) → the judge's score in [0, 1]; None without a verdict."""
 
 
 def conversation_key(tutor: str, record: ConversationRecord) -> str:
-    """A conversation's name among those of all tutors."""
+    """The name of a conversation, unique across tutors."""
     return f"{tutor}/{record.id}"
 
 
 async def ask_extra_judges(
     config: EvalConfig, records: Mapping[str, Sequence[ConversationRecord]], folder: Path
 ) -> tuple[JudgeScores, SpendingByJudge]:
-    """One attempt of each of `extra_judges` at every conversation, by the rules of the judge.
+    """Have each of `extra_judges` judge every conversation once, by the configured judge's rules.
 
     Args:
         records: each tutor's conversations.
 
     Returns:
-        What they say, and what those behind an API took.
+        The scores, and the spending of the judges behind an API.
 
     Raises:
         ProviderFailure: if a judge cannot be asked at all.
@@ -91,7 +91,7 @@ async def _attempt(judge: Judge, rule: str, record: ConversationRecord, ledger: 
         return parse_verdict(rule, 0, text)
     except (EngineFailure, ProviderFailure, StorageError):
         raise
-    except Exception as error:  # the one place of this phase: a failed judge is recorded, never an opinion
+    except Exception as error:  # recorded as a failed verdict: never as a score
         logger.warning("an extra judge has no verdict on %s: %s: %s", record.id, type(error).__name__, error)
         return failed_verdict(rule, 0, error, text)
 
@@ -99,16 +99,16 @@ async def _attempt(judge: Judge, rule: str, record: ConversationRecord, ledger: 
 def summarise_judges(
     name: str, records: Mapping[str, Sequence[ConversationRecord]], extra_scores: JudgeScores
 ) -> dict[str, Any]:
-    """What metrics.json holds of several judges on the conversations of one sampling.
+    """Summarise the scores of several judges on the conversations of one sampling, for metrics.json.
 
     Args:
         name: the judge that the rewards come from.
         records: each tutor's conversations.
 
     Returns:
-        `scores`: judge → tutor → estimate of the score in [0, 1] (no penalty, no averaging with the reward's other
-        parts); `spearman`: each extra judge's rank correlation with the first, over the `pairs` conversations that
-        both have a score for; `krippendorff_alpha` of all, over the `n` conversations with two scores and more.
+        `scores`: judge → tutor → estimate of the score in [0, 1], without penalties and the reward's other parts;
+        `spearman`: the rank correlation of each extra judge with the first judge, over the `pairs` conversations that
+        both scored; `krippendorff_alpha` of all judges, over the `n` conversations with at least two scores.
     """
     firsts = {
         conversation_key(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
@@ -116,7 +116,7 @@ def summarise_judges(
         for record in group
     }
     judges: JudgeScores = {name: firsts}
-    for each, found in extra_scores.items():  # the same model asked again has a name of its own
+    for each, found in extra_scores.items():  # an extra judge may be the same model as the first
         judges[each if each not in judges else f"{each} (again)"] = {key: found[key] for key in firsts}
     pairs = {
         each: [(firsts[key], found[key]) for key in firsts if None not in (firsts[key], found[key])]

@@ -1,7 +1,7 @@
-"""The conversations of a measurement: fixed ones, played with one tutor, in this process or on a running server.
+"""Plays the conversations of an evaluation with one tutor, in this process or on a running server.
 
-The same problems, seeds and error schedules meet every tutor. The conversations on one problem always travel in one
-request: their position in it is part of what seeds them.
+Every tutor gets the same problems, seeds and error schedules. All conversations on one problem are in one request,
+because a conversation's seed depends on its position in the request.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ REQUESTS_IN_FLIGHT = 16
 
 @dataclass
 class EvaluatedTutor:
-    """Whoever is measured: how it is asked for conversations, what it is, and the models beside it if they are in this
-    process."""
+    """The tutor that is measured: the function that plays its conversations, its engine and policy version, and, if it
+    runs in this process, the seats of all models and their schedule."""
 
     sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
     teacher: EngineHealth
@@ -50,9 +50,9 @@ class EvaluatedTutor:
 
 @dataclass
 class EvaluationResult:
-    """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, the
-    student's solutions before the dialogue, if they are known, and a judge's labels of the student's errors, if one was
-    asked."""
+    """The result of an evaluation: each conversation as (sampling, record), the entries of metrics.json about the whole
+    evaluation, the student's solutions before the dialogue, if known, and the judge's labels of the student's errors,
+    if a judge was asked."""
 
     records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
@@ -61,7 +61,7 @@ class EvaluationResult:
 
 
 async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> EvaluationResult:
-    """Hold all conversations of one tutor, and end its models.
+    """Play all conversations of one tutor, and shut its models down.
 
     Raises:
         PolicyMismatch: if the server's tutor changed while it was measured.
@@ -99,10 +99,11 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
 def make_requests(
     problems: Sequence[Problem], config: EvalConfig, sampling: str, policy: PolicyVersion, run: str
 ) -> Iterator[SampleRequest]:
-    """The conversations of one sampling as requests; everything in them but their ids is the same for every tutor.
+    """The requests for all conversations of one sampling. Apart from their ids, they are the same for every tutor.
 
     Args:
-        run: names this measurement: a second one of the same tutor must not be answered from the first one's batches.
+        run: the name of this evaluation. It keeps a second evaluation of the same tutor from being answered with the
+            first one's batches.
     """
     samples = config.num_samples_per_problem
     per_request = max(1, CONVERSATIONS_PER_REQUEST // samples)
@@ -121,7 +122,7 @@ def make_requests(
 
 
 async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
-    """The records of all requests, in order."""
+    """Send the requests; returns the records of all of them, in order."""
     slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
     total = sum(len(request.problems) for request in requests)
     progress = EvaluationProgress(total, f"evaluating ({sampling})", "conversations")

@@ -1,4 +1,4 @@
-"""A comparison of tutors as text: each tutor's figures, then every tutor against the base."""
+"""Formats a comparison of tutors: each tutor's figures, then every tutor against the base."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +9,12 @@ from src.evaluation.report.tables import NO_VALUE, Cell, align, cell, change_cel
 
 SAMPLINGS = ("sampled", "greedy")
 SIGNIFICANCE = 0.05
-"""p below which a difference is marked."""
+"""A difference is marked if its corrected p is below this."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A figure's cells, one for each tutor, and what they amount to against the base: "better", "worse" or ""."""
+    """A figure with one cell for each tutor, and each cell's verdict against the base: "better", "worse" or ""."""
 
     label: str
     cells: list[Cell]
@@ -22,12 +22,12 @@ class TableRow:
 
 
 def samplings_of(metrics: Mapping[str, Any]) -> list[str]:
-    """The samplings that were measured."""
+    """The samplings that metrics.json holds."""
     return [name for name in SAMPLINGS if name in metrics]
 
 
 def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
-    """Each figure's estimate for each tutor; figures that none has are left out."""
+    """Each figure's estimate for each tutor; figures without any estimate are left out."""
     found = metrics[sampling]["figures"]
     rows = []
     for figure in FIGURES:
@@ -38,7 +38,7 @@ def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
 
 
 def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
-    """Each figure's difference from the base for every other tutor, with its interval and p."""
+    """The difference of every other tutor from the base in each figure, with its interval and p."""
     rows = []
     for figure in FIGURES:
         pairs = [each for each in metrics[sampling]["paired"].get(figure.key, []) if each["against"] == metrics["base"]]
@@ -56,7 +56,7 @@ def _difference(figure: Figure, pair: Mapping[str, Any]) -> Cell:
 
 
 def format_p(p: float) -> str:
-    """A p-value behind the letter: " = 0.031", " < 0.001"."""
+    """Format a p-value to follow the letter p: " = 0.031", " < 0.001"."""
     return " < 0.001" if p < 0.001 else f" = {p:.3f}"
 
 
@@ -67,7 +67,7 @@ def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[st
 
 
 def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
-    """Each judge's score for each tutor; none if only one judge was asked."""
+    """Each judge's score for each tutor; [] if only one judge was asked."""
     judges = metrics[sampling].get("judges", {}).get("scores", {})
     measure = Figure("score", "").measure
     return [
@@ -81,7 +81,7 @@ def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
 
 
 def judge_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
-    """How far several judges agree; none if only one was asked."""
+    """Sentences on how far the judges agree; [] if only one was asked."""
     judges = metrics[sampling].get("judges")
     if judges is None:
         return []
@@ -98,7 +98,7 @@ def _format_score(value: float | None) -> str:
 
 
 def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
-    """What is to be known of the simulated student, tutor by tutor."""
+    """Sentences on how faithful the simulated student was, for each tutor."""
     lines = []
     for name, found in metrics[sampling]["fidelity"].items():
         if found["trusted"] is False:
@@ -125,7 +125,7 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
 
 
 def comparison_text(metrics: Mapping[str, Any]) -> str:
-    """Everything for the terminal."""
+    """The whole comparison as text for the terminal."""
     lessons = f"{metrics['problems']} lessons × {metrics['num_samples_per_problem']}"
     parts = [f"\nTutors on {lessons} conversations, with 95 % intervals over lessons"]
     for name, about in metrics["tutors"].items():

@@ -1,4 +1,4 @@
-"""Evaluations as tables: the rows that terminal and report share, and the terminal's text."""
+"""Formats evaluations as tables: the rows for the terminal and the report, and the terminal's text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ NO_VALUE = "–"
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of every table: where its value stands in metrics.json and how it reads.
+    """A row of the tables: the path of its value in metrics.json, and how the value is printed.
 
     Attributes:
-        interval, count: where its 95 % interval and its n stand, if it has any.
-        is_share: printed in percent.
-        direction: +1 if more is better, −1 if less is, 0 if neither.
+        interval, count: paths of its 95 % interval and its n; () if it has none.
+        is_share: whether it is printed in percent.
+        direction: +1 if higher is better, −1 if lower is better, 0 if neither.
     """
 
     label: str
@@ -31,7 +31,7 @@ class Measure:
 
 
 def _estimated(label: str, *path: str, is_share: bool = False, direction: int = 1) -> Measure:
-    """A row whose mean, interval and n stand beside each other."""
+    """A measure whose value is an estimate: `mean`, `ci95` and `n` under one path."""
     return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, direction)
 
 
@@ -63,7 +63,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A value as text, with its interval and its n as text where it has any."""
+    """A value as text, with its interval and n as text; these are "" if the value has none."""
 
     text: str
     interval: str = ""
@@ -76,7 +76,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A row with both sides and the change between them. `verdict` is "better", "worse" or ""."""
+    """A row with the values before and after and the change. `verdict` is "better", "worse" or ""."""
 
     label: str
     before: Cell
@@ -91,7 +91,7 @@ class Line:
 
 
 def cell(measure: Measure, metrics: Mapping[str, Any]) -> Cell:
-    """One measure of one sampling's metrics."""
+    """Format one measure of one sampling's metrics."""
     value = look_up(metrics, *measure.path)
     if not is_number(value):
         return Cell(NO_VALUE)
@@ -101,7 +101,7 @@ def cell(measure: Measure, metrics: Mapping[str, Any]) -> Cell:
 
 
 def change_cell(measure: Measure, mean: float, interval: Optional[Sequence[float]], note: str) -> Cell:
-    """A difference in one measure, with its sign; `note` stands behind the interval."""
+    """Format a difference in one measure, with its sign; `note` follows the interval."""
     text = f"{_change(mean, measure)}"
     return Cell(text, f"{_interval(interval, measure, '+')} {note}".strip())
 
@@ -113,7 +113,7 @@ def _number(value: float, measure: Measure, sign: str = "") -> str:
 
 
 def _minus(text: str) -> str:
-    """The same number with a real minus sign."""
+    """Replace hyphens with minus signs."""
     return text.replace("-", "−")
 
 
@@ -124,10 +124,10 @@ def _interval(interval: Optional[Sequence[float]], measure: Measure, sign: str =
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: Optional[Estimate]) -> list[Line]:
-    """The rows of one sampling, before and after: one for each of MEASURES.
+    """The rows of one sampling before and after training, one for each of `MEASURES`.
 
     Args:
-        reward_change: the paired change of the reward, lesson by lesson, which is shown with its interval.
+        reward_change: the change of the reward, paired by lesson. Its interval is shown.
     """
     lines = []
     for measure in MEASURES:
@@ -153,7 +153,7 @@ def _verdict(difference: float, measure: Measure) -> str:
 
 
 def measurement_table(metrics: Mapping[str, Any]) -> str:
-    """One evaluation as text: a column for each sampling."""
+    """Format one evaluation, with a column for each sampling."""
     samplings = [name for name in ("sampled", "greedy") if name in metrics]
     rows = [["", *samplings]]
     for measure in MEASURES:
@@ -168,7 +168,7 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
 
 
 def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
-    """What the models behind an API took; empty if none was asked."""
+    """A sentence on the tokens and dollars spent on models behind an API; "" if none was asked."""
     said = [
         f"{name} {each['prompt_tokens']:,} + {each['completion_tokens']:,} tokens, ${each['cost_usd']:.4f}"
         + (
@@ -182,8 +182,8 @@ def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def compare_run(data: RunData) -> dict[str, list[Line]]:
-    """The rows of a run by sampling; {} if it was not measured. What was measured only once has a dash on the other
-    side."""
+    """Sampling → the rows of a run; {} if the run has no evaluation. A value that was measured only once has a dash on
+    the other side."""
     changes = data.reward_changes()
     names = dict.fromkeys(name for measured in data.measurements.values() for name in measured.samplings)
     sides = [side.metrics if side is not None else {} for side in (data.before, data.after)]
@@ -191,7 +191,7 @@ def compare_run(data: RunData) -> dict[str, list[Line]]:
 
 
 def comparison_table(data: RunData) -> str:
-    """Both evaluations of a run as text, one block for each sampling; "" if the run has none."""
+    """Format both evaluations of a run, one block for each sampling; "" if the run has none."""
     blocks = []
     for sampling, lines in compare_run(data).items():
         rows = [[f"Held-out lessons, {sampling}", "before", "after", "change"]]
@@ -203,7 +203,7 @@ def comparison_table(data: RunData) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to equal width, a rule under the first row."""
+    """Pad the columns to equal width, with a line under the first row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
