@@ -1,10 +1,10 @@
-"""Did it learn? What a run left, weighed up in plain words: `learning.json` in the run folder.
+"""Decides from a run's files whether the tutor learned, and writes the answer with reasons to `learning.json`.
 
-One kind of evidence counts: a reward that rose by more than chance, its 95 % interval above 0, and by LEAST_RISE at
-least, while the parameters moved. Held-out lessons measured before and after decide; where they were not, the reward
-on the training problems does, the last batches against the first. The intervals are over lessons, of this one run:
-another seed may do otherwise. LEAST_RISE is there because they cannot tell learning from wandering: a policy that
-random rewards have pushed about differs from what it was, too, and with enough lessons no difference is chance.
+A run counts as evidence of learning if the reward rose by more than chance (its 95 % interval is above 0) and by at
+least LEAST_RISE, and the parameters moved. Held-out lessons, measured before and after training, decide. Without them,
+the reward on the training problems decides: the last batches against the first. The intervals are over the lessons of
+this one run; another seed may give another answer. LEAST_RISE is needed because the intervals cannot tell learning from
+random drift: random rewards change a policy, too, and with enough lessons any change is significant.
 """
 
 import json
@@ -24,8 +24,8 @@ from src.system.storage import write_whole
 LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"
 
 LEAST_RISE = 0.02
-"""A reward that rose by less is no evidence: in five trainings of tiny models on shuffled rewards it wandered by −0.007
-to +0.010, two of the intervals above 0 (`tests/training/test_learning_run.py`)."""
+"""A smaller rise is no evidence: in five trainings of tiny models on shuffled rewards, the reward changed by −0.007 to
++0.010, with two of the intervals above 0 (`tests/training/test_learning_run.py`)."""
 
 _MOST_BATCHES = 10
 _MANY_WITHOUT_VARIANCE = 0.5
@@ -33,8 +33,8 @@ _MANY_WITHOUT_VARIANCE = 0.5
 
 @dataclass(frozen=True)
 class Movement:
-    """How far the parameters are from where the training began: the L2 norm of the difference as a share of the norm
-    they began with. `compared` of the `of` trained parameters were found in the model that it began with."""
+    """How far the parameters moved: the L2 norm of their change, relative to their L2 norm before training. `compared`
+    of the `of` trained parameters were found in the initial model."""
 
     relative_norm: float
     compared: int
@@ -43,8 +43,8 @@ class Movement:
 
 @dataclass(frozen=True)
 class Trend:
-    """The mean reward of the conversations in the first and the last `batches` batches of a training; `change` is their
-    difference, its interval over problems, n counting these."""
+    """The mean reward of the conversations in the first and in the last `batches` batches of a training. `change` is
+    the difference, with an interval over problems; its n counts problems."""
 
     batches: int
     first: float
@@ -54,12 +54,15 @@ class Trend:
 
 @dataclass(frozen=True)
 class LearningEvidence:
-    """What the question is decided by; None where it is not known.
+    """The evidence that `conclude` decides by; None means unknown.
 
-    `without_variance` is the mean share of groups whose rewards were all equal; `gradient_norm` the median over
-    steps, before clipping. `held_out`: by sampling, how far the reward rose, lesson by lesson. `judge_checks` counts
-    how often the judge was checked while it trained, `judge_warnings` how many of these checks warned of it, and
-    `judge_checks_failed` how often it was tried and brought no score.
+    Attributes:
+        without_variance: the mean share of groups whose rewards were all equal.
+        gradient_norm: the median over steps of the norm before clipping.
+        held_out: sampling → the change of the held-out reward, paired by lesson.
+        judge_checks: how many checks of the judge during training brought a score.
+        judge_warnings: how many checks warned.
+        judge_checks_failed: how many checks brought no score.
     """
 
     steps: int
@@ -75,7 +78,7 @@ class LearningEvidence:
 
 @dataclass(frozen=True)
 class Learning:
-    """LEARNED or NO_EVIDENCE, and the reasons as sentences, the one that decided first."""
+    """The conclusion: LEARNED or NO_EVIDENCE, and the reasons as sentences; the decisive reason is first."""
 
     verdict: str
     reasons: tuple[str, ...]
@@ -86,7 +89,7 @@ class Learning:
 
 
 def conclude(evidence: LearningEvidence) -> Learning:
-    """What the evidence says about learning."""
+    """Decide whether the evidence shows learning."""
     still = evidence.movement is not None and evidence.movement.relative_norm == 0
     held_out = {name: estimate for name, estimate in evidence.held_out.items() if estimate.get("ci95")}
     deciding = held_out.get("sampled") or next(iter(held_out.values()), None)
@@ -135,7 +138,7 @@ def _went(change: Estimate) -> str:
 
 
 def signed(value: float) -> str:
-    """A change as people write it: +0.250, −0.184."""
+    """Format a change with its sign: +0.250, −0.184."""
     return f"{value:+.3f}".replace("-", "−")
 
 
@@ -172,7 +175,7 @@ def _signal_reasons(evidence: LearningEvidence) -> list[str]:
 
 
 def evidence_of(data: RunData, movement: Optional[Movement]) -> LearningEvidence:
-    """The evidence of a run folder."""
+    """Collect the evidence in a run folder."""
     without_variance = [value for _, value in data.series("frac_reward_zero_std")]
     gradient_norms = [value for _, value in data.series("grad_norm")]
     return LearningEvidence(
@@ -189,8 +192,8 @@ def evidence_of(data: RunData, movement: Optional[Movement]) -> LearningEvidence
 
 
 def trend_of(outcomes: Sequence[ConversationReward]) -> Optional[Trend]:
-    """How the reward went over a training: its first quarter of batches, ten at most, against as many last ones; None
-    with fewer than two batches. Conversations without a verdict are left out."""
+    """Compare the reward in the first quarter of a training's batches, at most ten, with that in as many last batches.
+    None with fewer than two batches. Conversations without a verdict are left out."""
     rewarded = [each for each in outcomes if each.reward is not None]
     steps = sorted({each.step for each in rewarded})
     if len(steps) < 2:
@@ -216,8 +219,8 @@ def _by_problem(outcomes: Sequence[ConversationReward], steps: Sequence[int]) ->
 
 
 def _interval_of_change(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> Optional[list]:
-    """95 % interval of mean(last) − mean(first), bootstrapped over problems. Those on both sides are drawn for both
-    together, those on one side among themselves. None where a side has fewer than two problems."""
+    """95 % interval of mean(last) − mean(first), bootstrapped over problems. Problems on both sides are resampled once
+    for both; problems on one side only are resampled separately. None if a side has fewer than two problems."""
     if min(len(first), len(last)) < 2:
         return None
     generator = np.random.default_rng(BOOTSTRAP_SEED)
@@ -238,10 +241,10 @@ def _interval_of_change(first: Mapping[str, Sequence[float]], last: Mapping[str,
 
 
 def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, LearningEvidence]:
-    """What a run folder says about learning, and by which evidence.
+    """The conclusion about a run folder, and its evidence.
 
     Args:
-        movement: of the parameters; None takes what the trainer wrote down.
+        movement: of the parameters; if None, the one in `learning.json`, which the trainer wrote.
     """
     if movement is None:
         known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
@@ -251,7 +254,7 @@ def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Lea
 
 
 def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Learning:
-    """Write `learning.json`, as far as the run has been measured by now, and return what it says.
+    """Write `learning.json` from what has been measured so far, and return the conclusion.
 
     Raises:
         DataError: if the run was not trained.
@@ -264,6 +267,6 @@ def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Lea
 
 
 def describe_learning(learning: Learning) -> str:
-    """For the terminal."""
+    """The conclusion and its reasons as text for the terminal."""
     lines = [f"Did the tutor learn? {learning.verdict.capitalize()}.", *(f"  {reason}" for reason in learning.reasons)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Conversations as Parquet files: one table over all steps under `<run folder>/rollouts/`."""
+"""Writes and reads conversations as Parquet files: one table over all steps in `<run folder>/rollouts/`."""
 
 import json
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from src.classroom.record import ConversationRecord
 from src.system.storage import storage_errors
 
 ROWS_PER_GROUP = 128
-"""Rows of a file that are stored together: to read one conversation is to read so many."""
+"""Size of a row group: to read one conversation, this many are read."""
 _NESTED = ("turns", "verdicts", "solutions", "rewards", "meta")
 
 
 def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[ConversationRecord]) -> Path:
-    """Write the conversations that a rank trained on in a step; a step written before is replaced."""
+    """Write the conversations that a rank trained on in a step; an earlier file of the step is replaced."""
     folder = run_folder / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}-{rank}.parquet"
@@ -26,15 +26,15 @@ def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Con
 
 
 def drop_rollouts_from(run_folder: Path, step: int) -> None:
-    """Remove the files of this step and of later ones: a training that begins there plays them again, with as many
-    processes as it has now."""
+    """Remove the files of this step and later ones. A training that resumes there plays these steps again, perhaps
+    with another number of processes."""
     for path in (run_folder / "rollouts").glob("step_*.parquet"):
         if int(path.stem.partition("_")[2].partition("-")[0]) >= step:
             path.unlink(missing_ok=True)
 
 
 def write_records(path: Path, records: Sequence[ConversationRecord]) -> None:
-    """One row per conversation; nested columns are JSON text. Whole or not there.
+    """Write one row per conversation; nested columns are JSON text. The file is replaced atomically.
 
     Raises:
         StorageError: if the disk is full or may not be written to.
@@ -50,7 +50,7 @@ def write_records(path: Path, records: Sequence[ConversationRecord]) -> None:
 
 
 def read_records(path: Path) -> list[ConversationRecord]:
-    """The conversations of a file written by `write_records`."""
+    """Read the conversations of a file of `write_records`."""
     rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
     return [
         ConversationRecord.model_validate(
@@ -62,7 +62,7 @@ def read_records(path: Path) -> list[ConversationRecord]:
 
 @dataclass(frozen=True)
 class ConversationReward:
-    """What came of a conversation in a batch; `reward` is None for one without a verdict."""
+    """The reward of a conversation in a training; None without a verdict."""
 
     step: int
     problem_id: str
@@ -70,7 +70,7 @@ class ConversationReward:
 
 
 def read_rewards(run_folder: Path) -> list[ConversationReward]:
-    """What came of every conversation that a run trained on, without reading what was said."""
+    """Read the rewards of all conversations that a run trained on, without their texts."""
     columns = ["step", "problem_id", "reward"]
     files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
     return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]
