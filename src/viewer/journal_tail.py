@@ -1,4 +1,4 @@
-"""Conversations that are not in a Parquet file yet: what the end of the journal tells of them."""
+"""Reads from the end of the journal the conversations that are not in a Parquet file yet."""
 
 import json
 import re
@@ -17,13 +17,13 @@ from src.viewer.list_index import ConversationRow, row_of, title_of
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
 _CONVERSATION_EVENTS = frozenset("turn cut_short verdict solutions grades failure rewards conversation".split())
-_PERSONA = re.compile(rb'"persona": "([^"]+)"')  # in a text its quotes would stand behind backslashes
+_PERSONA = re.compile(rb'"persona": "([^"]+)"')  # inside a message the quotes would be escaped
 
 
 @dataclass(frozen=True)
 class StartedBatch:
-    """A batch of the journal's tail: `kind` stands for its weights and body; under others it is started anew.
-    `problem_of` gives each conversation's place in `problems`."""
+    """A batch in the journal's tail. `kind` identifies its weights and its request's body; a batch with the same id and
+    another kind is a new one. `problem_of` maps each conversation to its place in `problems`."""
 
     time: float
     step: int
@@ -32,13 +32,13 @@ class StartedBatch:
     problem_of: Sequence[int]
 
     def problem(self, index: int) -> Problem | None:
-        """What its conversation with this index is about, if it was written down."""
+        """The problem of the conversation with this index; None if the journal does not name it."""
         return self.problems[self.problem_of[index]] if index < len(self.problem_of) else None
 
 
 @dataclass
 class JournalConversation:
-    """One conversation of the journal's tail: where its events stand, and its row so far."""
+    """A conversation in the journal's tail: the file positions of its events, and its row once it has ended."""
 
     id: str
     began: float
@@ -49,14 +49,14 @@ class JournalConversation:
 
 
 class JournalTails:
-    """The journals of all servers of a run: the first one's lies in the run folder, those of others in `server1`, …"""
+    """The journals of all servers of a run: the first server's is in the run folder, those of others in `server1`, …"""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
         self._tails: dict[Path, JournalTail] = {}
 
     def conversations(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", JournalConversation]]:
-        """What is being played, with the journal that tells of it; as `JournalTail.conversations`."""
+        """The result of `JournalTail.conversations` for all journals, each conversation with its journal."""
         found = [self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))]
         for path in found:
             if path not in self._tails and path.is_file():
@@ -65,17 +65,17 @@ class JournalTails:
 
     @property
     def policy(self) -> str | None:
-        """The last weights that the first server loaded, as far as its tail tells."""
+        """The last weights that a server loaded, from the first journal whose tail says so."""
         return next((tail.policy for tail in self._tails.values() if tail.policy is not None), None)
 
     def stamp(self) -> str:
-        """Changes when something was said or judged."""
+        """A string that changes with every message and verdict."""
         return " ".join(str(path.stat().st_size) for path in self._tails if path.is_file())
 
 
 class JournalTail:
-    """Follows one journal: each look reads only what was appended since the last, the first one at most the last
-    64 MiB."""
+    """Follows one journal. Each call reads only what was appended since the last call; the first call reads at most the
+    last 64 MiB."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -86,7 +86,7 @@ class JournalTail:
         self._lock = Lock()
 
     def conversations(self, since: float, written: Collection[str]) -> list[JournalConversation]:
-        """The conversations that began after `since` (seconds since 1970), but those whose ids are `written`."""
+        """The conversations that began after `since` (seconds since 1970), without those whose ids are in `written`."""
         with self._lock:
             self._follow(since)
             self._conversations = {each.id: each for each in self._conversations.values() if each.began > since}
@@ -95,11 +95,11 @@ class JournalTail:
 
     @property
     def policy(self) -> str | None:
-        """The last weights that were loaded, as far as the tail tells."""
+        """The last weights that were loaded; None if the tail does not say."""
         return self._policy
 
     def row(self, conversation: JournalConversation) -> ConversationRow:
-        """Its row; of one that is still played, what is known."""
+        """The conversation's row in a list; for an unfinished one, what is known so far."""
         if conversation.row is not None:
             return conversation.row
         started, problem, index = self._about(conversation)
@@ -121,7 +121,7 @@ class JournalTail:
         )
 
     def record(self, conversation: JournalConversation) -> dict[str, Any]:
-        """Its record as plain data, tokens included; of one that is still played, as far as it is."""
+        """The conversation's record as plain data, with tokens; for an unfinished one, what is known so far."""
         events = [self._read(position) for position in conversation.positions]
         buffer = replay_tokens(events)
         tokens = {name: getattr(buffer, name) if buffer else [] for name in _TOKEN_FIELDS}
@@ -141,7 +141,7 @@ class JournalTail:
         return {name: getattr(row, name) for name in _ROW_FIELDS} | said | about | rest | tokens
 
     def _about(self, conversation: JournalConversation) -> tuple[StartedBatch | None, Problem | None, int]:
-        """The batch of a conversation, what it is about, and its place in the batch."""
+        """The batch of a conversation, its problem, and its index in the batch."""
         started, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
         return started, started.problem(index) if started else None, index
 
@@ -152,7 +152,7 @@ class JournalTail:
 
     def _follow(self, since: float) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0
-        if self._position is not None and size < self._position:  # deleted, or another: what stood in it is gone
+        if self._position is not None and size < self._position:  # the journal was deleted or replaced
             self._position, self._batches, self._conversations = None, {}, {}
         if not size:
             return
@@ -182,7 +182,7 @@ class JournalTail:
             self._note_of_conversation(event, time, subject, line, position)
 
     def _note_batch(self, time: float, request: str, batch: dict[str, Any]) -> None:
-        """A batch that begins anew leaves its old conversations behind, as in `Journal`."""
+        """Note a batch. If it restarts an earlier one, that one's conversations are dropped, as in `Journal`."""
         problems = tuple(Problem.of(*each) for each in batch.get("problems", ()))
         kind = (str(batch.get("weights")), str(batch.get("body")))
         before = self._batches.get(request)

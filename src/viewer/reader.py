@@ -1,4 +1,4 @@
-"""A run folder's conversations as the page asks for them: a list, one, a group, two sets side by side."""
+"""Reads a run folder's conversations for the page: lists, single conversations, groups, and comparisons of sets."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -49,11 +49,11 @@ class RunReader:
         return [tail.row(each) for tail, each in self.tails.conversations(sets.settled_until(), written)]
 
     def rows(self, where: str) -> list[ConversationRow]:
-        """All rows of a set; raises as `ConversationSets.files` does."""
+        """All rows of a set; raises the errors of `ConversationSets.files`."""
         return self.playing() if where == NOW else self.index.rows(self.sets().files(where))
 
     def page(self, query: ListQuery) -> Page:
-        """The part of a set that a list shows."""
+        """One page of a list."""
         rows = self.rows(query.where)
         wanted = [row for row in rows if query.keeps(row) and self._is_about(row, query.problem)]
         shown = ordered(wanted, query.sort)[query.offset : query.offset + query.limit]
@@ -71,16 +71,16 @@ class RunReader:
         )
 
     def conversation(self, where: str, conversation_id: str) -> ConversationView:
-        """One conversation without its tokens.
+        """One conversation, without its tokens.
 
         Raises:
-            UnknownConversation: if the set has none with this id.
+            UnknownConversation: if the set has no conversation with this id.
         """
         row = self._row(where, conversation_id)
         return _view(where, row, next(self._records([row])))
 
     def tokens(self, where: str, conversation_id: str) -> Tokens:
-        """The teacher's context of a conversation as text; raises as `conversation` does."""
+        """The teacher's context of a conversation as text; raises the errors of `conversation`."""
         record = next(self._records([self._row(where, conversation_id)], tokens=True))
         trained = sum(record["mask"])
         if not record["completion_ids"]:
@@ -100,10 +100,10 @@ class RunReader:
         return Tokens(prompt=prompt, pieces=pieces, trained=trained)
 
     def group(self, where: str, problem_id: str, sampling: str = "", limit: int = LARGEST_GROUP) -> Group:
-        """The conversations of a set on one problem, as they were played.
+        """The conversations of a set on one problem, in the order of the set.
 
         Raises:
-            UnknownConversation: if the set has none on it.
+            UnknownConversation: if the set has no conversation on the problem.
         """
         rows = [row for row in self.rows(where) if row.problem_id == problem_id and sampling in ("", row.sampling)]
         if not rows:
@@ -121,7 +121,7 @@ class RunReader:
         )
 
     def compare(self, left: str, right: str, sampling: str, sort: str, offset: int, limit: int) -> Comparison:
-        """The problems that both sets hold, with their mean rewards."""
+        """The problems that are in both sets, with their mean rewards."""
         sides = [self.rows(left), self.rows(right)]
         means = [_means(row for row in rows if sampling in ("", row.sampling)) for rows in sides]
         titles = {row.problem_id: row.title for row in sides[1]}
@@ -143,7 +143,7 @@ class RunReader:
         )
 
     def lessons(self, where: str, text: str, limit: int) -> Lessons:
-        """The problems of a set that hold the text, in order of appearance."""
+        """The problems of a set whose text contains `text`, in order of appearance."""
         rows = [row for row in self.rows(where) if row.problem_id and self._is_about(row, text)]
         titles = {row.problem_id: row.title for row in rows}
         shown = list(titles.items())[: min(limit, LARGEST_PAGE)]
@@ -151,7 +151,7 @@ class RunReader:
         return Lessons(total=len(titles), columns=columns)
 
     def problem(self, where: str, problem_id: str) -> str:
-        """The text of a problem of a set; raises as `group` does."""
+        """The text of a problem of a set; raises the errors of `group`."""
         row = next((row for row in self.rows(where) if row.problem_id == problem_id), None)
         text = self.index.problem(problem_id) if row is not None else None
         return text if text is not None else self.group(where, problem_id, limit=1).problem
@@ -168,7 +168,7 @@ class RunReader:
         return found
 
     def _records(self, rows: Sequence[ConversationRow], tokens: bool = False) -> Iterable[dict[str, Any]]:
-        """The records of rows as plain data, their masks included and, if wanted, the other tokens."""
+        """The records of the rows as plain data, with masks, and with the other token columns if `tokens` is set."""
         for file, together in groupby(rows, key=lambda row: row.file):
             some = list(together)
             if file is None:
@@ -180,7 +180,7 @@ class RunReader:
 
 
 def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterable[dict[str, Any]]:
-    """The records at these positions of a file; only the row groups that hold them are read."""
+    """The records at these positions of a file. Only the row groups that hold them are read."""
     with pq.ParquetFile(path) as file:
         left_out = () if tokens else ("prompt_ids", "completion_ids", "logprobs")
         columns = [name for name in file.schema_arrow.names if name not in left_out]
@@ -250,7 +250,7 @@ def _samplings(rows: Iterable[ConversationRow]) -> list[str]:
 
 
 def _means(rows: Iterable[ConversationRow]) -> dict[str, float | None]:
-    """The mean reward of each problem, None for one without any, in order of appearance."""
+    """Problem id → its mean reward, None without rewards; problems are in order of appearance."""
     rewards: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         rewards[row.problem_id] += [] if row.reward is None else [row.reward]

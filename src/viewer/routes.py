@@ -1,4 +1,5 @@
-"""The viewer's routes: check, read, reply. They are plain functions, so that reading files holds up no conversation."""
+"""The viewer's routes. Those that read files are plain functions, which FastAPI runs in threads: they do not block the
+event loop, in which conversations are played."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,10 +37,10 @@ OFF_WHILE_LOADING = "The server is loading its models."
 
 
 def add_viewer(app: FastAPI, run_folder: Path, live: bool) -> None:
-    """The page and its routes.
+    """Add the page and its routes to the application.
 
     Args:
-        live: whether this server has a teacher, which is in `app.state.tutor` once it is loaded.
+        live: whether this server has a teacher; it is in `app.state.tutor` once it is loaded.
     """
     app.state.tutor = None
     add_page(app)

@@ -1,4 +1,4 @@
-"""The teacher's tokenizer as the run folder holds it: ids to text, without a model."""
+"""Decodes token ids with the teacher's tokenizer in the run folder, without loading a model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ _FILE = "tokenizer.json"
 
 
 class UnknownTokenIds(Exception):
-    """Ids that the tokenizer does not have: it is another model's."""
+    """The tokenizer does not have these ids: it is another model's."""
 
 
 class RunTokenizer:
-    """Finds `tokenizer.json` beside the published weights, the trained model, or in the teacher's own folder."""
+    """Finds `tokenizer.json` in the trained model, in the published weights, or in the teacher's own folder."""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
@@ -24,7 +24,7 @@ class RunTokenizer:
         )
 
     def decoder(self) -> Callable[[Sequence[int]], str] | None:
-        """Decodes ids, special tokens included; None if there is no tokenizer, which `why` explains."""
+        """A function that decodes ids, special tokens included; None if there is no tokenizer, and `why` says so."""
         path = next((path for path in self._places() if path.is_file()), None)
         if path is None:
             return None

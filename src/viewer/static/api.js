@@ -1,4 +1,4 @@
-// Asks the server for data. A server with a token gets it from the person once; it stays in this tab.
+// Requests to the server. If the server has a token, the user is asked for it once per tab.
 
 const KEPT = "classroom-token";
 
@@ -58,7 +58,7 @@ export const post = (path, body) => ask(`/api/${path}`, {
   method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
 });
 
-/** The address of a page: its name and what it shows. */
+/** The URL hash of a page: its name and its parameters. */
 export const link = (page, parameters = {}) => {
   const said = query(parameters);
   return `#/${page}${said ? `?${said}` : ""}`;
