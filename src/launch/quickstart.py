@@ -1,10 +1,10 @@
-"""The quickstart: from nothing to a tutor that has learned, and the report about it, through the real programs.
+"""The quickstart: trains a tutor from nothing with the real programs, and writes a report about it.
 
-    python -m src.launch.quickstart [key=value …]               all of it
+    python -m src.launch.quickstart [key=value …]               everything
     python -m src.launch.quickstart --models-only [key=value …] only the models that a training starts from
 
-An interrupted run goes on where it was when it is started again with the same overrides. A finished run, or one with
-other overrides, is moved aside first; nothing is deleted.
+An interrupted run, started again with the same overrides, continues where it was. A finished run, or one with other
+overrides, is first moved to another folder; nothing is deleted.
 """
 
 import json
@@ -38,7 +38,7 @@ _MODELS = {"world", "sft", "world.log", "sft.log"}
 
 
 class StageFailed(ClassroomError):
-    """A program that the quickstart ran ended with an error."""
+    """A program of the quickstart ended with an error status."""
 
     def __init__(self, program: Child, status: int):
         super().__init__(
@@ -49,7 +49,7 @@ class StageFailed(ClassroomError):
 
 
 class Stages:
-    """Headings, and the seconds that each stage took, kept in the run folder for a run that is taken up again."""
+    """Prints a heading for each stage, and saves its seconds in the run folder, where a resumed run adds to them."""
 
     def __init__(self, count: int, folder: Path):
         self._count, self._folder = count, folder
@@ -57,7 +57,7 @@ class Stages:
 
     @contextmanager
     def stage(self, title: str, name: str) -> Iterator[None]:
-        """Show the heading and count the time under `name`."""
+        """Print the heading of a stage, and add the stage's time to `name`."""
         self._heading(title)
         started = time.monotonic()
         yield
@@ -67,7 +67,7 @@ class Stages:
         write_notes(self._folder, notes)
 
     def skip(self, title: str, because: str) -> None:
-        """Show that there is nothing to do."""
+        """Print the heading of a stage that has nothing to do."""
         self._heading(f"{title}: {because}, skipped")
 
     def _heading(self, text: str) -> None:
@@ -77,13 +77,13 @@ class Stages:
 
 
 def read_notes(folder: Path) -> dict[str, Any] | None:
-    """What the quickstart wrote down about a run folder; None if nothing."""
+    """Read the quickstart's notes about a run folder; None if there are none."""
     path = folder / NOTES
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def write_notes(folder: Path, notes: dict[str, Any]) -> None:
-    """Replace what is written down."""
+    """Replace the quickstart's notes about a run folder."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{NOTES}.unfinished"
     unfinished.write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
@@ -91,10 +91,10 @@ def write_notes(folder: Path, notes: dict[str, Any]) -> None:
 
 
 def prepare_folder(quickstart: QuickstartCommands) -> None:
-    """Make way in the run folder: move aside what this run cannot go on from.
+    """Prepare the run folder: if this run cannot continue what it holds, move that to another folder.
 
     Raises:
-        ConfigError: if the folder holds something else than a run.
+        ConfigError: if the folder holds anything but a run.
     """
     folder = quickstart.folder
     reason = reason_to_move(quickstart)
@@ -111,10 +111,10 @@ def prepare_folder(quickstart: QuickstartCommands) -> None:
 
 
 def reason_to_move(quickstart: QuickstartCommands) -> str | None:
-    """Why a run with this quickstart cannot go on in its folder; None if it can.
+    """Why this quickstart cannot continue what its folder holds; None if it can.
 
     Raises:
-        ConfigError: if the folder holds something else than a run.
+        ConfigError: if the folder holds anything but a run.
     """
     folder, notes = quickstart.folder, read_notes(quickstart.folder)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -140,10 +140,10 @@ def run_program(
     check: Callable = lambda: None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run one of the project's programs to its end, in sight of the user.
+    """Run one of the project's programs to its end, with its output on the terminal.
 
     Raises:
-        StageFailed: if it fails.
+        StageFailed: if it ends with an error status.
     """
     with Child(name, command, signals, log, echo=True, environment=environment) as program:
         status = program.wait(check)
@@ -152,7 +152,7 @@ def run_program(
 
 
 def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None:
-    """The world and the model that teacher and student start from, unless they are there."""
+    """Make the world, and the model that teacher and student start from, unless the model exists."""
     titles = "the language, its lessons and its corpus", "a tiny model learns the language (train_sft.py)"
     if models.model.is_dir():
         for title in titles:
@@ -167,7 +167,7 @@ def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None
 
 
 def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
-    """Make the quickstart's models if the configuration's teacher is the model that they belong to and is missing.
+    """Make the quickstart's models if the configuration's teacher is the quickstart's model and that is missing.
 
     Raises:
         StageFailed: if one of the programs that make them fails.
@@ -178,8 +178,10 @@ def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
 
 
 def _refuse_other_models(models: ModelCommands) -> None:
-    """Raises:
-    ConfigError: if the run folder holds models that were made differently.
+    """Refuse a run folder whose models were made with other settings.
+
+    Raises:
+        ConfigError: if the run folder holds such models.
     """
     recipe = (read_notes(models.folder) or {}).get("models", models.recipe)
     if models.model.is_dir() and recipe != models.recipe:
@@ -190,11 +192,11 @@ def _refuse_other_models(models: ModelCommands) -> None:
 
 
 def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
-    """All stages, and what came of them.
+    """Run all stages and print the results.
 
     Raises:
         StageFailed: if a program fails.
-        ConfigError: if the server's port is taken, or the run folder holds something else.
+        ConfigError: if the server's port is taken, or the run folder holds anything but a run.
     """
     generation = quickstart.config.generation
     refuse_taken_port(generation.server_host, generation.server_port)
@@ -258,8 +260,10 @@ def _measure(
 
 
 def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
-    """Raises:
-    ClassroomError: if the server does not hold a policy that this run published.
+    """Check after training that the server holds a policy of this run.
+
+    Raises:
+        ClassroomError: if it does not.
     """
     policy = ClassroomClient(server.url, log=server.log).health().policy
     run_id = (folder / "run_id").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the quickstart runs with which arguments, worked out before anything is started."""
+"""The commands of the quickstart's programs with their arguments, built before anything is started."""
 
 import os
 import re
@@ -21,7 +21,7 @@ SFT_PREFIX = "sft."
 
 @dataclass(frozen=True)
 class ModelCommands:
-    """The world and the models of a run folder: everything that a training starts from."""
+    """The commands that make what a training starts from: the world and the models of a run folder."""
 
     folder: Path
     seed: int
@@ -29,30 +29,31 @@ class ModelCommands:
 
     @property
     def model(self) -> Path:
-        """Where the fine-tuned model ends up; whole or not there."""
+        """The folder of the fine-tuned model; it exists only if the model is complete."""
         return self.folder / "sft" / "model"
 
     @property
     def recipe(self) -> dict:
-        """What decides how the models come out."""
+        """The settings that the models depend on."""
         return {"seed": self.seed, "sft_overrides": list(self.sft_overrides)}
 
     def world_command(self) -> list[str]:
-        """Makes lessons, corpus, tokenizer and untrained model."""
+        """The command that makes lessons, corpus, tokenizer and untrained model."""
         program = [sys.executable, "-m", "src.toy_language.build"]
         return [*program, "--out", str(self.folder / "world"), "--seed", str(self.seed)]
 
     def sft_arguments(self) -> list[str]:
-        """Of train_sft.py."""
+        """The arguments of train_sft.py."""
         place = f"logging.save_dir={quoted(self.folder / 'sft')}"
         return [*NAME, place, f"seed={self.seed}", *self.sft_overrides]
 
     def sft_command(self) -> list[str]:
-        """Makes the model that teacher and student start from."""
+        """The command that makes the model that teacher and student start from."""
         return [sys.executable, "train_sft.py", *self.sft_arguments()]
 
     def sft_environment(self) -> dict[str, str]:
-        """Shows it one GPU where there are several: it is one process, which would copy its model onto all of them."""
+        """Variables that make train_sft.py see one GPU only: it is a single process, and would copy its model to all
+        GPUs."""
         if not gpu_is_there():
             return {}
         return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
@@ -60,12 +61,13 @@ class ModelCommands:
 
 @dataclass(frozen=True)
 class QuickstartCommands:
-    """A whole quickstart.
+    """The commands of a whole quickstart.
 
     Attributes:
-        overrides: as given.
-        config: of server and trainer.
-        rl_arguments: of server and trainer.
+        overrides: as given, without those of the fine-tuning.
+        config: the configuration of server and trainer.
+        rl_arguments: the arguments of server and trainer.
+        models: the commands that make the models.
     """
 
     overrides: tuple[str, ...]
@@ -80,11 +82,11 @@ class QuickstartCommands:
 
     @property
     def files(self) -> list[Path | None]:
-        """The YAMLs that its programs take: of server and trainer, of the fine-tuning, of the evaluation."""
+        """The YAML files of server and trainer, of the fine-tuning, and of the evaluation."""
         return [command_line(folder, NAME).file for folder in ("train_rl", "train_sft", "eval")]
 
     def eval_arguments(self, when: str) -> list[str]:
-        """Of eval.py, `before` or `after` the training."""
+        """The arguments of eval.py; `when` is "before" or "after" the training."""
         lessons = quoted(self.folder / "world" / "lessons_heldout.jsonl")
         return [
             *NAME,
@@ -99,14 +101,16 @@ class QuickstartCommands:
         ]
 
     def eval_command(self, when: str) -> list[str]:
-        """Measures the tutor that the server holds."""
+        """The command that evaluates the tutor that the server holds."""
         return [sys.executable, "eval.py", *self.eval_arguments(when)]
 
 
 def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
-    """The programs' arguments. An override reaches server and trainer, and the evaluation if it has such a key; one
-    that begins with `sft.` reaches the fine-tuning, which otherwise takes the seed alone: that
-    `train.learning_rate=0` means the training is to be expected, that it means the fine-tuning is not.
+    """Build the commands, and check all configurations.
+
+    An override goes to server and trainer, and to the evaluation if that has such a key. An override that begins with
+    `sft.` goes to the fine-tuning. Of the other overrides, the fine-tuning only gets the seed: a user who gives
+    `train.learning_rate=0` expects it to apply to the RL training alone.
 
     Raises:
         ConfigError: if one of the programs would refuse its configuration.
@@ -123,7 +127,7 @@ def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
 
 
 def applies(override: str, schema: type) -> bool:
-    """Whether a schema has the key that an override sets, or has a mapping which that key is in."""
+    """Whether a schema has the key that an override sets, or a mapping that contains the key."""
     key = overridden_key(override)
     return any(key == leaf or key.startswith(f"{leaf}.") for leaf in _leaves(schema))
 
@@ -142,7 +146,7 @@ def _leaves(schema: type, prefix: str = "") -> list[str]:
 
 
 def quoted(path: Path) -> str:
-    """A path as a value of an override, in quotes where Hydra needs them."""
+    """A path as the value of an override, in quotes if Hydra needs them."""
     if re.fullmatch(r"[\w./-]+", str(path)):
         return str(path)
     text = str(path).replace("\\", "\\\\").replace("'", "\\'")
