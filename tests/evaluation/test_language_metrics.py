@@ -1,4 +1,4 @@
-"""Figures from the text of lessons: rules against hand-labelled conversations, and hand-worked numbers."""
+"""Tests of the figures of language lessons: rules against hand-labelled conversations, and hand-computed numbers."""
 
 import asyncio
 from dataclasses import replace
@@ -29,8 +29,8 @@ SPANISH = Plan(
     (Phrase("He perdido la cartera", "I've lost my wallet"), Phrase("Es de cuero marrón", "It's of leather"))
 )
 
-# What was measured (docs/evaluation.md). The held-out half was measured once, after the rules were done: no rule was
-# changed on account of it. A change of the rules may move these figures; down is for the worse.
+# Measured agreement (docs/evaluation.md). The held-out half was measured once, after the rules were finished; no rule
+# was changed because of it. A change of the rules may change these figures; lower is worse.
 DEVELOP = {
     "number of tasks": (73, 74),
     "ends with its task": (72, 74),
@@ -229,7 +229,7 @@ def test_a_lesson_worked_out_by_hand():
     turns = [
         teacher("Hi! What did you cook last week?"),  # 7 words
         student("Last week I cooked two eggs in the kitchen."),  # 9
-        teacher("Good! What did your sister cook last week? Take your time."),  # 11, something after the task
+        teacher("Good! What did your sister cook last week? Take your time."),  # 11, with text after the task
         student(SLIP, "error_student"),  # 10
         teacher("Check the tense here: cook. Say it again."),  # 8
         student(RIGHT),  # 10
@@ -268,7 +268,7 @@ def test_where_a_judge_labels_what_it_did_not_label_is_in_no_figure_about_errors
     assert found["language"]["feedback/none"]["n"] == found["language"]["false_corrections"]["n"] == 1
     assert found["language"]["hands_over"]["n"] == 3 + 2 and found["language"]["teacher_words"]["n"] == 6
     assert (found["fidelity"]["labelled_by"], found["fidelity"]["unlabelled"]) == ("judge", 1)
-    none = language_metrics(records, {})  # a tutor on a server beside tutors whose conversations are labelled
+    none = language_metrics(records, {})  # a tutor on a server, compared with tutors whose conversations are labelled
     assert not {"feedback/none", "false_corrections", "hands_over"} & set(none["language"])
     assert (none["fidelity"]["labelled_by"], none["fidelity"]["unlabelled"]) == ("nobody", 3)
 
@@ -310,7 +310,7 @@ def test_a_judges_answer_names_messages_as_it_was_shown_them():
 
 
 class Labeller:
-    """A judge's engine that always answers the same."""
+    """A judge's engine that always gives the same answer."""
 
     def __init__(self, answer: str):
         self.answer, self.asked = answer, []

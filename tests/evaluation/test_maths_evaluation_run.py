@@ -1,4 +1,4 @@
-"""A whole evaluation of a maths tutor with real engines, its figures worked out again from what it left."""
+"""Test of a complete evaluation of a maths tutor with real engines: its figures are recomputed from its files."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ DECISIONS = {"leak": "handed over the", "pedagogy": "judge whether a tutor taugh
 
 
 def judge_by_problem(problems: list[str]):
-    """Rejects the first conversation for leaking, the second for its pedagogy, has no verdict on the third."""
+    """A judge that rejects the first conversation for leaking, the second for pedagogy, and fails on the third."""
 
     def judge(body: dict, nth: int) -> Behaviour:
         prompt = body["messages"][0]["content"]
@@ -41,7 +41,7 @@ def judge_by_problem(problems: list[str]):
 
 @pytest.mark.full
 def test_a_whole_evaluation_with_real_engines(world: Path, tmp_path: Path):
-    """Teacher, student, two reward models on vLLM: their figures come again from the run folder and transformers."""
+    """Teacher, student and two reward models run on vLLM; run folder and transformers must give the same figures."""
     model = with_long_context(world / "blank", tmp_path / "model")
     scorer = save_classifier(tmp_path / "scorer", model)
     lines = (ROOT / "data/maths/test.jsonl").read_text(encoding="utf-8").splitlines()[:4]

@@ -1,4 +1,4 @@
-"""summary.json, the tables and report.html, from run folders made without a model."""
+"""Tests of summary.json, the tables and report.html, on run folders made without a model."""
 
 import json
 import random
@@ -76,7 +76,7 @@ def test_the_summary_has_the_agreed_shape(run: Path):
         "reward_first": 0.51,
         "reward_last": 0.9,
         "seconds_total": 333.0,
-        # rollout as it was given; publish and train summed over 40 steps of 0.25 s and 1 s
+        # rollout as given; publish and train summed over 40 steps of 0.25 s and 1 s
         "seconds": {"sft": 100.0, "server_start": 30.0, "rollout": 81.0, "publish": 10.0, "train": 40.0, "eval": 55.0},
     }
 

@@ -1,5 +1,5 @@
-"""`make gpu-check`: what it does without a GPU, leaves out, measures and reports; and, on a CPU and a tiny shape, that
-the way from the random weights to the figures can be gone."""
+"""Tests of `make gpu-check`: what it does without a GPU, what it skips, measures and reports, and a complete run on the
+CPU with a tiny shape."""
 
 import json
 import os
@@ -36,7 +36,7 @@ LINE = {
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A stand-in that lists one GPU of so many MiB, or none."""
+    """A fake nvidia-smi that lists one GPU with this many MiB, or none."""
 
     def put(memory: int | None) -> None:
         folder = tmp_path / "programs"
@@ -59,7 +59,7 @@ def signals() -> Iterator[Signals]:
 def check(
     folder: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch, script: str, limit_s: float = 60.0
 ) -> GpuCheck:
-    """A check on a pretended GPU, whose programs are all this shell script. Its world is not made."""
+    """A check on a fake GPU. All its programs are this shell script, and its world is not made."""
     monkeypatch.setattr(gpu_check, "build_world", lambda folder, seed: None)
     folder.mkdir(exist_ok=True)
 
@@ -257,7 +257,7 @@ def test_a_models_tokens_all_have_a_text_and_texts_are_encoded_as_before(world: 
 
 @pytest.mark.full
 def test_the_steps_are_made_and_measured_on_a_cpu_with_a_tiny_shape(tmp_path: Path) -> None:
-    """Server, trainer, weights and figures are those that a GPU gets; the memory is the processes' own."""
+    """Server, trainer, weights and figures are the same as on a GPU; the memory is that of the processes."""
     arguments = ["--device", "cpu", "--parts", "tiny", "quickstart", "--folder", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "src.launch.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True

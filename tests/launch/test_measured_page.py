@@ -1,4 +1,4 @@
-"""docs/measured.md: every command on it can be given, and what only a GPU shows has one."""
+"""Tests of docs/measured.md: every command on it is valid, and what only a GPU can show has a command."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="
 
 
 def words_of(command: str) -> list[str]:
-    """The command's words; those of `ARGS="…"` are words of their own."""
+    """The words of the command; those inside `ARGS="…"` are words of their own."""
     words = shlex.split(command)
     return [each for word in words for each in (shlex.split(word[5:]) if word.startswith("ARGS=") else [word])]
 

@@ -1,4 +1,4 @@
-"""The quickstart's runner: which override reaches which program, and what happens to a folder that is there already."""
+"""Tests of the quickstart: which override goes to which program, and what happens to an existing folder."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Did it learn? The figures of runs that did and that did not, and where the figures come from."""
+"""Tests of the conclusion whether a tutor learned, on the evidence of real runs, and of collecting the evidence."""
 
 import json
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_a_run_that_learned_is_told_from_two_that_did_not() -> None:
 
 
 def test_the_same_three_without_a_held_out_measurement() -> None:
-    """As the trainer knows them at its end."""
+    """The trainer knows only this much at its end."""
     good, still, shuffled = (conclude(replace(each, held_out={})) for each in (GOOD, STILL, SHUFFLED))
     assert [each.verdict for each in (good, still, shuffled)] == [LEARNED, NO_EVIDENCE, NO_EVIDENCE]
     assert good.reasons[0] == "The reward was not measured on held-out lessons before and after."
@@ -96,7 +96,7 @@ def test_held_out_lessons_count_and_training_problems_do_not_beside_them() -> No
 
 
 def test_a_rise_that_random_weights_would_bring_is_no_evidence() -> None:
-    """As measured in a training on shuffled rewards; and the least rise that counts."""
+    """A rise as measured in a training on shuffled rewards, and the smallest rise that counts."""
     wandered = Trend(6, 0.097, 0.105, estimate(0.008, 0.001, 0.014, 48))
     learning = conclude(replace(SHUFFLED, held_out={}, training=wandered))
     assert learning.verdict == NO_EVIDENCE
@@ -193,7 +193,7 @@ def trainer_of(model: torch.nn.Module) -> SimpleNamespace:
 
 @pytest.mark.parametrize("kind", ["untied", "tied", "fused experts"])
 def test_movement_by_hand(kind: str, tmp_path: Path) -> None:
-    """Every weight made half as large again is half of the norm away."""
+    """Weights that all grow by half have moved by half of their norm."""
     trainer = trainer_of(model_from_folder(kind, tmp_path))
     assert parameter_movement(trainer, str(tmp_path)).relative_norm == 0
     for parameter in trainer.model_wrapped.parameters():
@@ -237,7 +237,7 @@ def test_what_the_trainer_wrote_down_is_kept_for_the_report(tmp_path: Path) -> N
         ]
         write_rollouts(tmp_path, step, 0, [record.model_copy(update={"step": step}) for record in records])
     assert write_learning(tmp_path, Movement(0.01, 5, 5)).learned
-    assert write_learning(tmp_path).learned  # the report knows no model
+    assert write_learning(tmp_path).learned  # a report has no model to compare with
     written = json.loads((tmp_path / "learning.json").read_text())
     assert written["verdict"] == LEARNED and written["figures"]["movement"] == {
         "relative_norm": 0.01,
