@@ -1,4 +1,5 @@
-"""Run folders for the viewer's tests: a small one with everything in it, hostile text included, and a large one."""
+"""Run folders for the viewer's tests, a small one with everything in it (hostile text included) and a large one, and a
+client of the viewer."""
 
 import json
 import shutil
@@ -8,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from starlette.testclient import TestClient
 
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Verdict
@@ -16,6 +18,7 @@ from src.results.learning import Movement, write_learning
 from src.results.rollout_files import write_rollouts
 from src.results.run_folder import JUDGE_CHECKS_NAME
 from src.rollout.tokens import Turn
+from src.server.view_only import create_viewer
 from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 HOSTILE = {
@@ -36,6 +39,17 @@ GROUP = 4
 LESSONS = ("Lesson: at the market\nPlan: you, brother", "Lesson: a walk\nPlan: you, sister")
 HOSTILE_LESSON = f"Lesson: {HOSTILE['markup']}\n{HOSTILE['right to left']}"
 CONVERSATIONS = 10_000
+HERE = "http://127.0.0.1:8005"
+
+
+def client_on(folder: Path, token: str | None = None, base_url: str = HERE) -> TestClient:
+    return TestClient(create_viewer(folder, token), base_url=base_url, raise_server_exceptions=False)
+
+
+def listed(http: TestClient, **query: object) -> dict:
+    answer = http.get("/api/conversations", params={"where": "step-1", **query})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def turns_of(words: str, personas: Sequence[str], step: int) -> list[Turn]:
