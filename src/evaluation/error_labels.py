@@ -13,7 +13,7 @@ from src.classroom.conversation import State, visible_text
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.classroom.verdicts import find_object
-from src.errors import EngineFailure, JudgeOutputError, ProviderFailure, RequestRefused
+from src.errors import JudgeOutputError, RequestRefused
 from src.evaluation.metrics.language import ErrorLabels
 from src.inference_providers.chat_api import ChatRequest
 from src.inference_providers.open_router_inference import KeptReplies, render_rule
@@ -58,8 +58,6 @@ async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -
     messages = render_rule(config.student_errors_prompt_path, conversation, record.problem)
     try:
         return read_labels(record, await _ask(config, seats, messages))
-    except (EngineFailure, ProviderFailure):
-        raise
     except (JudgeOutputError, RequestRefused) as error:
         logger.warning("the student's errors in %s are not labelled: %s", record.id, error)
         return {}

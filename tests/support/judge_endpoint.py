@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -244,8 +245,10 @@ def judge_endpoint(script: Script) -> Iterator[JudgeEndpoint]:
         daemon_threads = True
         request_queue_size = 512
 
-        def handle_error(self, *_: object) -> None:
-            """Print nothing when a client has hung up."""
+        def handle_error(self, *about: object) -> None:
+            """Print nothing when a client has hung up; any other error is one of the test's script."""
+            if not isinstance(sys.exception(), OSError):
+                super().handle_error(*about)
 
     server = Server(("127.0.0.1", 0), Handler)
     endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"

@@ -22,8 +22,9 @@ async function ask(path, options = {}) {
     await askForToken(token !== null);
     return ask(path, options);
   }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(body.detail ?? `The server answered ${answer.status}.`, answer.status);
+  const body = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Refused(body?.detail ?? `The server answered ${answer.status}.`, answer.status);
+  if (body === null) throw new Refused("The server's answer was cut off.", 0);
   return body;
 }
 
