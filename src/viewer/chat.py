@@ -16,16 +16,16 @@ from src.rollout.chat_template import Message, encode_chat
 from src.rollout.datasets import Problem
 from src.rollout.engines import Completion
 from src.rollout.tokens import Turn, approximate_tokens
-from src.viewer.schemas import ChatMessage, ChatOpening, ChatReply, ChatRequest
+from src.viewer.schemas import ChatBody, ChatMessage, ChatOpening, ChatReply
 from src.viewer.text_spans import split_thoughts
 
 
 class ChatTutor(Protocol):
     """A tutor to chat with, and the state of its server."""
 
-    def opening(self, request: ChatRequest) -> ChatOpening: ...
+    def opening(self, request: ChatBody) -> ChatOpening: ...
 
-    async def reply(self, request: ChatRequest) -> ChatReply: ...
+    async def reply(self, request: ChatBody) -> ChatReply: ...
 
     @property
     def policy(self) -> str: ...
@@ -67,7 +67,7 @@ class ServerTutor:
         forced = self._generation.forced_conversation_type
         return ConversationType.GUIDED if forced is None else ConversationType(forced.lower())
 
-    def opening(self, request: ChatRequest) -> ChatOpening:
+    def opening(self, request: ChatBody) -> ChatOpening:
         """The opening of a lesson on this problem."""
         opened = opening_turns(self._generation, request.problem, request.student_name)
         student_begins = bool(opened) or self._kind is ConversationType.ATTEMPTED
@@ -77,7 +77,7 @@ class ServerTutor:
             next="student" if student_begins else "teacher",
         )
 
-    async def reply(self, request: ChatRequest) -> ChatReply:
+    async def reply(self, request: ChatBody) -> ChatReply:
         """Generate the teacher's next message.
 
         Raises:
@@ -123,7 +123,7 @@ class ServerTutor:
             )
         return room
 
-    def _messages(self, request: ChatRequest) -> list[Message]:
+    def _messages(self, request: ChatBody) -> list[Message]:
         """The chat as the teacher's messages, built as in a lesson."""
         opened = opening_turns(self._generation, request.problem, request.student_name)
         said = [Turn(each.role, each.text) for each in request.turns[len(opened) :]]

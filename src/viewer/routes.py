@@ -13,9 +13,9 @@ from src.viewer.metrics import RunMetrics
 from src.viewer.reader import LARGEST_GROUP, RunReader
 from src.viewer.schemas import (
     ChatAvailability,
+    ChatBody,
     ChatOpening,
     ChatReply,
-    ChatRequest,
     Comparison,
     ConversationView,
     Group,
@@ -143,11 +143,11 @@ def _add_chat_routes(routes: APIRouter, run_folder: Path, live: bool) -> None:
         return request.app.state.tutor
 
     @routes.post("/chat/opening")
-    def opening(body: ChatRequest, request: Request) -> ChatOpening:
+    def opening(body: ChatBody, request: Request) -> ChatOpening:
         return tutor(request).opening(body)
 
     @routes.post("/chat")
-    async def chat(body: ChatRequest, request: Request) -> ChatReply:
+    async def chat(body: ChatBody, request: Request) -> ChatReply:
         return await tutor(request).reply(body)
 
 

@@ -195,7 +195,7 @@ class ChatMessage(BaseModel):
     text: str = Field(max_length=100_000)
 
 
-class ChatRequest(BaseModel):
+class ChatBody(BaseModel):
     """Body of `POST /api/chat` and `POST /api/chat/opening`: the lesson, the student's name, the messages so far."""
 
     problem: str = Field(min_length=1, max_length=200_000)

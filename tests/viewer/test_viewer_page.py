@@ -14,7 +14,7 @@ from src.rollout.requests import SampleRequest
 from src.server.error_responses import add_error_answers
 from src.server.view_only import create_viewer
 from src.viewer.routes import add_viewer
-from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest
+from src.viewer.schemas import ChatBody, ChatOpening, ChatReply
 from src.viewer.text_spans import split_thoughts
 from tests.conftest import RunningServer, free_port
 from tests.support.browser import Browser, open_browser
@@ -49,10 +49,10 @@ class Tutor:
     def policy(self) -> str:
         return f"run v{7 + self.answers // 2}"
 
-    def opening(self, request: ChatRequest) -> ChatOpening:
+    def opening(self, request: ChatBody) -> ChatOpening:
         return ChatOpening(system=f"Teach this: {request.problem}", turns=[], next="teacher")
 
-    async def reply(self, request: ChatRequest) -> ChatReply:
+    async def reply(self, request: ChatBody) -> ChatReply:
         await asyncio.sleep(0.05)
         self.lessons.append(request.problem)
         policy, self.answers = self.policy, self.answers + 1
