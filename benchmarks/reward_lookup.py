@@ -5,8 +5,8 @@ reward anew. Both ways answer the same request over HTTP, on the conversations o
 
     python -m benchmarks.reward_lookup [RUN_FOLDER] [--conversations 4096] [--rounds 3]
 
-RUN_FOLDER is a finished run of the classroom; the default is runs/quickstart, which `make quickstart` leaves. Its journal
-is copied; nothing in the folder changes.
+RUN_FOLDER is a finished run of the classroom; the default is runs/quickstart, which `make quickstart` leaves. Its
+journal is copied; nothing in the folder changes.
 """
 
 import argparse

@@ -153,8 +153,8 @@ def check_eval(config: EvalConfig) -> None:
     """
     if not isinstance(config.generation, GenerationConfig):
         raise ConfigError(
-            f"environment is {config.environment}, but eval.py measures the tutors of the classroom. What a training in "
-            "another environment reached is on the page, in plots/ and in rollouts/ of its run folder."
+            f"environment is {config.environment}, but eval.py measures the tutors of the classroom. What a training "
+            "in another environment reached is on the page, in plots/ and in rollouts/ of its run folder."
         )
     unknown = [name for name in config.samplings if name not in SAMPLINGS]
     if unknown or not config.samplings or len(set(config.samplings)) < len(config.samplings):

@@ -133,8 +133,9 @@ class GuardsConfig:
 @dataclass
 class TrainRLConfig:
     """Everything that the server and the trainer read. `environment` is what is played: a name in
-    `src.rollout.registry.ENVIRONMENTS`, or the dotted name of a package of one's own. `skip_first_samples` leaves out as many problems at the
-    beginning of the shuffled data. The teacher is trained, so it has to be an engine of the server: not behind an API.
+    `src.rollout.registry.ENVIRONMENTS`, or the dotted name of a package of one's own. `skip_first_samples` leaves out
+    as many problems at the beginning of the shuffled data. The teacher is trained, so it has to be an engine of the
+    server: not behind an API.
     """
 
     environment: str = "classroom"

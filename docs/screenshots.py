@@ -32,7 +32,7 @@ from src.rollout.chat_template import ReplyFrame
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import JOURNAL_NAME, head_of
 from src.server.view_only import create_viewer
-from src.viewer.chat import SeatedTutor
+from src.viewer.chat import ServerTutor
 from src.viewer.routes import add_viewer
 from tests.conftest import free_port
 from tests.support.browser import Browser, open_browser
@@ -151,7 +151,7 @@ def take_chat(browser: Browser, run: Path) -> None:
     seats = Seats(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
     app = FastAPI()
     add_viewer(app, run, live=True)
-    app.state.tutor = SeatedTutor(seats, generation, longest_s=60)
+    app.state.tutor = ServerTutor(seats, generation, longest_s=60)
     with serving(app, free_port()) as url:
         talk(browser, url)
 

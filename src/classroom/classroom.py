@@ -1,5 +1,5 @@
-"""The classroom as an environment: what is asked of which seat in each state of a conversation, what the journal gets of
-it, and what each model is shown."""
+"""The classroom as an environment: what is asked of which seat in each state of a conversation, what the journal gets
+of it, and what each model is shown."""
 
 import asyncio
 import logging

@@ -1,7 +1,7 @@
 """The state machine of one conversation. Pure: no model, no clock, no I/O.
 
-A conversation knows what may come next and refuses everything else; `src/classroom/classroom.py` asks it for its state, lets
-the model of that state speak, and hands the result back through one of the `add_…` methods.
+A conversation knows what may come next and refuses everything else; `src/classroom/classroom.py` asks it for its
+state, lets the model of that state speak, and hands the result back through one of the `add_…` methods.
 """
 
 import re

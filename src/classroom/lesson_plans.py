@@ -195,7 +195,7 @@ def normal(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Figures:
+class PlanStatistics:
     """What all plans amount to.
 
     `shared` counts the chunks whose phrase stands in a plan of another goal of the same language, too. `framed` maps a
@@ -220,7 +220,7 @@ class Figures:
         return self.plans["test"] / max(1, sum(self.plans.values()))
 
 
-def measure(plans: Plans) -> Figures:
+def measure(plans: Plans) -> PlanStatistics:
     """The figures of these plans."""
     everything = [plan for split in plans.values() for plan in split]
     goals_of = defaultdict(set)
@@ -228,7 +228,7 @@ def measure(plans: Plans) -> Figures:
         for chunk in plan.chunks:
             goals_of[plan.language_code, normal(chunk.phrase)].add(plan.goal)
     chunks = [(plan.language_code, chunk) for plan in everything for chunk in plan.chunks]
-    return Figures(
+    return PlanStatistics(
         languages=Counter(plan.target_language for plan in everything),
         levels=Counter(plan.level for plan in everything),
         goals={split: len({plan.goal for plan in part}) for split, part in plans.items()},
@@ -264,7 +264,7 @@ def _frames(language: str, text: str) -> Iterator[tuple]:
                 yield language, tuple(before), tuple(after)
 
 
-def _limits(figures: Figures) -> Iterator[str]:
+def _limits(figures: PlanStatistics) -> Iterator[str]:
     plans, languages = sum(figures.plans.values()), len(figures.languages)
     if plans < MIN_PLANS:
         yield f"there are {plans} plans, fewer than {MIN_PLANS}"
@@ -281,7 +281,7 @@ def _limits(figures: Figures) -> Iterator[str]:
         yield f"{figures.test_share:.1%} of the plans are for testing, not {low:.0%} to {high:.0%}"
 
 
-def to_table(figures: Figures) -> str:
+def to_table(figures: PlanStatistics) -> str:
     """The figures as lines of text."""
     counts = ", ".join(f"{name} {count}" for name, count in sorted(figures.languages.items()))
     rows = [

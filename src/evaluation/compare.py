@@ -1,4 +1,4 @@
-"""Several tutors side by side, with the control arms: the same lessons, seeds and error schedules for all."""
+"""Compares several tutors and the control arms on the same lessons, seeds and error schedules."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from config.eval_model import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig
 from config.load import record_run
 from config.values import RULES_VERSION, SCRIPT
 from src.classroom.record import ConversationRecord
-from src.evaluation.error_labels import Labels
-from src.evaluation.extra_judges import Opinions, ask_extra_judges, summarise_judges
+from src.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
 from src.evaluation.metrics.compared import FIGURES, ByLesson, figures_by_lesson
+from src.evaluation.metrics.language import ErrorLabels
 from src.evaluation.playing import play_all
 from src.evaluation.report.comparison_report import write_comparison_report
 from src.evaluation.report.comparison_table import comparison_text
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arm:
-    """A tutor of a comparison; `config` None is the untrained base, `script` a control arm."""
+    """A tutor of a comparison. `config` is None for the untrained base; `script` names a control arm."""
 
     name: str
     config: TutorConfig | None = None
@@ -44,13 +44,13 @@ class Arm:
 
 
 @dataclass
-class Measured:
-    """What came of one arm: what metrics.json says of it, (sampling, record) of each conversation, and a judge's
-    labels of the student's errors, if one was asked."""
+class ArmResult:
+    """The result of one arm: its entry in metrics.json, each conversation as (sampling, record), and the judge's
+    labels of the student's errors, if a judge was asked."""
 
     about: dict[str, Any]
     records: list[tuple[str, ConversationRecord]]
-    labels: Labels | None = None
+    labels: ErrorLabels | None = None
 
     def of(self, sampling: str) -> list[ConversationRecord]:
         """The conversations of one sampling."""
@@ -62,24 +62,25 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`.
 
     Returns:
-        What stands in metrics.json.
+        The content of metrics.json.
 
     Raises:
-        As `src.evaluation.playing.play_all`; ConfigError and DataError if a tutor's folder is none.
+        ConfigError, DataError: if a tutor's folder holds no model or adapter.
+        The errors of `src.evaluation.playing.play_all`.
     """
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     folder = record_run(config, "eval")
-    measured: dict[str, Measured] = {}
+    measured: dict[str, ArmResult] = {}
     for arm in arms_of(config, problems):
         logger.info("measuring the tutor %s", arm.name)
         own = folder / "tutors" / arm.name
         own.mkdir(parents=True, exist_ok=True)
         with _config_of(arm, config, own) as its:
             found = asyncio.run(play_all(its, problems, own))
-        measured[arm.name] = Measured(found.about, found.records, found.labels)
+        measured[arm.name] = ArmResult(found.about, found.records, found.labels)
     records = {name: [record for _, record in each.records] for name, each in measured.items()}
-    opinions, paid = asyncio.run(ask_extra_judges(config, records, folder))
-    metrics = summarise_comparison(config, measured, opinions)
+    extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
+    metrics = summarise_comparison(config, measured, extra_scores)
     metrics["extra_judges_paid"] = paid
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
@@ -91,7 +92,8 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
 
 
 def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
-    """The untrained base, the tutors, the one that only acknowledges, and the scripted ideal where there is one."""
+    """The untrained base, the tutors, and the control arms: the tutor that only acknowledges, and the scripted ideal
+    tutor if all lessons are the quickstart's."""
     arms = [Arm(BASE), *(Arm(tutor.name, tutor) for tutor in config.tutors), Arm(ACKNOWLEDGES, script=ACKNOWLEDGES)]
     if all(read_plan(problem.text).lesson for problem in problems):
         arms.append(Arm(IDEAL, script=IDEAL))
@@ -100,7 +102,7 @@ def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
 
 @contextmanager
 def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
-    """The evaluation of one arm alone."""
+    """The configuration of an evaluation of this arm alone. A merged adapter lasts as long as the context."""
     alone = replace(config, tutors=[])
     if arm.script is not None:
         yield replace(alone, teacher_model=ApiModelConfig(SCRIPT + arm.script, vllm=config.teacher_model.vllm))
@@ -117,7 +119,7 @@ def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfi
 
 
 def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
-    """The tutor's model; where it is, it says itself, and everything else is as for the base."""
+    """The tutor's model: its name and its API come from `tutor`, all other settings from `base`."""
     return replace(
         base,
         model_name_or_path=tutor.model_name_or_path,
@@ -129,10 +131,11 @@ def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
 
 
 def summarise_comparison(
-    config: EvalConfig, measured: Mapping[str, Measured], opinions: Opinions | None = None
+    config: EvalConfig, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None = None
 ) -> dict[str, Any]:
-    """What stands in metrics.json: `tutors`, and for each sampling `figures` by tutor, `paired` differences by figure,
-    the student's `fidelity` beside each tutor, and with `opinions` of further judges, `judges`."""
+    """The content of metrics.json: `tutors`, and for each sampling the `figures` of each tutor, the `paired`
+    differences of each figure, the student's `fidelity` with each tutor, and, with `extra_scores`, the scores of all
+    `judges`."""
     first = next(iter(measured.values())).about
     metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
     metrics["base"] = BASE
@@ -143,26 +146,27 @@ def summarise_comparison(
         by_tutor: dict[str, ByLesson] = {}
         fidelity = {}
         for name, each in measured.items():
-            labels = {} if labelled and each.labels is None else each.labels  # a server's: compared in no error
+            # The conversations of a tutor on a server have no labels: they enter no figure about errors.
+            labels = {} if labelled and each.labels is None else each.labels
             by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), labels)
         metrics[sampling] = {
             "figures": {name: _estimates(found) for name, found in by_tutor.items()},
             "paired": paired_figures(by_tutor),
             "fidelity": fidelity,
             "rules_version": RULES_VERSION,
-            **_judges(config, sampling, measured, opinions),
+            **_judges(config, sampling, measured, extra_scores),
             "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
         }
     return metrics
 
 
 def _judges(
-    config: EvalConfig, sampling: str, measured: Mapping[str, Measured], opinions: Opinions | None
+    config: EvalConfig, sampling: str, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None
 ) -> dict[str, Any]:
-    if not opinions:
+    if not extra_scores:
         return {}
     records = {name: each.of(sampling) for name, each in measured.items()}
-    return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, opinions)}
+    return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, extra_scores)}
 
 
 def _about(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
 
 
 def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:
-    """Every pair of tutors in every figure that any of them has."""
+    """The differences between every pair of tutors in every figure that at least one of them has."""
     keys = [figure.key for figure in FIGURES if any(figure.key in found for found in by_tutor.values())]
     return {
         key: [asdict(each) for each in differences({name: found.get(key, {}) for name, found in by_tutor.items()})]

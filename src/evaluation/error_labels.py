@@ -1,6 +1,7 @@
-"""Which of a student's messages hold an error, where no rule can tell: the judge's model labels them.
+"""Labels of the student's errors by the judge's model, for lessons whose errors no rule can find.
 
-It is shown the plan and the lesson, not the personas. These labels enter no reward; figures that rest on them say so.
+The model is shown the lesson plan and the conversation, not the personas. Labels enter no reward, and figures that use
+them say so.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from src.classroom.conversation import State, visible_text
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.classroom.verdicts import find_object
-from src.errors import EngineFailure, JudgeOutputError, ProviderFailure, RequestRefused
+from src.errors import JudgeOutputError, RequestRefused
+from src.evaluation.metrics.language import ErrorLabels
 from src.inference_providers.chat_api import ChatRequest
 from src.inference_providers.open_router_inference import KeptReplies, render_rule
 from src.message_rules.plans import read_plan
@@ -20,9 +22,6 @@ from src.rollout.engines import Sampling
 from src.rollout.scheduler import Schedule
 
 logger = logging.getLogger(__name__)
-
-Labels = dict[tuple[str, int], bool]
-"""(conversation id, position of a student's turn) → whether it holds an error."""
 
 SCHEMA = {
     "type": "object",
@@ -34,9 +33,12 @@ SCHEMA = {
 
 async def label_errors(
     config: EvalConfig, seats: Seats, schedule: Schedule, records: Sequence[ConversationRecord]
-) -> Labels | None:
-    """The labels of all conversations whose language no rule reads; None without `student_errors_prompt_path` or
-    without a model as the judge. A conversation without a readable answer has no labels.
+) -> ErrorLabels | None:
+    """Ask the judge's model for labels of all conversations that the rules cannot read.
+
+    Returns:
+        None without such conversations, without `student_errors_prompt_path`, or if the judge is not a model. A
+        conversation whose answer cannot be parsed has no labels.
 
     Raises:
         EngineFailure, ProviderFailure: if the judge cannot be asked at all.
@@ -46,18 +48,16 @@ async def label_errors(
     if not open_ones or not asked:
         return None
     with schedule.attend(1) as attendance:
-        await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
+        await attendance.reach(State.JUDGE_TURN)  # a judge on an engine is awake only then
         found = await asyncio.gather(*(_label(config, seats, record) for record in open_ones))
     return {label: error for labels in found for label, error in labels.items()}
 
 
-async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -> Labels:
+async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -> ErrorLabels:
     conversation = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
     messages = render_rule(config.student_errors_prompt_path, conversation, record.problem)
     try:
         return read_labels(record, await _ask(config, seats, messages))
-    except (EngineFailure, ProviderFailure):
-        raise
     except (JudgeOutputError, RequestRefused) as error:
         logger.warning("the student's errors in %s are not labelled: %s", record.id, error)
         return {}
@@ -74,11 +74,11 @@ async def _ask(config: EvalConfig, seats: Seats, messages: list[dict[str, str]])
     return (await KeptReplies(judge, api.ledger, api).get(request))[0].text
 
 
-def read_labels(record: ConversationRecord, answer: str) -> Labels:
-    """The labels in a judge's answer.
+def read_labels(record: ConversationRecord, answer: str) -> ErrorLabels:
+    """Parse the labels in a judge's answer.
 
     Raises:
-        JudgeOutputError: if it names no list of errors, or a message that is none of the student's.
+        JudgeOutputError: if the answer has no list `errors`, or names a message that is not the student's.
     """
     numbers = find_object(answer).get("errors")
     places = [place for place, turn in enumerate(record.turns) if turn.role == "student"]

@@ -1,7 +1,6 @@
-"""Further judges for conversations that were played: what each of them makes of the tutors, and how far they agree."""
+"""Scores of finished conversations by further judges, and the agreement between judges."""
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,48 +16,46 @@ from src.results.statistics import judgement_of, mean_with_ci
 from src.rollout.engines import Judge, Ledger
 from src.server.open_models import open_second_judge
 
-logger = logging.getLogger(__name__)
+SpendingByJudge = dict[str, dict[str, float]]
+"""Judge → tokens and dollars it cost, as the fields of `Spending`."""
 
-Paid = dict[str, dict[str, float]]
-"""Who was asked → what it took, as `Spending` says."""
-
-Opinions = dict[str, dict[str, Optional[float]]]
-"""Judge → conversation (as `key_of` names it) → its score in [0, 1]; None without a verdict."""
+JudgeScores = dict[str, dict[str, Optional[float]]]
+"""Judge → conversation (its `conversation_key`) → the judge's score in [0, 1]; None without a verdict."""
 
 
-def key_of(tutor: str, record: ConversationRecord) -> str:
-    """A conversation's name among those of all tutors."""
+def conversation_key(tutor: str, record: ConversationRecord) -> str:
+    """The name of a conversation, unique across tutors."""
     return f"{tutor}/{record.id}"
 
 
 async def ask_extra_judges(
     config: EvalConfig, records: Mapping[str, Sequence[ConversationRecord]], folder: Path
-) -> tuple[Opinions, Paid]:
-    """One attempt of each of `extra_judges` at every conversation, by the rules of the judge.
+) -> tuple[JudgeScores, SpendingByJudge]:
+    """Have each of `extra_judges` judge every conversation once, by the configured judge's rules.
 
     Args:
         records: each tutor's conversations.
 
     Returns:
-        What they say, and what those behind an API took.
+        The scores, and the spending of the judges behind an API.
 
     Raises:
         ProviderFailure: if a judge cannot be asked at all.
     """
-    opinions: Opinions = {}
-    paid: Paid = {}
+    extra_scores: JudgeScores = {}
+    paid: SpendingByJudge = {}
     for number, judge in enumerate(config.extra_judges):
         ledger_path = folder / f"extra_judge_{number}_calls.sqlite"
         seat, api = open_second_judge(judge, config.generation, ledger_path, "extra judge")
         try:
-            keys = [key_of(tutor, record) for tutor, group in records.items() for record in group]
+            keys = [conversation_key(tutor, record) for tutor, group in records.items() for record in group]
             asked = (_score(seat, config, record) for group in records.values() for record in group)
-            opinions[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
+            extra_scores[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
         finally:
             if api is not None:
                 paid[judge.model_name_or_path] = asdict(api.ledger.spending())
                 api.ledger.close()
-    return opinions, paid
+    return extra_scores, paid
 
 
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
@@ -71,26 +68,26 @@ async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -
 
 
 def summarise_judges(
-    name: str, records: Mapping[str, Sequence[ConversationRecord]], opinions: Opinions
+    name: str, records: Mapping[str, Sequence[ConversationRecord]], extra_scores: JudgeScores
 ) -> dict[str, Any]:
-    """What metrics.json holds of several judges on the conversations of one sampling.
+    """Summarise the scores of several judges on the conversations of one sampling, for metrics.json.
 
     Args:
         name: the judge that the rewards come from.
         records: each tutor's conversations.
 
     Returns:
-        `scores`: judge → tutor → estimate of the score in [0, 1] (no penalty, no averaging with the reward's other
-        parts); `spearman`: each extra judge's rank correlation with the first, over the `pairs` conversations that
-        both have a score for; `krippendorff_alpha` of all, over the `n` conversations with two scores and more.
+        `scores`: judge → tutor → estimate of the score in [0, 1], without penalties and the reward's other parts;
+        `spearman`: the rank correlation of each extra judge with the first judge, over the `pairs` conversations that
+        both scored; `krippendorff_alpha` of all judges, over the `n` conversations with at least two scores.
     """
     firsts = {
-        key_of(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
+        conversation_key(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
         for tutor, group in records.items()
         for record in group
     }
-    judges: Opinions = {name: firsts}
-    for each, found in opinions.items():  # the same model asked again has a name of its own
+    judges: JudgeScores = {name: firsts}
+    for each, found in extra_scores.items():  # an extra judge may be the same model as the first
         judges[each if each not in judges else f"{each} (again)"] = {key: found[key] for key in firsts}
     pairs = {
         each: [(firsts[key], found[key]) for key in firsts if None not in (firsts[key], found[key])]
@@ -113,7 +110,7 @@ def _estimate(
     tutor: str, records: Sequence[ConversationRecord], scores: Mapping[str, Optional[float]]
 ) -> dict[str, Any]:
     by_lesson = {
-        lesson: [score for record in group if (score := scores[key_of(tutor, record)]) is not None]
+        lesson: [score for record in group if (score := scores[conversation_key(tutor, record)]) is not None]
         for lesson, group in group_by_problem(records).items()
     }
     return mean_with_ci(by_lesson)

@@ -1,7 +1,7 @@
-"""The conversations of a measurement: fixed ones, played with one tutor, in this process or on a running server.
+"""Plays the conversations of an evaluation with one tutor, in this process or on a running server.
 
-The same problems, seeds and error schedules meet every tutor. The conversations on one problem always travel in one
-request: their position in it is part of what seeds them.
+Every tutor gets the same problems, seeds and error schedules. All conversations on one problem are in one request,
+because a conversation's seed depends on its position in the request.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weigh
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.errors import DeadlineExceeded, PolicyMismatch
-from src.evaluation.error_labels import Labels, label_errors
-from src.evaluation.progress import Progress
+from src.evaluation.error_labels import label_errors
+from src.evaluation.metrics.language import ErrorLabels
+from src.evaluation.progress import EvaluationProgress
 from src.evaluation.solve_alone import InitialSolutions, initial_solutions
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import EngineHealth
@@ -36,9 +37,9 @@ REQUESTS_IN_FLIGHT = 16
 
 
 @dataclass
-class Tutor:
-    """Whoever is measured: how it is asked for conversations, what it is, and the models beside it if they are in this
-    process."""
+class EvaluatedTutor:
+    """The tutor that is measured: the function that plays its conversations, its engine and policy version, and, if it
+    runs in this process, the seats of all models and their schedule."""
 
     sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
     teacher: EngineHealth
@@ -48,19 +49,19 @@ class Tutor:
 
 
 @dataclass
-class Found:
-    """What came of an evaluation: (sampling, record) of each conversation, what metrics.json says of the whole, the
-    student's solutions before the dialogue, if they are known, and a judge's labels of the student's errors, if one was
-    asked."""
+class EvaluationResult:
+    """The result of an evaluation: each conversation as (sampling, record), the entries of metrics.json about the whole
+    evaluation, the student's solutions before the dialogue, if known, and the judge's labels of the student's errors,
+    if a judge was asked."""
 
     records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
     initial: Optional[InitialSolutions] = None
-    labels: Optional[Labels] = None
+    labels: Optional[ErrorLabels] = None
 
 
-async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> Found:
-    """Hold all conversations of one tutor, and end its models.
+async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> EvaluationResult:
+    """Play all conversations of one tutor, and shut its models down.
 
     Raises:
         PolicyMismatch: if the server's tutor changed while it was measured.
@@ -68,7 +69,7 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
     """
     async with _open_tutor(config, folder) as tutor:
         started = time.monotonic()
-        found = Found(
+        found = EvaluationResult(
             [],
             {
                 "tutor": tutor.teacher.model,
@@ -98,10 +99,11 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
 def make_requests(
     problems: Sequence[Problem], config: EvalConfig, sampling: str, policy: PolicyVersion, run: str
 ) -> Iterator[SampleRequest]:
-    """The conversations of one sampling as requests; everything in them but their ids is the same for every tutor.
+    """The requests for all conversations of one sampling. Apart from their ids, they are the same for every tutor.
 
     Args:
-        run: names this measurement: a second one of the same tutor must not be answered from the first one's batches.
+        run: the name of this evaluation. It keeps a second evaluation of the same tutor from being answered with the
+            first one's batches.
     """
     samples = config.num_samples_per_problem
     per_request = max(1, CONVERSATIONS_PER_REQUEST // samples)
@@ -119,11 +121,11 @@ def make_requests(
         )
 
 
-async def _play(tutor: Tutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
-    """The records of all requests, in order."""
+async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
+    """Send the requests; returns the records of all of them, in order."""
     slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
     total = sum(len(request.problems) for request in requests)
-    progress = Progress(total, f"evaluating ({sampling})", "conversations")
+    progress = EvaluationProgress(total, f"evaluating ({sampling})", "conversations")
 
     async def ask(request: SampleRequest) -> list[ConversationRecord]:
         async with slots:
@@ -147,7 +149,7 @@ async def _play(tutor: Tutor, requests: Sequence[SampleRequest], sampling: str) 
 
 
 @asynccontextmanager
-async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
+async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
     if config.server_url is not None:
         async with _tutor_on_server(config) as tutor:
             yield tutor
@@ -157,7 +159,7 @@ async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
 
 
 @asynccontextmanager
-async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[Tutor]:
+async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[EvaluatedTutor]:
     from src.server.client import ClassroomClient
 
     client = ClassroomClient(config.server_url, sample_timeout_s=config.generation.sample_timeout_s)
@@ -168,7 +170,7 @@ async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[Tutor]:
         async def sample(request: SampleRequest) -> SampleResponse:
             return await loop.run_in_executor(threads, client.sample, request)
 
-        yield Tutor(sample, health.seats["teacher"], health.policy)
+        yield EvaluatedTutor(sample, health.seats["teacher"], health.policy)
 
 
 def _health(client: "ClassroomClient") -> Health:
@@ -182,12 +184,12 @@ def _health(client: "ClassroomClient") -> Health:
 
 
 @asynccontextmanager
-async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[Tutor]:
+async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
     from src.server.sampling_service import open_desk
 
     desk = await open_desk(config, reward_weights(config), folder)
     seats = desk.environment.seats
     try:
-        yield Tutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)
+        yield EvaluatedTutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)
     finally:
         seats.shutdown()

@@ -1,4 +1,4 @@
-"""How far an evaluation is."""
+"""Shows how far an evaluation is."""
 
 import logging
 import sys
@@ -12,12 +12,13 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
-    """A bar in a terminal; elsewhere a line now and then.
+class EvaluationProgress:
+    """A progress bar on a terminal; elsewhere a log line at most every `SECONDS_BETWEEN_LINES`, and one at the end.
 
     Args:
-        total: how many of `unit` there are in all.
-        label: what is done with them.
+        total: the number of items.
+        label: what is done with the items.
+        unit: what the items are called.
     """
 
     def __init__(self, total: int, label: str, unit: str):
@@ -28,7 +29,7 @@ class Progress:
             self._bar = tqdm(total=total, desc=label, unit=f" {unit}", dynamic_ncols=True)
 
     def add(self, count: int) -> None:
-        """So many more are done."""
+        """Count this many items as done."""
         self._done += count
         if self._bar is not None:
             self._bar.update(count)
@@ -37,6 +38,6 @@ class Progress:
             self._last_line = time.monotonic()
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()

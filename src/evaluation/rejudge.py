@@ -1,7 +1,8 @@
-"""A run judged again from what it left, without a network: `python -m src.rejudge RUN_FOLDER [overrides]`.
+"""Judges a run again from its files, without a network: `python -m src.rejudge RUN_FOLDER [overrides]`.
 
-Every conversation in the journal gets its verdicts anew, from the replies that were paid for when the run was judged
-(or from an embedded judge), and its rewards by today's code and configuration: `generation.low_score_threshold=0.4`.
+Every conversation in the journal gets new verdicts, parsed from the replies that the run paid for (or given by an
+embedded judge), and new rewards by the current code and configuration. Example of an override:
+`generation.low_score_threshold=0.4`.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ RESULT_NAME = "rejudged.jsonl"
 
 @dataclass(frozen=True)
 class Rejudged:
-    """A conversation's reward as the run has it and as it is now, and the verdicts that it comes from now."""
+    """A conversation's reward in the run (`before`), its new reward (`now`), and the new verdicts."""
 
     conversation: str
     before: float | None
@@ -46,12 +47,11 @@ class Rejudged:
 
 
 def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
-    """Judge every finished conversation of a run again, asking nobody; in order of their steps and ids, whichever ended
-    first.
+    """Judge every finished conversation of a run again, without asking an API. The result is sorted by step and id.
 
     Raises:
         DataError: if the folder has no journal.
-        ConfigError: if its judge is an engine, which keeps no replies.
+        ConfigError: if the run's judge is an engine, whose replies are not kept.
         StorageError: if a server uses the folder.
     """
     journal = run_folder / JOURNAL_NAME
@@ -102,7 +102,7 @@ def _ask(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> V
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what changed, and write every conversation's verdicts and rewards into the run folder."""
+    """The command line: write all new verdicts and rewards into the run folder, and print how many changed."""
     if not arguments:
         print("usage: python -m src.rejudge RUN_FOLDER [overrides]", file=sys.stderr)
         return 2

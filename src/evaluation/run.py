@@ -1,7 +1,7 @@
-"""Measures a tutor: plays fixed conversations with it, and writes what came of them into a run folder.
+"""Evaluates a tutor: plays fixed conversations with it and writes metrics and conversations into a run folder.
 
-Tutors of maths are measured by the student's solutions as well, before and after the dialogue, and their messages by a
-pedagogical reward model, which is loaded when the other models have ended.
+A maths tutor is also measured by the student's solutions before and after the dialogue, and its messages by a
+pedagogical reward model, which is loaded after the other models have shut down.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from src.evaluation.compare import compare_tutors
 from src.evaluation.metrics.language import language_metrics
 from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
-from src.evaluation.playing import Found, play_all
+from src.evaluation.playing import EvaluationResult, play_all
 from src.evaluation.report.tables import measurement_table
 from src.results.evaluation_files import write_records
 from src.results.statistics import summarise
@@ -27,14 +27,14 @@ from src.toy_language.turn_pairs import read_exchanges
 
 
 def evaluate(config: EvalConfig) -> dict[str, Any]:
-    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`; with `tutors`,
-    several beside each other, as `compare_tutors` does.
+    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`. If the
+    configuration names `tutors`, compare them with `compare_tutors`.
 
     Returns:
-        What stands in metrics.json.
+        The content of metrics.json.
 
     Raises:
-        DataError: if there is no problem to measure it on.
+        DataError: if the datasets hold no problem.
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
@@ -62,8 +62,10 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     return metrics
 
 
-def _summarise(config: EvalConfig, found: Found, scores: Optional[Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """What stands in metrics.json."""
+def _summarise(
+    config: EvalConfig, found: EvaluationResult, scores: Optional[Sequence[Sequence[float]]]
+) -> dict[str, Any]:
+    """The content of metrics.json."""
     metrics = dict(found.about)
     for sampling in config.samplings:
         places = [place for place, (name, _) in enumerate(found.records) if name == sampling]

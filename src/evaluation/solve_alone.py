@@ -1,4 +1,4 @@
-"""What the student can do before any dialogue: its solutions to the problems, alone."""
+"""The student's solutions to the problems before any dialogue."""
 
 import asyncio
 import hashlib
@@ -15,7 +15,7 @@ from config.eval_model import EvalConfig
 from src.classroom.conversation import Solution, visible_text
 from src.classroom.seats import Seats
 from src.errors import RequestRefused
-from src.evaluation.progress import Progress
+from src.evaluation.progress import EvaluationProgress
 from src.rollout.problem import Problem
 from src.rollout.prompts import render
 from src.system.storage import storage_errors
@@ -24,26 +24,26 @@ logger = logging.getLogger(__name__)
 
 PROBLEMS_AT_ONCE = 64
 InitialSolutions = dict[str, list[Solution]]
-"""The graded solutions to each problem, by its id."""
+"""Problem id → the graded solutions to it."""
 _FILE = TypeAdapter(InitialSolutions)
 
 
 async def initial_solutions(
     config: EvalConfig, problems: Sequence[Problem], seats: Optional[Seats], folder: Path
 ) -> Optional[InitialSolutions]:
-    """The student's solutions before the dialogue: `generation.number_student_attempts` to each problem, written in
-    answer to `generation.student_attempt_prompt_path` alone. No tutor has a part in them, so all conversations on a
-    problem are compared with the same ones.
+    """The student's solutions before the dialogue: `generation.number_student_attempts` for each problem, in answer to
+    `generation.student_attempt_prompt_path` alone. They do not depend on the tutor, so all conversations on a problem
+    are compared with the same solutions.
 
-    With `recompute_initial_attempts` the student in `seats` writes them now, and they are kept in the run folder, in
-    `initial_solutions/{key}.json`. The key stands for the student (its name and how it is sampled), the prompt, the
-    problems, their number, the seed, and who grades. Without, that file is read; an evaluation of the same with
-    `recompute_initial_attempts` and the same `logging.save_dir` wrote it.
+    With `recompute_initial_attempts` the student in `seats` writes them now, and they are saved in the run folder as
+    `initial_solutions/{key}.json`. The key is a hash of the student (its name and its sampling), the prompts, the
+    problems, the number and length of attempts, the seed, and the grader. Without `recompute_initial_attempts` the file
+    is read; an earlier evaluation with the same settings and the same `logging.save_dir` wrote it.
 
-    A problem that the student's provider refuses to take has no initial solutions.
+    A problem that the student's provider refuses has no initial solutions.
 
     Returns:
-        None if they are not to be written, and there is no such file: then there is no initial solve rate.
+        None without `recompute_initial_attempts` if there is no such file; there is then no initial solve rate.
     """
     path = folder / "initial_solutions" / f"{_key(config, problems)}.json"
     if not config.recompute_initial_attempts:
@@ -66,7 +66,7 @@ async def initial_solutions(
 async def _solve(config: EvalConfig, problems: Sequence[Problem], seats: Seats) -> InitialSolutions:
     places = asyncio.Semaphore(PROBLEMS_AT_ONCE)
     by_id = {problem.id: problem for problem in problems}
-    progress = Progress(len(by_id), "the student alone", "problems")
+    progress = EvaluationProgress(len(by_id), "the student alone", "problems")
 
     async def solve(problem: Problem) -> Optional[list[Solution]]:
         async with places:

@@ -1,4 +1,4 @@
-"""A command line of the launcher, taken apart: what is accelerate's, and what is Hydra's."""
+"""Splits the launcher's command line into accelerate's arguments and Hydra's."""
 
 import re
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ OVERRIDE = re.compile(r"~[\w.@/]+$|(~|\+{0,2})[A-Za-z_][\w.@/:-]*=")
 
 @dataclass
 class Arguments:
-    """A command line, taken apart: accelerate's flags; Hydra's flags and overrides."""
+    """A split command line: accelerate's flags, and Hydra's flags and overrides."""
 
     accelerate: list[str] = field(default_factory=list)
     hydra: list[str] = field(default_factory=list)
 
     def accelerate_value(self, name: str) -> str | None:
-        """The value of one of accelerate's flags, such as `--machine_rank`; None if it is not given."""
+        """The value of one of accelerate's flags, such as `--machine_rank`; None if the flag is not given."""
         for position, argument in enumerate(self.accelerate):
             flag, equals, value = argument.partition("=")
             if _same_flag(flag, name):
@@ -42,14 +42,14 @@ class Arguments:
 
 
 def split_arguments(arguments: Sequence[str]) -> Arguments:
-    """Tell accelerate's flags from what is Hydra's.
+    """Split the arguments into accelerate's and Hydra's.
 
-    A flag takes the argument behind it unless that is a flag or an override. The few values of accelerate that look
-    like overrides belong to known flags.
+    A flag takes the next argument as its value unless that is a flag or an override. The few flags of accelerate whose
+    values look like overrides are known (`_VALUES_HOLD_EQUALS`).
 
     Raises:
-        ConfigError: for a flag without its value, one that the launcher has no use for, and an argument that is
-            neither flag nor override.
+        ConfigError: for a Hydra flag without its value, a flag that the launcher does not support, and an argument
+            that is neither a flag nor an override.
     """
     split = Arguments()
     remaining = list(arguments)
@@ -82,7 +82,7 @@ def _is_value(argument: str, flag: str) -> bool:
 
 
 def _same_flag(flag: str, name: str) -> bool:
-    return flag.replace("-", "_") == name.replace("-", "_")  # accelerate takes both
+    return flag.replace("-", "_") == name.replace("-", "_")  # accelerate accepts both
 
 
 def _example(flag: str) -> str:

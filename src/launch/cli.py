@@ -1,4 +1,4 @@
-"""Server and trainer in one command.
+"""Runs server and trainer in one command.
 
     ./start_rl_training.sh                                           the quickstart, from nothing to its report
     ./start_rl_training.sh seed=2 logging.save_dir=runs/second       the quickstart with overrides
@@ -6,12 +6,12 @@
     ./start_rl_training.sh --config_file config/deepspeed/zero3_4GPU.yaml --config-dir my_configs --config-name mine \\
         --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 train.learning_rate=1e-6
 
---config-name and --config-dir are Hydra's: they choose the YAML that configures both programs (config/train_rl/…).
+--config-name and --config-dir are Hydra's: they choose the YAML file that configures both programs (config/train_rl/…).
 All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml or 1CPU.yaml. Overrides
-key=value reach both programs. On several machines, run this on each: every machine has its own server, and
-generation.server_urls names them in the order of --machine_rank.
-dry_run=true shows the configuration, how long the training will be, what it needs of a GPU's memory, and the two
-commands, tries the prompts, and starts nothing.
+key=value reach both programs. On several machines, run this command on each: every machine has its own server, and
+generation.server_urls lists the servers in the order of --machine_rank.
+dry_run=true starts nothing. It renders the prompts, and shows the configuration, the length of the training, the GPU
+memory that it needs, and the two commands.
 """
 
 import shlex
@@ -25,41 +25,43 @@ from config.train_rl_model import TrainRLConfig
 from src.launch.arguments import OVERRIDE, split_arguments
 from src.launch.commands import (
     check_accelerate_flags,
+    logged_steps,
     server_command,
-    steps_made,
     trainer_command,
     with_accelerate_config,
     with_precision,
 )
-from src.launch.server_process import KeptServer, ServerProcess
+from src.launch.server_process import ServerProcess, SupervisedServer
 from src.system.processes import Child, Interrupted, Signals
 from src.training.resume import check_resume
 
 
 def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str], rank: str, signals: Signals) -> int:
-    """Run the server, and the trainer once the server is ready; end the server when the trainer has ended.
+    """Run the server, and the trainer once the server is ready; stop the server when the trainer has ended.
 
     Args:
-        server, trainer: commands.
-        rank: of this machine, "0" if there is only one.
+        server, trainer: their commands.
+        rank: this machine's rank; "0" if there is only one machine.
 
     Returns:
         The trainer's exit status.
 
     Raises:
         ConfigError: if the server's port is taken.
-        EngineFailure: if the server ends while it loads, or again and again before the trainer is done.
-        DeadlineExceeded: if the server does not get ready in time.
-        Interrupted: if a signal came.
+        EngineFailure: if the server ends while it loads, or too often before the trainer is done.
+        DeadlineExceeded: if the server is not ready in time.
+        Interrupted: on a signal.
     """
     folder = Path(config.logging.save_dir)
     suffix = "" if rank == "0" else f".{rank}"
     log = folder / f"server{suffix}.log"
-    with KeptServer(lambda: ServerProcess(server, config.generation, signals, log), steps_made(folder)) as kept:
-        kept.process.wait_until_ready()
-        print(f"the server is ready at {kept.process.url}; the trainer starts", flush=True)
+    with SupervisedServer(
+        lambda: ServerProcess(server, config.generation, signals, log), logged_steps(folder)
+    ) as supervised:
+        supervised.process.wait_until_ready()
+        print(f"the server is ready at {supervised.process.url}; the trainer starts", flush=True)
         with Child("the trainer", trainer, signals, folder / f"trainer{suffix}.log", echo=True) as running_trainer:
-            status = running_trainer.wait(check=kept.keep)
+            status = running_trainer.wait(check=supervised.restart_if_ended)
     if status:
         print(f"error: the trainer ended with status {status}. Its log is {running_trainer.log}.", file=sys.stderr)
     return status
@@ -110,7 +112,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0
     print(f"configuration: {file}", flush=True)
-    check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer tells what changes
+    check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer reports changes
     _tell_of_checkpoints(Path(config.logging.save_dir))
     from src.launch.quickstart import ensure_models
 

@@ -1,4 +1,4 @@
-"""The commands of server and trainer, and accelerate's flags in them."""
+"""Builds the commands of server and trainer, with accelerate's flags."""
 
 import subprocess
 import sys
@@ -20,21 +20,21 @@ _FLAG_CHECK = (
 
 
 def server_command(hydra_arguments: Sequence[str]) -> list[str]:
-    """The server, as started from the project's folder."""
+    """The command that starts the server, from the project's folder."""
     return [sys.executable, "vllm_server.py", *hydra_arguments]
 
 
 def trainer_command(accelerate_flags: Sequence[str], hydra_arguments: Sequence[str]) -> list[str]:
-    """The trainer under accelerate, as started from the project's folder."""
+    """The command that starts the trainer under accelerate, from the project's folder."""
     launch = [sys.executable, "-m", "src.launch.accelerate_launch"]
     return [*launch, *accelerate_flags, "train_rl.py", *hydra_arguments]
 
 
 def with_accelerate_config(flags: Sequence[str]) -> list[str]:
-    """Accelerate's flags with a config file: the given one, else one for this machine.
+    """Accelerate's flags with a config file: the given one, else the default for this machine.
 
     Raises:
-        ConfigError: if the file is missing or does not parse.
+        ConfigError: if the given file is missing or does not parse.
     """
     given = Arguments(accelerate=list(flags)).accelerate_value("--config_file")
     if given is None:
@@ -50,10 +50,10 @@ def with_accelerate_config(flags: Sequence[str]) -> list[str]:
 
 
 def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
-    """Accelerate's flags, its config file among them, with the precision that `train.dtype` stands for.
+    """Accelerate's flags with the `--mixed_precision` that `train.dtype` stands for. `flags` must name a config file.
 
     Raises:
-        ConfigError: if a flag or the file names another one.
+        ConfigError: if a flag, the config file or a DeepSpeed file names another precision.
     """
     given = Arguments(accelerate=list(flags))
     flag, file = given.accelerate_value("--mixed_precision"), given.accelerate_value("--config_file")
@@ -76,7 +76,7 @@ def _text(value: object) -> str | None:
 
 
 def check_accelerate_flags(flags: Sequence[str]) -> None:
-    """Have accelerate look at its flags before the server starts to load models.
+    """Have accelerate parse its flags before the server starts to load models.
 
     Raises:
         ConfigError: with accelerate's message.
@@ -90,7 +90,7 @@ def check_accelerate_flags(flags: Sequence[str]) -> None:
         raise ConfigError(f"accelerate does not take its flags ({' '.join(flags)}): {message[0]}")
 
 
-def steps_made(folder: Path) -> Callable[[], int]:
-    """Counts the steps that a run has logged."""
+def logged_steps(folder: Path) -> Callable[[], int]:
+    """A function that counts the steps that a run has logged so far."""
     metrics = folder / METRICS_NAME
     return lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0

@@ -1,7 +1,7 @@
-"""Looks this machine over before a training is started on it: `make doctor`, or `python -m src.launch.doctor`.
+"""Checks whether this machine can run a training: `make doctor`, or `python -m src.launch.doctor`.
 
-Every line is ok, a warning, or an error with what to do about it. The exit status is 1 if there is an error. Nothing is
-changed, and no key's value is shown. It uses Python's standard library alone, and works before `.venv` exists.
+Every line is ok, a warning, or an error with what to do about it. The exit status is 1 if there is an error. The check
+changes nothing and shows no key's value. It needs only Python's standard library, so it works before `.venv` exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_DRIVER = 580
 """The first driver that runs CUDA 13, which torch 2.13.0 is built with."""
 LEAST_CAPABILITY, BFLOAT16_CAPABILITY = 7.5, 8.0
-"""The oldest GPUs that CUDA 13 compiles for, and the oldest that compute in bfloat16."""
+"""The lowest compute capabilities that CUDA 13 supports, and that compute in bfloat16."""
 PORTS = {8005: "generation.server_port=…", 29500: "--main_process_port …, a flag of accelerate"}
 KEYS = {
     "HF_TOKEN": "gated models of the Hub, huggingface.push_to_hub",
@@ -49,7 +49,7 @@ _PROGRAM_TIMEOUT_S = 90.0
 
 @dataclass
 class Finding:
-    """One line: `advice` is what to do, for whatever is not ok."""
+    """One line of the output; `advice` says what to do about a warning or an error."""
 
     level: str
     subject: str
@@ -74,7 +74,7 @@ class Gpu:
 
 
 def examine(root: Path = ROOT) -> Iterator[Finding]:
-    """Look at everything, one finding after the other."""
+    """Run all checks; yields one finding after the other."""
     yield from _system()
     yield from _python(root)
     gpus, findings = find_gpus()
@@ -112,8 +112,8 @@ def _python(root: Path) -> Iterator[Finding]:
 
 
 def find_gpus(visible: str | None = None) -> tuple[list[Gpu], list[Finding]]:
-    """This machine's NVIDIA GPUs, and what is to be said about them; of several those that `visible` names, as
-    CUDA_VISIBLE_DEVICES does."""
+    """This machine's NVIDIA GPUs and the findings about them. `visible` selects GPUs, in the form of
+    CUDA_VISIBLE_DEVICES; None means all."""
     if visible is not None and visible.strip() in ("", "-1"):
         return [], [Finding(OK, "GPU", "none: CUDA_VISIBLE_DEVICES hides them")]
     if shutil.which("nvidia-smi") is None:
@@ -158,7 +158,7 @@ def _driver(version: str) -> Finding:
 
 
 def _compiler() -> Iterator[Finding]:
-    """Triton compiles its kernels' launchers when they are first used."""
+    """Check for a C compiler and Python's headers: Triton compiles launchers for its kernels at their first use."""
     compiler = shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if compiler and header.is_file():
@@ -261,7 +261,8 @@ def _ports() -> Iterator[Finding]:
 
 
 def _hub(address: str) -> Finding:
-    """Any answer will do. A thread, because looking a name up has no timeout."""
+    """Check whether the Hub answers; any HTTP status will do. The request runs in a thread, because name resolution has
+    no timeout."""
     outcome = []
 
     def ask() -> None:
@@ -285,7 +286,7 @@ def _hub(address: str) -> Finding:
 
 
 def _keys(root: Path) -> Iterator[Finding]:
-    """Which keys are set, in the environment or in `.env`; of their values only whether they could be keys."""
+    """Check which keys are set in the environment or in `.env`, and whether their values could be keys."""
     file, written = root / ".env", {}
     if file.is_file():
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -305,7 +306,7 @@ def _keys(root: Path) -> Iterator[Finding]:
 
 
 def _deepspeed(root: Path, gpus: int) -> Finding:
-    """What the launcher takes without --config_file."""
+    """Name the configuration of accelerate that the launcher uses without --config_file."""
     chosen = f"config/deepspeed/{'1GPU' if gpus else '1CPU'}.yaml"
     if not (root / chosen).is_file():
         return Finding(ERROR, "DeepSpeed", f"{chosen} is missing", "restore it: git checkout config/deepspeed")
@@ -317,7 +318,7 @@ def _deepspeed(root: Path, gpus: int) -> Finding:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """Exit status and output of a program; 1 and a reason if it cannot be run or takes too long."""
+    """Run a program; returns its exit status and output, or 1 and a reason if it cannot be run or takes too long."""
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=_PROGRAM_TIMEOUT_S

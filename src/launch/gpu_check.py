@@ -1,12 +1,12 @@
-"""Tries on this machine's GPU what tests elsewhere cannot, within ten minutes and without a network: `make gpu-check`.
+"""Tests on this machine's GPU what a CPU cannot show, within ten minutes and without a network: `make gpu-check`.
 
     python -m src.launch.gpu_check [--parts tests quickstart Qwen3-0.6B Qwen3-4B] [--folder runs/gpu_check]
 
 The parts, in this order: the tests of tokens, server, LoRA and sleep with their engines on the GPU; three steps of the
-quickstart; one whole step of a model with random weights in the shape of Qwen3-0.6B, and of Qwen3-4B, with server and
-trainer on one GPU. Of steps it shows tokens per second, the seconds of publishing and training, and the peak of the
-GPU's memory beside what `dry_run` reckons. What `dry_run` says cannot fit is left out. The table goes to the terminal
-and into `gpu_check.json`. Without a GPU nothing is done.
+quickstart; one complete step of a model with random weights in the shape of Qwen3-0.6B, then of Qwen3-4B, with server
+and trainer on one GPU. For steps, the table shows tokens per second, the seconds of publishing and training, and the
+peak GPU memory beside the estimate of `dry_run`. Shapes that do not fit according to `dry_run` are skipped. The table
+goes to the terminal and into `gpu_check.json`. Without a GPU nothing is done.
 """
 
 import argparse
@@ -38,25 +38,26 @@ from src.system.processes import Child, Interrupted, Signals
 from src.toy_language.build import build_world
 
 LIMIT_S = 600.0
-"""All parts together."""
+"""Time limit of all parts together, in seconds."""
 _LIMIT_ON_CPU_S = 3600.0
-"""Where this program itself is tested, on machines that may be busy."""
+"""The same limit on a CPU, where only this program itself is tested, on machines that may be busy."""
 PARTS = {"tests": 190.0, "quickstart": 110.0, "Qwen3-0.6B": 110.0, "Qwen3-4B": 190.0}
-"""What is done, and how long each may take, in seconds."""
+"""Part → its time limit in seconds."""
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 
 _GROUPS, _GROUP, _MESSAGES, _TOKENS, _LENGTH = 8, 8, 5, 128, 2048
-"""The step of a shape: problems × conversations on each, messages, tokens of each, and of a conversation at most."""
+"""The step of a shape: problems per batch, conversations per problem, messages per conversation, tokens per message,
+and the context length."""
 _CACHED = 16
-"""How many conversations of that length an engine's cache has room for."""
+"""An engine's KV cache has room for this many conversations of that length."""
 _ENGINE_EXTRA = 3 * GIB // 2
-"""For what vLLM takes besides weights, logits and cache: its CUDA context, and the activations of a prefill."""
+"""Bytes that vLLM needs besides weights, logits and cache: its CUDA context, and the activations of a prefill."""
 _QUICKSTART_STEPS = 3
 
 
 @dataclass
-class Outcome:
-    """What came of a part: its `figures` by name; `reason` for whatever is not ok."""
+class PartResult:
+    """The result of a part: its measured `figures` by name, and a `reason` if it is not ok."""
 
     part: str
     status: str
@@ -67,9 +68,13 @@ class Outcome:
 
 @dataclass
 class Machine:
-    """What is measured on. `memory` is that of one GPU in bytes, `used` reads how much of it is taken; on a CPU, which
-    is for tests of this program, a made-up limit and the memory of the processes. `environment` has everything that is
-    started use that GPU."""
+    """The device that is measured.
+
+    Attributes:
+        memory: the GPU's memory in bytes; on a CPU, which serves for tests of this program, a made-up limit.
+        used: reads how many bytes of it are in use; on a CPU, the memory of the processes.
+        environment: variables that make the started programs use this GPU.
+    """
 
     name: str
     device: str
@@ -79,8 +84,8 @@ class Machine:
 
 
 def find_machine(device: str | None) -> Machine | None:
-    """The first GPU of this machine that CUDA_VISIBLE_DEVICES lets programs use, or None without one; `device` "cpu"
-    takes the CPU in any case."""
+    """The first GPU that CUDA_VISIBLE_DEVICES leaves visible; None without a GPU. `device` "cpu" always returns the
+    CPU."""
     if device == "cpu":
         return Machine("CPU", "cpu", 8 * GIB, process_memory)
     gpus, findings = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -97,11 +102,12 @@ def find_machine(device: str | None) -> Machine | None:
     )
 
 
-class Check:
+class GpuCheck:
     """One run of the parts.
 
     Args:
-        folder: where everything goes; emptied of what an earlier check left.
+        folder: an empty folder for all files.
+        limit_s: the time limit of all parts together, in seconds.
     """
 
     def __init__(self, machine: Machine, folder: Path, signals: Signals, limit_s: float):
@@ -110,8 +116,8 @@ class Check:
         self._deadline = time.monotonic() + limit_s
         self._world = folder / "world"
 
-    def run(self, parts: Sequence[str]) -> list[Outcome]:
-        """All parts, one after the other; one that fails does not keep the others from being tried."""
+    def run(self, parts: Sequence[str]) -> list[PartResult]:
+        """Run the parts one after the other. If a part fails, the others still run."""
         build_world(self._world, seed=1)
         outcomes = []
         for part in parts:
@@ -120,23 +126,23 @@ class Check:
             print(f"{part}: {_verdict(outcomes[-1])}", flush=True)
         return outcomes
 
-    def _try(self, part: str) -> Outcome:
+    def _try(self, part: str) -> PartResult:
         started = time.monotonic()
         own_s = PARTS[part] if self._machine.device == "cuda" else self._limit_s
         limit_s = min(own_s, self._deadline - started)
         if limit_s <= 0:
-            return Outcome(part, SKIPPED, reason=f"the parts before it took all of the {self._limit_s:g} s")
+            return PartResult(part, SKIPPED, reason=f"the parts before it took all of the {self._limit_s:g} s")
         do = {"tests": self._tests, "quickstart": self._quickstart}.get(part, lambda limit: self._shape(part, limit))
         try:
             outcome = do(limit_s)
         except Interrupted:
             raise
         except ClassroomError as error:
-            outcome = Outcome(part, FAILED, reason=str(error))
+            outcome = PartResult(part, FAILED, reason=str(error))
         outcome.seconds = time.monotonic() - started
         return outcome
 
-    def _tests(self, limit_s: float) -> Outcome:
+    def _tests(self, limit_s: float) -> PartResult:
         report_file = self._folder / "tests.xml"
         options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report_file}"]
         with self._child("tests", [sys.executable, "-m", "pytest", *options]) as child:
@@ -151,10 +157,10 @@ class Check:
             "skipped": counts["skipped"],
         }
         if status or not figures["passed"]:
-            return Outcome("tests", FAILED, reason=f"see {child.log}", figures=figures)
-        return Outcome("tests", OK, figures=figures)
+            return PartResult("tests", FAILED, reason=f"see {child.log}", figures=figures)
+        return PartResult("tests", OK, figures=figures)
 
-    def _quickstart(self, limit_s: float) -> Outcome:
+    def _quickstart(self, limit_s: float) -> PartResult:
         blank = self._world / "blank"
         folder = self._folder / "quickstart"
         overrides = [*self._overrides(folder, blank), f"train.max_steps={_QUICKSTART_STEPS}", "logging.save_steps=1000"]
@@ -164,9 +170,9 @@ class Check:
         if status or len(lines) < _QUICKSTART_STEPS:
             raise _ended(child, status, f"{len(lines)} of {_QUICKSTART_STEPS} steps were made")
         train = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl).train
-        return Outcome("quickstart", OK, figures=figures_of(lines[-1], train) | {"peak GiB": watch.peak() / GIB})
+        return PartResult("quickstart", OK, figures=step_figures(lines[-1], train) | {"peak GiB": watch.peak() / GIB})
 
-    def _shape(self, name: str, limit_s: float) -> Outcome:
+    def _shape(self, name: str, limit_s: float) -> PartResult:
         started = time.monotonic()
         model, folder = self._folder / f"{name}-model", self._folder / name
         write_shape(SHAPES[name], self._world / "blank", model)
@@ -174,7 +180,7 @@ class Check:
         config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
         budget = report(config, lambda: launch_of_flags(with_accelerate_config([])))
         if budget.refusals:
-            return Outcome(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
+            return PartResult(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
         try:
             draw = [sys.executable, "-m", "src.models.random_model", str(model), "--device", self._machine.device]
             with self._child(f"{name}-model", draw) as child:
@@ -186,10 +192,10 @@ class Check:
         finally:
             for gigabytes in (model, folder / "policy"):
                 shutil.rmtree(gigabytes, ignore_errors=True)
-        return Outcome(name, OK, figures=shape_figures(_metrics(folder)[0], config.train, watch, budget.moments))
+        return PartResult(name, OK, figures=shape_figures(_metrics(folder)[0], config.train, watch, budget.moments))
 
     def _until_first_step(self, child: Child, folder: Path, limit_s: float) -> None:
-        """Wait until a step is logged; the second one, and the checkpoint after it, are not waited for."""
+        """Wait until the first step is logged; the second step and its checkpoint are not awaited."""
         check = _deadline(child, limit_s)
         while not _metrics(folder):
             if (status := child.poll()) is not None:
@@ -199,7 +205,7 @@ class Check:
             time.sleep(0.1)
 
     def _overrides(self, folder: Path, model: Path) -> list[str]:
-        """Of the quickstart's configuration; each part's server has a port of its own."""
+        """Overrides of the quickstart's configuration: folder, model, data, and a free port for the server."""
         lessons = self._world / "lessons_train.jsonl"
         return [
             f"logging.save_dir={folder}",
@@ -210,7 +216,7 @@ class Check:
         ]
 
     def _shape_overrides(self, model: Path) -> list[str]:
-        """A step of a size that says something about a real one, with the engines' shares as small as they can be."""
+        """Overrides for a step of realistic size, with the smallest possible share of the GPU for each engine."""
         on_gpu = self._machine.device == "cuda"
         tokens, length = (_TOKENS, _LENGTH) if on_gpu else (8, 1024)
         groups, group = (_GROUPS, _GROUP) if on_gpu else (2, 2)
@@ -244,7 +250,7 @@ class Check:
         ]
 
     def _launch(self, part: str, overrides: Sequence[str]) -> Child:
-        """Server and trainer, as a user starts them."""
+        """Start server and trainer with the launcher, as a user does."""
         return self._child(part, [sys.executable, "-m", "src.launch.cli", "--config-name", "quickstart", *overrides])
 
     def _child(self, part: str, command: Sequence[str]) -> Child:
@@ -253,16 +259,16 @@ class Check:
 
 
 def engine_share(model: Path, length: int, sequences: int, memory: int) -> float:
-    """The share of a GPU that an engine in bfloat16 needs, rounded up to hundredths."""
+    """The `gpu_memory_utilization` that an engine in bfloat16 needs, rounded up to hundredths."""
     job = EngineJob(read_shape(str(model)), 2, gpus=1, max_length=length, max_num_seqs=sequences)
     needs = engine_memory(job)
     wanted = needs.weights + needs.sampling + min(sequences, _CACHED) * needs.conversation + _ENGINE_EXTRA
     return min(0.95, -(-wanted * 100 // memory) / 100)
 
 
-def figures_of(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
-    """Of a line of metrics.jsonl. Tokens per second are those that the teacher sampled in the whole rollout, with the
-    student's turns and the judging."""
+def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
+    """The figures of one line of metrics.jsonl. Tokens per second are the teacher's sampled tokens divided by the time
+    of the whole rollout, which includes the student's turns and the judging."""
     conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
     figures = {"teacher tokens/s": line["conversation/teacher_tokens"] * conversations / line["seconds/rollout"]}
     return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
@@ -271,11 +277,12 @@ def figures_of(line: Mapping[str, float], train: TrainConfig) -> dict[str, float
 def shape_figures(
     line: Mapping[str, float], train: TrainConfig, watch: MemoryWatch, moments: Mapping[str, int]
 ) -> dict[str, float]:
-    """Of a run's first step: also the peak of the memory in rollout and training beside what the budget says."""
+    """The figures of a run's first step: `step_figures`, and the peak memory of rollout and training beside the
+    budget's estimates (`moments`)."""
     ended = line["time"]
     sampled = ended - line["seconds/train"]
     began = sampled - line["seconds/rollout"]
-    figures = figures_of(line, train) | {
+    figures = step_figures(line, train) | {
         "rollout peak GiB": watch.peak(began, sampled) / GIB,
         "rollout, by dry_run": moments["rollout"] / GIB,
         "training peak GiB": watch.peak(sampled, ended) / GIB,
@@ -284,8 +291,8 @@ def shape_figures(
     return {name: round(value, 3) for name, value in figures.items()}
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Lines for the terminal."""
+def table(outcomes: Sequence[PartResult]) -> str:
+    """Format the results for the terminal."""
     lines = []
     for outcome in outcomes:
         lines.append(f"{outcome.part:<12} {_verdict(outcome)}")
@@ -293,12 +300,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: PartResult) -> str:
     return f"{outcome.status} ({outcome.seconds:.0f} s)" + (f": {outcome.reason}" if outcome.reason else "")
 
 
 def _deadline(child: Child, limit_s: float) -> Callable[[], None]:
-    """A check for waits: raises DeadlineExceeded when the part has taken too long."""
+    """A function for waits to call: it raises DeadlineExceeded after `limit_s` seconds from now."""
     until = time.monotonic() + limit_s
 
     def check() -> None:
@@ -317,7 +324,7 @@ def _ended(child: Child, status: int, what: str) -> ClassroomError:
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's metrics.jsonl that tell of a step."""
+    """The complete lines of a run's metrics.jsonl that describe a step."""
     path = folder / METRICS_NAME
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -325,7 +332,7 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _suite(file: Path) -> str:
-    """The opening tag of JUnit's test suite, which has the counts."""
+    """The opening tag of the test suite in a JUnit report; it holds the counts."""
     return re.search(r"<testsuite [^>]*>", file.read_text(encoding="utf-8"))[0]
 
 
@@ -346,7 +353,7 @@ def main(arguments: Sequence[str]) -> int:
         _empty(folder)
         with Signals() as signals:
             limit_s = LIMIT_S if machine.device == "cuda" else _LIMIT_ON_CPU_S
-            outcomes = Check(machine, folder, signals, limit_s).run(given.parts)
+            outcomes = GpuCheck(machine, folder, signals, limit_s).run(given.parts)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
@@ -364,10 +371,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _empty(folder: Path) -> None:
-    """Make the folder, without what an earlier check left in it.
+    """Create the folder, or empty it if it holds an earlier check.
 
     Raises:
-        ConfigError: if it holds something else.
+        ConfigError: if the folder holds something else.
     """
     if folder.exists() and any(folder.iterdir()):
         if not (folder / "world").is_dir():

@@ -1,6 +1,6 @@
-"""Makes docs/prompts.md: the language tutor's prompts, each rendered for three lessons.
+"""Writes docs/prompts.md, the language tutor's prompts, each rendered for three lessons:
 
-`python -m src.launch.prompt_docs docs/prompts.md` writes it.
+python -m src.launch.prompt_docs docs/prompts.md
 """
 
 import argparse
@@ -20,12 +20,12 @@ PLAYED = {
     "Error student": "personas/language_student_error.txt",
     "Only student": "personas/simple_student.txt",
 }
-"""The roles that speak in a lesson, and their templates."""
+"""Role that speaks in a lesson → its template."""
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A lesson of docs/conversations.yaml: its rendered plan, and what was said, the teacher first."""
+class ExampleLesson:
+    """A lesson of docs/conversations.yaml: its rendered plan, and its messages, the teacher's first."""
 
     title: str
     about: str
@@ -35,17 +35,17 @@ class Lesson:
 
     @property
     def conversation(self) -> list[dict[str, str]]:
-        """The messages as the judge sees them."""
+        """The messages as the judge's prompt gets them."""
         roles = ("teacher", "student")
         return [{"role": roles[i % 2], "content": text} for i, text in enumerate(self.turns)]
 
 
-def read_lessons() -> list[Lesson]:
-    """The lessons of docs/conversations.yaml, with the plans they follow."""
+def read_example_lessons() -> list[ExampleLesson]:
+    """Read the lessons of docs/conversations.yaml with their plans."""
     plans = {plan.id: plan for split in read_shipped().values() for plan in split}
     entries = yaml.safe_load((ROOT / "docs/conversations.yaml").read_text(encoding="utf-8"))
     return [
-        Lesson(
+        ExampleLesson(
             title=f"{entry['plan']}, student {entry['student_name'] or 'without a name'}",
             about=entry["about"],
             student_name=entry["student_name"],
@@ -57,20 +57,20 @@ def read_lessons() -> list[Lesson]:
 
 
 def render_page() -> str:
-    """The page about the prompts."""
-    lessons = read_lessons()
+    """Render the page about the prompts."""
+    lessons = read_example_lessons()
     kinds = {kind: {lesson.title: _played(path, lesson) for lesson in lessons} for kind, path in PLAYED.items()}
     kinds["Judge"] = {f"{lesson.title}. {lesson.about}": _judged(lesson) for lesson in lessons}
     return render(str(ROOT / "docs/prompts.md.j2"), lessons=lessons, kinds=kinds) + "\n"
 
 
-def _played(path: str, lesson: Lesson) -> str:
+def _played(path: str, lesson: ExampleLesson) -> str:
     return render(
         str(TEMPLATES / path), student_name=lesson.student_name, problem=lesson.problem, include_thinking=False
     )
 
 
-def _judged(lesson: Lesson) -> str:
+def _judged(lesson: ExampleLesson) -> str:
     path = TEMPLATES / "judges/language_tutor_eval.txt"
     return render(str(path), conversation=lesson.conversation, problem=lesson.problem)
 

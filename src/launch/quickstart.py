@@ -1,10 +1,10 @@
-"""The quickstart: from nothing to a tutor that has learned, and the report about it, through the real programs.
+"""The quickstart: trains a tutor from nothing with the real programs, and writes a report about it.
 
-    python -m src.launch.quickstart [key=value …]               all of it
+    python -m src.launch.quickstart [key=value …]               everything
     python -m src.launch.quickstart --models-only [key=value …] only the models that a training starts from
 
-An interrupted run goes on where it was when it is started again with the same overrides. A finished run, or one with
-other overrides, is moved aside first; nothing is deleted.
+An interrupted run, started again with the same overrides, continues where it was. A finished run, or one with other
+overrides, is first moved to another folder; nothing is deleted.
 """
 
 import json
@@ -23,10 +23,10 @@ from src.errors import ClassroomError, ConfigError
 from src.evaluation.report.build import write_report
 from src.evaluation.report.summary import write_summary
 from src.evaluation.report.tables import comparison_table
-from src.launch.commands import server_command, steps_made, trainer_command, with_accelerate_config, with_precision
-from src.launch.quickstart_plan import ModelsPlan, Plan, key_of, make_plan
-from src.launch.server_process import KeptServer, ServerProcess
-from src.results.learning import describe, learning_of
+from src.launch.commands import logged_steps, server_command, trainer_command, with_accelerate_config, with_precision
+from src.launch.quickstart_plan import ModelCommands, QuickstartCommands, make_commands, overridden_key
+from src.launch.server_process import ServerProcess, SupervisedServer
+from src.results.learning import describe_learning, learning_of
 from src.results.run_folder import load_run
 from src.server.client import ClassroomClient
 from src.system.ports import refuse_taken_port
@@ -38,7 +38,7 @@ _MODELS = {"world", "sft", "world.log", "sft.log"}
 
 
 class StageFailed(ClassroomError):
-    """A program that the quickstart ran ended with an error."""
+    """A program of the quickstart ended with an error status."""
 
     def __init__(self, program: Child, status: int):
         super().__init__(
@@ -49,7 +49,7 @@ class StageFailed(ClassroomError):
 
 
 class Stages:
-    """Headings, and the seconds that each stage took, kept in the run folder for a run that is taken up again."""
+    """Prints a heading for each stage, and saves its seconds in the run folder, where a resumed run adds to them."""
 
     def __init__(self, count: int, folder: Path):
         self._count, self._folder = count, folder
@@ -57,7 +57,7 @@ class Stages:
 
     @contextmanager
     def stage(self, title: str, name: str) -> Iterator[None]:
-        """Show the heading and count the time under `name`."""
+        """Print the heading of a stage, and add the stage's time to `name`."""
         self._heading(title)
         started = time.monotonic()
         yield
@@ -67,7 +67,7 @@ class Stages:
         write_notes(self._folder, notes)
 
     def skip(self, title: str, because: str) -> None:
-        """Show that there is nothing to do."""
+        """Print the heading of a stage that has nothing to do."""
         self._heading(f"{title}: {because}, skipped")
 
     def _heading(self, text: str) -> None:
@@ -77,27 +77,27 @@ class Stages:
 
 
 def read_notes(folder: Path) -> dict[str, Any] | None:
-    """What the quickstart wrote down about a run folder; None if nothing."""
+    """Read the quickstart's notes about a run folder; None if there are none."""
     path = folder / NOTES
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def write_notes(folder: Path, notes: dict[str, Any]) -> None:
-    """Replace what is written down."""
+    """Replace the quickstart's notes about a run folder."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{NOTES}.unfinished"
     unfinished.write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(folder / NOTES)
 
 
-def settle_folder(plan: Plan) -> None:
-    """Make way in the run folder: move aside what this run cannot go on from.
+def prepare_folder(quickstart: QuickstartCommands) -> None:
+    """Prepare the run folder: if this run cannot continue what it holds, move that to another folder.
 
     Raises:
-        ConfigError: if the folder holds something else than a run.
+        ConfigError: if the folder holds anything but a run.
     """
-    folder = plan.folder
-    reason = reason_to_move(plan)
+    folder = quickstart.folder
+    reason = reason_to_move(quickstart)
     if reason is not None:
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         if aside.exists():
@@ -106,17 +106,17 @@ def settle_folder(plan: Plan) -> None:
         print(f"{folder} {reason}: moved to {aside}", flush=True)
     elif (folder / NOTES).is_file():
         print(f"{folder} holds an unfinished run or its models: it goes on from there", flush=True)
-    notes = read_notes(folder) or {"models": plan.models.recipe}
-    write_notes(folder, {**notes, "overrides": sorted(plan.overrides)})
+    notes = read_notes(folder) or {"models": quickstart.models.recipe}
+    write_notes(folder, {**notes, "overrides": sorted(quickstart.overrides)})
 
 
-def reason_to_move(plan: Plan) -> str | None:
-    """Why a run with this plan cannot go on in its folder; None if it can.
+def reason_to_move(quickstart: QuickstartCommands) -> str | None:
+    """Why this quickstart cannot continue what its folder holds; None if it can.
 
     Raises:
-        ConfigError: if the folder holds something else than a run.
+        ConfigError: if the folder holds anything but a run.
     """
-    folder, notes = plan.folder, read_notes(plan.folder)
+    folder, notes = quickstart.folder, read_notes(quickstart.folder)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     begun = any((folder / mark).is_file() for mark in _MARKS_OF_A_RUN)
     if not found:
@@ -125,11 +125,11 @@ def reason_to_move(plan: Plan) -> str | None:
         raise ConfigError(f"{folder} holds something else than a run. Choose another folder with logging.save_dir=…")
     if (folder / "summary.json").is_file():
         return "holds a finished run"
-    if notes is None or notes.get("models") != plan.models.recipe:
+    if notes is None or notes.get("models") != quickstart.models.recipe:
         return "holds a run with other models"
     if "overrides" not in notes:
         return "holds a run that was started by other means" if begun else None
-    return None if notes["overrides"] == sorted(plan.overrides) else "holds a run with other overrides"
+    return None if notes["overrides"] == sorted(quickstart.overrides) else "holds a run with other overrides"
 
 
 def run_program(
@@ -140,10 +140,10 @@ def run_program(
     check: Callable = lambda: None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run one of the project's programs to its end, in sight of the user.
+    """Run one of the project's programs to its end, with its output on the terminal.
 
     Raises:
-        StageFailed: if it fails.
+        StageFailed: if it ends with an error status.
     """
     with Child(name, command, signals, log, echo=True, environment=environment) as program:
         status = program.wait(check)
@@ -151,8 +151,8 @@ def run_program(
         raise StageFailed(program, status)
 
 
-def make_models(models: ModelsPlan, stages: Stages, signals: Signals) -> None:
-    """The world and the model that teacher and student start from, unless they are there."""
+def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None:
+    """Make the world, and the model that teacher and student start from, unless the model exists."""
     titles = "the language, its lessons and its corpus", "a tiny model learns the language (train_sft.py)"
     if models.model.is_dir():
         for title in titles:
@@ -167,19 +167,21 @@ def make_models(models: ModelsPlan, stages: Stages, signals: Signals) -> None:
 
 
 def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
-    """Make the quickstart's models if the configuration's teacher is the model that they belong to and is missing.
+    """Make the quickstart's models if the configuration's teacher is the quickstart's model and that is missing.
 
     Raises:
         StageFailed: if one of the programs that make them fails.
     """
-    models = ModelsPlan(Path(config.logging.save_dir), config.seed)
+    models = ModelCommands(Path(config.logging.save_dir), config.seed)
     if Path(config.teacher_model.model_name_or_path) == models.model and not models.model.is_dir():
         make_models(models, Stages(2, models.folder), signals)
 
 
-def _refuse_other_models(models: ModelsPlan) -> None:
-    """Raises:
-    ConfigError: if the run folder holds models that were made differently.
+def _refuse_other_models(models: ModelCommands) -> None:
+    """Refuse a run folder whose models were made with other settings.
+
+    Raises:
+        ConfigError: if the run folder holds such models.
     """
     recipe = (read_notes(models.folder) or {}).get("models", models.recipe)
     if models.model.is_dir() and recipe != models.recipe:
@@ -189,30 +191,30 @@ def _refuse_other_models(models: ModelsPlan) -> None:
         )
 
 
-def run_quickstart(plan: Plan, signals: Signals) -> None:
-    """All stages, and what came of them.
+def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
+    """Run all stages and print the results.
 
     Raises:
         StageFailed: if a program fails.
-        ConfigError: if the server's port is taken, or the run folder holds something else.
+        ConfigError: if the server's port is taken, or the run folder holds anything but a run.
     """
-    generation = plan.config.generation
+    generation = quickstart.config.generation
     refuse_taken_port(generation.server_host, generation.server_port)
-    print("\n".join(f"configuration: {file}" for file in plan.files), flush=True)
-    settle_folder(plan)
-    stages = Stages(7, plan.folder)
-    make_models(plan.models, stages, signals)
-    if (plan.folder / "eval" / "after" / "metrics.json").is_file():
+    print("\n".join(f"configuration: {file}" for file in quickstart.files), flush=True)
+    prepare_folder(quickstart)
+    stages = Stages(7, quickstart.folder)
+    make_models(quickstart.models, stages, signals)
+    if (quickstart.folder / "eval" / "after" / "metrics.json").is_file():
         for title in ("the server", "measured before", "training", "measured after"):
             stages.skip(title, "is done")
     else:
-        _train_and_measure(plan, stages, signals)
+        _train_and_measure(quickstart, stages, signals)
     with stages.stage("the report", "report"):
-        seconds = read_notes(plan.folder)["seconds"]
-        write_summary(plan.folder, {**_for_summary(seconds), "total": round(sum(seconds.values()), 3)})
-        report = write_report(plan.folder)
-    data = load_run(plan.folder)
-    print(f"\n{comparison_table(data)}\n\n{describe(learning_of(data)[0])}")
+        seconds = read_notes(quickstart.folder)["seconds"]
+        write_summary(quickstart.folder, {**_for_summary(seconds), "total": round(sum(seconds.values()), 3)})
+        report = write_report(quickstart.folder)
+    data = load_run(quickstart.folder)
+    print(f"\n{comparison_table(data)}\n\n{describe_learning(learning_of(data)[0])}")
     print(f"\nThe report, to be opened in a browser: {report.resolve()}")
 
 
@@ -220,38 +222,48 @@ def _for_summary(seconds: dict[str, float]) -> dict[str, float]:
     return {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
 
 
-def _train_and_measure(plan: Plan, stages: Stages, signals: Signals) -> None:
-    command = server_command(plan.rl_arguments)
-    log = plan.folder / "server.log"
-    start = partial(ServerProcess, command, plan.config.generation, signals, log)
-    with KeptServer(start, steps_made(plan.folder)) as server:
+def _train_and_measure(quickstart: QuickstartCommands, stages: Stages, signals: Signals) -> None:
+    command = server_command(quickstart.rl_arguments)
+    log = quickstart.folder / "server.log"
+    start = partial(ServerProcess, command, quickstart.config.generation, signals, log)
+    with SupervisedServer(start, logged_steps(quickstart.folder)) as server:
         with stages.stage(f"the server loads its models (vllm_server.py), log {log}", "server_start"):
             server.process.wait_until_ready()
-        _measure("before", plan, server, stages, signals)
+        _measure("before", quickstart, server, stages, signals)
         with stages.stage("training (train_rl.py)", "training"):
-            run_program("train_rl.py", _trainer_command(plan), plan.folder / "trainer.log", signals, server.keep)
-        _refuse_untrained(plan.folder, server.process)
-        _measure("after", plan, server, stages, signals)
+            run_program(
+                "train_rl.py",
+                _trainer_command(quickstart),
+                quickstart.folder / "trainer.log",
+                signals,
+                server.restart_if_ended,
+            )
+        _refuse_untrained(quickstart.folder, server.process)
+        _measure("after", quickstart, server, stages, signals)
 
 
-def _trainer_command(plan: Plan) -> list[str]:
-    flags = with_precision(with_accelerate_config([]), plan.config.train.dtype)
-    return trainer_command(flags, plan.rl_arguments)
+def _trainer_command(quickstart: QuickstartCommands) -> list[str]:
+    flags = with_precision(with_accelerate_config([]), quickstart.config.train.dtype)
+    return trainer_command(flags, quickstart.rl_arguments)
 
 
-def _measure(when: str, plan: Plan, server: KeptServer, stages: Stages, signals: Signals) -> None:
+def _measure(
+    when: str, quickstart: QuickstartCommands, server: SupervisedServer, stages: Stages, signals: Signals
+) -> None:
     title = f"measured on held-out lessons {when} training (eval.py)"
-    if (plan.folder / "eval" / when / "metrics.json").is_file():
+    if (quickstart.folder / "eval" / when / "metrics.json").is_file():
         stages.skip(title, "is done")
         return
     with stages.stage(title, "eval"):
-        log = plan.folder / f"eval_{when}.log"
-        run_program("eval.py", plan.eval_command(when), log, signals, server.keep)
+        log = quickstart.folder / f"eval_{when}.log"
+        run_program("eval.py", quickstart.eval_command(when), log, signals, server.restart_if_ended)
 
 
 def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
-    """Raises:
-    ClassroomError: if the server does not hold a policy that this run published.
+    """Check after training that the server holds a policy of this run.
+
+    Raises:
+        ClassroomError: if it does not.
     """
     policy = ClassroomClient(server.url, log=server.log).health().policy
     run_id = (folder / "run_id").read_text(encoding="utf-8")
@@ -270,15 +282,15 @@ def main(arguments: Sequence[str]) -> int:
         if flags not in ([], ["--models-only"]):
             raise ConfigError(f"The quickstart takes overrides and --models-only, not {' '.join(flags)}.")
         given = [each for each in arguments if not each.startswith("-")]
-        plan = make_plan([each for each in given if key_of(each) != "dry_run"])
+        quickstart = make_commands([each for each in given if overridden_key(each) != "dry_run"])
         with Signals() as signals:
             if "dry_run=true" in [each.lower() for each in given]:
-                _show(plan)
+                _show(quickstart)
             elif flags:
-                _refuse_other_models(plan.models)
-                make_models(plan.models, Stages(2, plan.folder), signals)
+                _refuse_other_models(quickstart.models)
+                make_models(quickstart.models, Stages(2, quickstart.folder), signals)
             else:
-                run_quickstart(plan, signals)
+                run_quickstart(quickstart, signals)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
@@ -291,17 +303,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _show(plan: Plan) -> None:
+def _show(quickstart: QuickstartCommands) -> None:
     commands = (
-        plan.models.world_command(),
-        plan.models.sft_command(),
-        server_command(plan.rl_arguments),
-        plan.eval_command("before"),
-        _trainer_command(plan),
-        plan.eval_command("after"),
+        quickstart.models.world_command(),
+        quickstart.models.sft_command(),
+        server_command(quickstart.rl_arguments),
+        quickstart.eval_command("before"),
+        _trainer_command(quickstart),
+        quickstart.eval_command("after"),
     )
-    print("\n".join(f"# configuration: {file}" for file in plan.files))
-    print(to_yaml(plan.config))
+    print("\n".join(f"# configuration: {file}" for file in quickstart.files))
+    print(to_yaml(quickstart.config))
     print("\n".join(shlex.join(command) for command in commands))
 
 

@@ -1,4 +1,4 @@
-"""What the quickstart runs with which arguments, worked out before anything is started."""
+"""The commands of the quickstart's programs with their arguments, built before anything is started."""
 
 import os
 import re
@@ -20,8 +20,8 @@ SFT_PREFIX = "sft."
 
 
 @dataclass(frozen=True)
-class ModelsPlan:
-    """The world and the models of a run folder: everything that a training starts from."""
+class ModelCommands:
+    """The commands that make what a training starts from: the world and the models of a run folder."""
 
     folder: Path
     seed: int
@@ -29,49 +29,51 @@ class ModelsPlan:
 
     @property
     def model(self) -> Path:
-        """Where the fine-tuned model ends up; whole or not there."""
+        """The folder of the fine-tuned model; it exists only if the model is complete."""
         return self.folder / "sft" / "model"
 
     @property
     def recipe(self) -> dict:
-        """What decides how the models come out."""
+        """The settings that the models depend on."""
         return {"seed": self.seed, "sft_overrides": list(self.sft_overrides)}
 
     def world_command(self) -> list[str]:
-        """Makes lessons, corpus, tokenizer and untrained model."""
+        """The command that makes lessons, corpus, tokenizer and untrained model."""
         program = [sys.executable, "-m", "src.toy_language.build"]
         return [*program, "--out", str(self.folder / "world"), "--seed", str(self.seed)]
 
     def sft_arguments(self) -> list[str]:
-        """Of train_sft.py."""
+        """The arguments of train_sft.py."""
         place = f"logging.save_dir={quoted(self.folder / 'sft')}"
         return [*NAME, place, f"seed={self.seed}", *self.sft_overrides]
 
     def sft_command(self) -> list[str]:
-        """Makes the model that teacher and student start from."""
+        """The command that makes the model that teacher and student start from."""
         return [sys.executable, "train_sft.py", *self.sft_arguments()]
 
     def sft_environment(self) -> dict[str, str]:
-        """Shows it one GPU where there are several: it is one process, which would copy its model onto all of them."""
+        """Variables that make train_sft.py see one GPU only: it is a single process, and would copy its model to all
+        GPUs."""
         if not gpu_is_there():
             return {}
         return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A whole quickstart.
+class QuickstartCommands:
+    """The commands of a whole quickstart.
 
     Attributes:
-        overrides: as given.
-        config: of server and trainer.
-        rl_arguments: of server and trainer.
+        overrides: as given, without those of the fine-tuning.
+        config: the configuration of server and trainer.
+        rl_arguments: the arguments of server and trainer.
+        models: the commands that make the models.
     """
 
     overrides: tuple[str, ...]
     config: TrainRLConfig
     rl_arguments: tuple[str, ...]
-    models: ModelsPlan
+    models: ModelCommands
 
     @property
     def folder(self) -> Path:
@@ -80,29 +82,35 @@ class Plan:
 
     @property
     def files(self) -> list[Path | None]:
-        """The YAMLs that its programs take: of server and trainer, of the fine-tuning, of the evaluation."""
+        """The YAML files of server and trainer, of the fine-tuning, and of the evaluation."""
         return [command_line(folder, NAME).file for folder in ("train_rl", "train_sft", "eval")]
 
     def eval_arguments(self, when: str) -> list[str]:
-        """Of eval.py, `before` or `after` the training."""
+        """The arguments of eval.py; `when` is "before" or "after" the training."""
         lessons = quoted(self.folder / "world" / "lessons_heldout.jsonl")
         return [
             *NAME,
             f"server_url={server_url(self.config.generation)}",
             f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]",
-            *(each for each in self.overrides if applies(each, EvalConfig) and key_of(each) != "logging.save_dir"),
+            *(
+                each
+                for each in self.overrides
+                if applies(each, EvalConfig) and overridden_key(each) != "logging.save_dir"
+            ),
             f"logging.save_dir={quoted(self.folder / 'eval' / when)}",
         ]
 
     def eval_command(self, when: str) -> list[str]:
-        """Measures the tutor that the server holds."""
+        """The command that evaluates the tutor that the server holds."""
         return [sys.executable, "eval.py", *self.eval_arguments(when)]
 
 
-def make_plan(overrides: Sequence[str]) -> Plan:
-    """The programs' arguments. An override reaches server and trainer, and the evaluation if it has such a key; one
-    that begins with `sft.` reaches the fine-tuning, which otherwise takes the seed alone: that
-    `train.learning_rate=0` means the training is to be expected, that it means the fine-tuning is not.
+def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
+    """Build the commands, and check all configurations.
+
+    An override goes to server and trainer, and to the evaluation if that has such a key. An override that begins with
+    `sft.` goes to the fine-tuning. Of the other overrides, the fine-tuning only gets the seed: a user who gives
+    `train.learning_rate=0` expects it to apply to the RL training alone.
 
     Raises:
         ConfigError: if one of the programs would refuse its configuration.
@@ -111,20 +119,20 @@ def make_plan(overrides: Sequence[str]) -> Plan:
     others = tuple(each for each in overrides if not each.startswith(SFT_PREFIX))
     rl_arguments = (*NAME, *(each for each in others if applies(each, TrainRLConfig) or not applies(each, EvalConfig)))
     config = load(TrainRLConfig, "train_rl", rl_arguments, check_train_rl)
-    models = ModelsPlan(Path(config.logging.save_dir), config.seed, sft)
-    plan = Plan(others, config, rl_arguments, models)
+    models = ModelCommands(Path(config.logging.save_dir), config.seed, sft)
+    quickstart = QuickstartCommands(others, config, rl_arguments, models)
     load(TrainSFTConfig, "train_sft", models.sft_arguments(), check_train_sft)
-    load(EvalConfig, "eval", plan.eval_arguments("before"), check_eval)
-    return plan
+    load(EvalConfig, "eval", quickstart.eval_arguments("before"), check_eval)
+    return quickstart
 
 
 def applies(override: str, schema: type) -> bool:
-    """Whether a schema has the key that an override sets, or has a mapping which that key is in."""
-    key = key_of(override)
+    """Whether a schema has the key that an override sets, or a mapping that contains the key."""
+    key = overridden_key(override)
     return any(key == leaf or key.startswith(f"{leaf}.") for leaf in _leaves(schema))
 
 
-def key_of(override: str) -> str:
+def overridden_key(override: str) -> str:
     """The key that an override sets."""
     return override.lstrip("+~").partition("=")[0]
 
@@ -138,7 +146,7 @@ def _leaves(schema: type, prefix: str = "") -> list[str]:
 
 
 def quoted(path: Path) -> str:
-    """A path as a value of an override, in quotes where Hydra needs them."""
+    """A path as the value of an override, in quotes if Hydra needs them."""
     if re.fullmatch(r"[\w./-]+", str(path)):
         return str(path)
     text = str(path).replace("\\", "\\\\").replace("'", "\\'")

@@ -1,4 +1,4 @@
-"""The classroom's server as a program that another one runs: started, awaited, watched, started again, ended."""
+"""Runs the classroom's server as a child process: starts it, waits for it, restarts it, stops it."""
 
 import sys
 import time
@@ -24,12 +24,12 @@ class ServerProcess(Child):
 
     Args:
         command: program and arguments.
-        generation: where it listens and how long it may take to load.
-        signals: looked at during waits.
-        log: file that its output is appended to.
+        generation: holds the server's address, and how long it may take to load.
+        signals: checked during waits.
+        log: the file that its output is appended to.
 
     Raises:
-        ConfigError: if its port is taken; the message says by whom.
+        ConfigError: if its port is taken; the message names the process that holds it.
     """
 
     def __init__(self, command: Sequence[str], generation: GenerationConfig, signals: Signals, log: Path):
@@ -39,12 +39,12 @@ class ServerProcess(Child):
         super().__init__("the server", command, signals, log, grace_s=_GRACE_WHILE_LOADING_S)
 
     def wait_until_ready(self) -> Health:
-        """Wait until its models are loaded.
+        """Wait until the server has loaded its models.
 
         Raises:
-            EngineFailure: if it ended instead; the message holds the last lines of its log.
+            EngineFailure: if the server ended; the message holds the last lines of its log.
             DeadlineExceeded: after `generation.server_start_timeout_s` seconds.
-            Interrupted: if a signal came.
+            Interrupted: on a signal.
         """
         client = ClassroomClient(self.url, log=self.log)
         waiting = Waiting(f"the server is loading its models, log {self.log}", self._limit_s)
@@ -66,8 +66,10 @@ class ServerProcess(Child):
             waiting.done()
 
     def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if it ended; the message holds the last lines of its log.
+        """Check that the server still runs.
+
+        Raises:
+            EngineFailure: if the server ended; the message holds the last lines of its log.
         """
         status = self.poll()
         if status is not None:
@@ -82,12 +84,13 @@ class ServerProcess(Child):
         )
 
 
-class KeptServer:
-    """A server that is started again when it ends before its time: what it was doing, the next one goes on with.
+class SupervisedServer:
+    """A server that is restarted if it ends too early. The new process continues the old one's work.
 
     Args:
-        start: starts it.
-        progress: a number that grows as its users get on. After three restarts without that, the server is given up.
+        start: starts the server.
+        progress: returns a number that grows as the training advances. After three restarts without growth the server
+            is not restarted again.
     """
 
     def __init__(self, start: Callable[[], ServerProcess], progress: Callable[[], int]):
@@ -101,8 +104,8 @@ class KeptServer:
     def __exit__(self, *_: object) -> None:
         self.process.stop()
 
-    def keep(self) -> None:
-        """Start it again if it ended.
+    def restart_if_ended(self) -> None:
+        """Restart the server if it ended.
 
         Raises:
             EngineFailure: if it ended too often; the message holds the last lines of its log.

@@ -15,7 +15,7 @@ _ROUNDING = 1e-9
 
 
 def awake_together(seats: Sequence[str], phases: Sequence[Phase]) -> dict[str, list[str]]:
-    """Groups of engines that are awake at the same time, by name: those of each phase, or all if there are no phases."""
+    """Groups of engines that are awake at the same time, by name: those of each phase, or all without phases."""
     if not phases:
         return {"engines": list(seats)}
     groups = {f"engines of the {phase.name}": [seat for seat in seats if seat in phase.seats] for phase in phases}

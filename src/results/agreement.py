@@ -1,4 +1,4 @@
-"""How far judges agree."""
+"""Measures of agreement between judges."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -7,8 +7,8 @@ import numpy as np
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
-    """Spearman's: the correlation of the ranks, equal values sharing the mean of theirs. None for fewer than three
-    pairs, or where one side gives all the same score."""
+    """Spearman's rank correlation; ties share their mean rank. None for fewer than three pairs, or if all scores of one
+    side are equal."""
     if len(pairs) < 3:
         return None
     first, second = (_ranks(side) for side in zip(*pairs, strict=True))
@@ -19,10 +19,10 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
 
 def krippendorff_alpha(units: Sequence[Sequence[Optional[float]]]) -> Optional[float]:
     """Krippendorff's α for interval data (Krippendorff, "Content Analysis", 2004, chapter 11): 1 − observed / expected
-    disagreement, 1 for full agreement, 0 for that of chance.
+    disagreement. 1 is full agreement, 0 is agreement by chance.
 
     Args:
-        units: for each conversation the score of each judge; None where one has none.
+        units: for each conversation the score of each judge, None if the judge has none.
 
     Returns:
         None if no conversation has two scores, or all scores are the same.
@@ -38,7 +38,7 @@ def krippendorff_alpha(units: Sequence[Sequence[Optional[float]]]) -> Optional[f
 
 
 def _squares(values: np.ndarray) -> float:
-    """Σ over all ordered pairs of the squared difference."""
+    """The sum over all ordered pairs of their squared difference."""
     return float(2 * (len(values) * np.sum(values**2) - np.sum(values) ** 2))
 
 

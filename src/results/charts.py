@@ -1,4 +1,4 @@
-"""Charts as geometry: numbers in, positions of lines, bands, ticks and labels out. The page draws them as SVG."""
+"""Computes the geometry of charts: positions of lines, bands, ticks and labels. The report draws them as SVG."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """A line to draw: its legend, its colour class, and (step, value) points. A `faint` one is drawn thin and pale
-    and has no legend; `spread` is the half width of the band around each point."""
+    """A line to draw: its label in the legend, its colour class, and its (step, value) points. A `faint` line is thin,
+    pale and not in the legend; `spread` is half the width of the band around each point."""
 
     label: str
     colour: str
@@ -27,7 +27,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A measured point with its interval, beside the lines; `label` names the point, `legend` its kind."""
+    """A single measured point with its interval; `label` names the point, `legend` its kind."""
 
     label: str
     legend: str
@@ -39,13 +39,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is drawn, in SVG units of a WIDTH × HEIGHT view.
+    """A chart, in SVG units of a WIDTH × HEIGHT view.
 
     Attributes:
         x_ticks, y_ticks: (position, text).
-        paths: (colour, kind, path data), kind one of "line", "faint", "area".
+        paths: (colour, kind, path data); kind is "line", "faint", "area" or "stack".
         marks: (colour, x, y, y of the interval's low end, y of its high end, text).
-        hovers: (left, width, text): strips that show the values under the pointer.
+        hovers: (left, width, text) of strips that show the values under the pointer.
         legend, mark_legend: (colour, text) of the lines and of the marks.
     """
 
@@ -78,7 +78,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """Round numbers from at most `low` to at least `high`, about `wanted` of them, 1, 2 or 5 × 10ⁿ apart."""
+    """About `wanted` round numbers, 1, 2 or 5 × 10ⁿ apart, that cover `low` to `high`."""
     span = (high - low) or abs(high) or 1.0
     rough = span / max(1, wanted - 1)
     magnitude = 10 ** math.floor(math.log10(rough))
@@ -88,14 +88,14 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
 
 
 def smooth(points: Sequence[Point], window: Optional[int] = None) -> list[Point]:
-    """A centred running mean; by default over about a tenth of the points. At the ends the window is cut off."""
+    """A centred running mean, by default over about a tenth of the points. The window is shorter at both ends."""
     half = (window if window is not None else max(1, len(points) // 10)) // 2
     values = [value for _, value in points]
     return [(x, fmean(values[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` points: means of equal stretches of a longer series."""
+    """At most `most` points: a longer series is replaced by the means of equal stretches."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / most)
@@ -111,7 +111,7 @@ def line_chart(
     y_range: Optional[Point] = None,
     marks: Sequence[Mark] = (),
 ) -> Drawing:
-    """Lines over steps. Without `y_range` the axis begins at 0."""
+    """Draw lines over steps. Without `y_range` the y axis begins at 0, or at the lowest value if that is negative."""
     xs = [x for line in series for x, _ in line.points] + [mark.x for mark in marks]
     ys = [y for line in series for _, y in line.points] + [mark.y for mark in marks]
     low, high = y_range or (min(0.0, *ys), max(ys))
@@ -138,7 +138,7 @@ def line_chart(
 
 
 def area_chart(title: str, series: Sequence[Series], *, note: str = "", unit: str = "") -> Drawing:
-    """Series stacked on each other, the first at the bottom; they must share their steps."""
+    """Stack series on each other, the first at the bottom. All series must have the same steps."""
     thinned = [thin(line.points) for line in series]
     steps = [x for x, _ in thinned[0]]
     floors, stacks = [0.0] * len(steps), []
@@ -196,7 +196,7 @@ def _place(mark: Mark, x_scale: Scale, y_scale: Scale) -> tuple[str, float, floa
 
 
 def _hovers(series: Sequence[Series], x_scale: Scale, unit: str = "") -> list[tuple[float, float, str]]:
-    """A strip for each step that names the values there; of lines with one label, those of the first."""
+    """A strip for each step that lists its values; if lines share a label, the value of the first."""
     values: dict[float, dict[str, str]] = {}
     for line in series:
         for x, y in thin(line.points):

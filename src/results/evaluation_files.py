@@ -1,5 +1,5 @@
-"""An evaluation's conversations as one Parquet file: the columns of the rollout files, each row's sampling, and what an
-evaluation of maths has besides."""
+"""Writes and reads an evaluation's conversations: one Parquet file with the columns of the rollout files, the sampling,
+and for maths the initial solutions and the message scores."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,13 @@ def write_records(
     initial: Optional[Mapping[str, Sequence[Solution]]] = None,
     message_scores: Optional[Sequence[Sequence[float]]] = None,
 ) -> None:
-    """Write (sampling, record) pairs; `sampling` ("sampled" or "greedy") becomes a column. Whole or not there.
+    """Write (sampling, record) pairs; `sampling` ("sampled" or "greedy") becomes a column. The file is replaced
+    atomically.
 
     Args:
-        initial: the student's solutions before the dialogue, by problem id: JSON text in the column
+        initial: the student's solutions before the dialogue, by problem id; JSON text in the column
             `initial_solutions`.
-        message_scores: the pedagogical reward of each teacher message of each record: the column `message_scores`.
+        message_scores: for each record the pedagogical reward of each teacher message; the column `message_scores`.
     """
     table = _table_of(records)
     if initial is not None:
@@ -42,8 +43,8 @@ def write_records(
 
 
 def write_compared(path: Path, records: Mapping[str, Sequence[tuple[str, ConversationRecord]]]) -> None:
-    """Write the conversations of several tutors, (sampling, record) pairs by tutor, with a column `tutor`. Whole or not
-    there."""
+    """Write the conversations of several tutors: (sampling, record) pairs by tutor, with a column `tutor`. The file is
+    replaced atomically."""
     table = _table_of([pair for pairs in records.values() for pair in pairs])
     tutors = pa.array([name for name, pairs in records.items() for _ in pairs], pa.string())
     write_table(path, table.append_column("tutor", tutors))
@@ -55,10 +56,10 @@ def _table_of(records: Sequence[tuple[str, ConversationRecord]]) -> pa.Table:
 
 
 def read_records(path: Path) -> dict[str, list[ConversationRecord]]:
-    """The records of a file that `write_records` wrote, by sampling, in the order of the file.
+    """Read a file of `write_records`: sampling → its records, in the order of the file.
 
     Raises:
-        DataError: if there is no such file, or it does not say of which sampling its rows are.
+        DataError: if there is no such file, or it has no column `sampling`.
     """
     if not path.is_file():
         raise DataError(f"There is no file {path}. eval.py writes it.")
@@ -72,7 +73,7 @@ def read_records(path: Path) -> dict[str, list[ConversationRecord]]:
 
 
 def group_by_problem(records: Sequence[ConversationRecord]) -> dict[str, list[ConversationRecord]]:
-    """The records of each problem, problems in order of appearance."""
+    """Problem id → its records; problems are in order of appearance."""
     groups: dict[str, list[ConversationRecord]] = {}
     for record in records:
         groups.setdefault(record.problem_id, []).append(record)

@@ -1,4 +1,4 @@
-"""The trained model on the Hugging Face Hub, with a card that carries its configuration and results."""
+"""Uploads the trained model to the Hugging Face Hub, with a card that holds its configuration and results."""
 
 import json
 import logging
@@ -15,15 +15,15 @@ from src.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 METHODS = {"grpo": "the scores of its conversations with a student model", "sft": "conversations of tutors"}
-"""From a method of training to what it learns from."""
+"""Training method → what the model was trained on, as the card says it."""
 _RESULTS = ("reward", "eval_loss", "loss")
 
 
 def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
-    """Upload a model folder, its card included.
+    """Upload a model folder with its card.
 
     Raises:
-        ConfigError: if the Hub refuses; the folder stays as it is.
+        ConfigError: if the upload fails; the folder stays as it is.
     """
     api = HfApi()
     try:
@@ -38,8 +38,11 @@ def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
 
 
 def release(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
-    """Put a card into the folder of a trained model, and the folder on the Hub where `huggingface` says so; raises as
-    `push_to_hub` does."""
+    """Write the card of a trained model, and upload the folder if `huggingface.push_to_hub` is set.
+
+    Raises:
+        ConfigError: as in `push_to_hub`.
+    """
     write_card(folder, config, base_model, method, metrics)
     logger.info("the trained model is in %s", folder)
     if config.huggingface.push_to_hub:
@@ -47,11 +50,11 @@ def release(folder: Path, config: Any, base_model: str, method: str, metrics: di
 
 
 def write_card(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
-    """Put a README.md into a model folder: what it was made from, how, and what came out last.
+    """Write README.md into a model folder: the base model, the method, the last metrics and the configuration.
 
     Args:
         method: a key of `METHODS`.
-        metrics: of the last step that was logged.
+        metrics: the metrics of the last logged step.
     """
     name = config.huggingface.name or folder.name
     results = [

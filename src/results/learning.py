@@ -1,10 +1,10 @@
-"""Did it learn? What a run left, weighed up in plain words: `learning.json` in the run folder.
+"""Decides from a run's files whether the tutor learned, and writes the answer with reasons to `learning.json`.
 
-One kind of evidence counts: a reward that rose by more than chance, its 95 % interval above 0, and by LEAST_RISE at
-least, while the parameters moved. Held-out lessons measured before and after decide; where they were not, the reward
-on the training problems does, the last batches against the first. The intervals are over lessons, of this one run:
-another seed may do otherwise. LEAST_RISE is there because they cannot tell learning from wandering: a policy that
-random rewards have pushed about differs from what it was, too, and with enough lessons no difference is chance.
+A run counts as evidence of learning if the reward rose by more than chance (its 95 % interval is above 0) and by at
+least LEAST_RISE, and the parameters moved. Held-out lessons, measured before and after training, decide. Without them,
+the reward on the training problems decides: the last batches against the first. The intervals are over the lessons of
+this one run; another seed may give another answer. LEAST_RISE is needed because the intervals cannot tell learning from
+random drift: random rewards change a policy, too, and with enough lessons any change is significant.
 """
 
 import json
@@ -16,16 +16,16 @@ from typing import Any, Optional
 
 import numpy as np
 
-from src.results.rollout_files import Outcome, read_outcomes
-from src.results.run_folder import LEARNING_NAME, RunData, found_something, load_run, read_json
+from src.results.rollout_files import ConversationReward, read_rewards
+from src.results.run_folder import LEARNING_NAME, RunData, has_score, load_run, read_json
 from src.results.statistics import BOOTSTRAP_SEED, RESAMPLES, Estimate
 from src.system.storage import write_whole
 
 LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"
 
 LEAST_RISE = 0.02
-"""A reward that rose by less is no evidence: in five trainings of tiny models on shuffled rewards it wandered by −0.007
-to +0.010, two of the intervals above 0 (`tests/training/test_learning_run.py`)."""
+"""A smaller rise is no evidence: in five trainings of tiny models on shuffled rewards, the reward changed by −0.007 to
++0.010, with two of the intervals above 0 (`tests/training/test_learning_run.py`)."""
 
 _MOST_BATCHES = 10
 _MANY_WITHOUT_VARIANCE = 0.5
@@ -33,8 +33,8 @@ _MANY_WITHOUT_VARIANCE = 0.5
 
 @dataclass(frozen=True)
 class Movement:
-    """How far the parameters are from where the training began: the L2 norm of the difference as a share of the norm
-    they began with. `compared` of the `of` trained parameters were found in the model that it began with."""
+    """How far the parameters moved: the L2 norm of their change, relative to their L2 norm before training. `compared`
+    of the `of` trained parameters were found in the initial model."""
 
     relative_norm: float
     compared: int
@@ -43,8 +43,8 @@ class Movement:
 
 @dataclass(frozen=True)
 class Trend:
-    """The mean reward of the conversations in the first and the last `batches` batches of a training; `change` is their
-    difference, its interval over problems, n counting these."""
+    """The mean reward of the conversations in the first and in the last `batches` batches of a training. `change` is
+    the difference, with an interval over problems; its n counts problems."""
 
     batches: int
     first: float
@@ -53,13 +53,16 @@ class Trend:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What the question is decided by; None where it is not known.
+class LearningEvidence:
+    """The evidence that `conclude` decides by; None means unknown.
 
-    `without_variance` is the mean share of groups whose rewards were all equal; `gradient_norm` the median over
-    steps, before clipping. `held_out`: by sampling, how far the reward rose, lesson by lesson. `judge_checks` counts
-    how often the judge was checked while it trained, `judge_warnings` how many of these checks warned of it, and
-    `judge_checks_failed` how often it was tried and brought no score.
+    Attributes:
+        without_variance: the mean share of groups whose rewards were all equal.
+        gradient_norm: the median over steps of the norm before clipping.
+        held_out: sampling → the change of the held-out reward, paired by lesson.
+        judge_checks: how many checks of the judge during training brought a score.
+        judge_warnings: how many checks warned.
+        judge_checks_failed: how many checks brought no score.
     """
 
     steps: int
@@ -75,7 +78,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Learning:
-    """LEARNED or NO_EVIDENCE, and the reasons as sentences, the one that decided first."""
+    """The conclusion: LEARNED or NO_EVIDENCE, and the reasons as sentences; the decisive reason is first."""
 
     verdict: str
     reasons: tuple[str, ...]
@@ -85,18 +88,18 @@ class Learning:
         return self.verdict == LEARNED
 
 
-def weigh_up(figures: Figures) -> Learning:
-    """What the figures say about learning."""
-    still = figures.movement is not None and figures.movement.relative_norm == 0
-    held_out = {name: estimate for name, estimate in figures.held_out.items() if estimate.get("ci95")}
+def conclude(evidence: LearningEvidence) -> Learning:
+    """Decide whether the evidence shows learning."""
+    still = evidence.movement is not None and evidence.movement.relative_norm == 0
+    held_out = {name: estimate for name, estimate in evidence.held_out.items() if estimate.get("ci95")}
     deciding = held_out.get("sampled") or next(iter(held_out.values()), None)
-    trend = figures.training if figures.training and figures.training.change["ci95"] else None
+    trend = evidence.training if evidence.training and evidence.training.change["ci95"] else None
     if deciding is None and trend is not None:
         deciding = trend.change
     above_chance = deciding is not None and deciding["ci95"][0] > 0
     rose = above_chance and deciding["mean"] >= LEAST_RISE
     reasons = [_held_out_reason(name, held_out[name]) for name in sorted(held_out, key="sampled".__ne__)]
-    if not figures.held_out:
+    if not evidence.held_out:
         reasons += ["The reward was not measured on held-out lessons before and after."]
     elif not held_out:
         reasons += ["Too few held-out lessons were measured to tell whether the reward rose on them."]
@@ -106,9 +109,9 @@ def weigh_up(figures: Figures) -> Learning:
     if deciding is None:
         reasons += ["There are too few batches to tell whether the reward rose in training."]
     reasons = (
-        [_movement_reason(figures.movement), *reasons] if still else [*reasons, _movement_reason(figures.movement)]
+        [_movement_reason(evidence.movement), *reasons] if still else [*reasons, _movement_reason(evidence.movement)]
     )
-    reasons += _signal_reasons(figures)
+    reasons += _signal_reasons(evidence)
     return Learning(LEARNED if rose and not still else NO_EVIDENCE, tuple(reasons))
 
 
@@ -135,7 +138,7 @@ def _went(change: Estimate) -> str:
 
 
 def signed(value: float) -> str:
-    """A change as people write it: +0.250, −0.184."""
+    """Format a change with its sign: +0.250, −0.184."""
     return f"{value:+.3f}".replace("-", "−")
 
 
@@ -148,47 +151,49 @@ def _movement_reason(movement: Optional[Movement]) -> str:
     return f"The parameters moved by {100 * movement.relative_norm:.3g} % of their norm{found}."
 
 
-def _signal_reasons(figures: Figures) -> list[str]:
-    reasons, share = [], figures.without_variance
+def _signal_reasons(evidence: LearningEvidence) -> list[str]:
+    reasons, share = [], evidence.without_variance
     if share is not None:
         little = ": little to learn from" if share > _MANY_WITHOUT_VARIANCE else ""
         reasons.append(f"{100 * share:.3g} % of the groups had equal rewards throughout{little}.")
-    if figures.gradient_norm is not None:
-        none = ": nothing was to be learned" if figures.gradient_norm == 0 else ""
-        reasons.append(f"The gradient's norm was {figures.gradient_norm:.3g} in the median step{none}.")
-    if figures.judge_checks:
-        warned = f"{figures.judge_warnings} of {figures.judge_checks} checks of the judge warned that it can be fooled"
-        doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if figures.judge_warnings else ""
+    if evidence.gradient_norm is not None:
+        none = ": nothing was to be learned" if evidence.gradient_norm == 0 else ""
+        reasons.append(f"The gradient's norm was {evidence.gradient_norm:.3g} in the median step{none}.")
+    if evidence.judge_checks:
+        warned = (
+            f"{evidence.judge_warnings} of {evidence.judge_checks} checks of the judge warned that it can be fooled"
+        )
+        doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if evidence.judge_warnings else ""
         reasons.append(f"{warned}{doubt}.")
-    if figures.judge_checks_failed:
-        tried = figures.judge_checks_failed + figures.judge_checks
-        reasons.append(f"{figures.judge_checks_failed} of {tried} attempts to check the judge brought no score.")
+    if evidence.judge_checks_failed:
+        tried = evidence.judge_checks_failed + evidence.judge_checks
+        reasons.append(f"{evidence.judge_checks_failed} of {tried} attempts to check the judge brought no score.")
     return reasons
 
 
-# Where the figures come from -------------------------------------------------------------------------------------
+# Where the evidence comes from -------------------------------------------------------------------------------------
 
 
-def figures_of(data: RunData, movement: Optional[Movement]) -> Figures:
-    """The figures of a run folder."""
+def evidence_of(data: RunData, movement: Optional[Movement]) -> LearningEvidence:
+    """Collect the evidence in a run folder."""
     without_variance = [value for _, value in data.series("frac_reward_zero_std")]
     gradient_norms = [value for _, value in data.series("grad_norm")]
-    return Figures(
+    return LearningEvidence(
         steps=len(data.steps),
         movement=movement,
         without_variance=fmean(without_variance) if without_variance else None,
         gradient_norm=median(gradient_norms) if gradient_norms else None,
         held_out=data.reward_changes(),
-        training=trend_of(read_outcomes(data.folder)),
-        judge_checks=sum(map(found_something, data.judge_checks)),
+        training=trend_of(read_rewards(data.folder)),
+        judge_checks=sum(map(has_score, data.judge_checks)),
         judge_warnings=sum(bool(check["warnings"]) for check in data.judge_checks),
-        judge_checks_failed=sum(not found_something(check) for check in data.judge_checks),
+        judge_checks_failed=sum(not has_score(check) for check in data.judge_checks),
     )
 
 
-def trend_of(outcomes: Sequence[Outcome]) -> Optional[Trend]:
-    """How the reward went over a training: its first quarter of batches, ten at most, against as many last ones; None
-    with fewer than two batches. Conversations without a verdict are left out."""
+def trend_of(outcomes: Sequence[ConversationReward]) -> Optional[Trend]:
+    """Compare the reward in the first quarter of a training's batches, at most ten, with that in as many last batches.
+    None with fewer than two batches. Conversations without a verdict are left out."""
     rewarded = [each for each in outcomes if each.reward is not None]
     steps = sorted({each.step for each in rewarded})
     if len(steps) < 2:
@@ -205,7 +210,7 @@ def trend_of(outcomes: Sequence[Outcome]) -> Optional[Trend]:
     return Trend(batches, *means, change)
 
 
-def _by_problem(outcomes: Sequence[Outcome], steps: Sequence[int]) -> dict[str, list[float]]:
+def _by_problem(outcomes: Sequence[ConversationReward], steps: Sequence[int]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for each in outcomes:
         if each.step in steps:
@@ -214,8 +219,8 @@ def _by_problem(outcomes: Sequence[Outcome], steps: Sequence[int]) -> dict[str, 
 
 
 def _interval_of_change(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> Optional[list]:
-    """95 % interval of mean(last) − mean(first), bootstrapped over problems. Those on both sides are drawn for both
-    together, those on one side among themselves. None where a side has fewer than two problems."""
+    """95 % interval of mean(last) − mean(first), bootstrapped over problems. Problems on both sides are resampled once
+    for both; problems on one side only are resampled separately. None if a side has fewer than two problems."""
     if min(len(first), len(last)) < 2:
         return None
     generator = np.random.default_rng(BOOTSTRAP_SEED)
@@ -235,33 +240,33 @@ def _interval_of_change(first: Mapping[str, Sequence[float]], last: Mapping[str,
 # learning.json ---------------------------------------------------------------------------------------------------
 
 
-def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, Figures]:
-    """What a run folder says about learning, and by which figures.
+def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, LearningEvidence]:
+    """The conclusion about a run folder, and its evidence.
 
     Args:
-        movement: of the parameters; None takes what the trainer wrote down.
+        movement: of the parameters; if None, the one in `learning.json`, which the trainer wrote.
     """
     if movement is None:
         known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
         movement = Movement(**known) if known else None
-    figures = figures_of(data, movement)
-    return weigh_up(figures), figures
+    evidence = evidence_of(data, movement)
+    return conclude(evidence), evidence
 
 
 def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Learning:
-    """Write `learning.json`, as far as the run has been measured by now, and return what it says.
+    """Write `learning.json` from what has been measured so far, and return the conclusion.
 
     Raises:
         DataError: if the run was not trained.
     """
-    learning, figures = learning_of(load_run(Path(run_folder)), movement)
-    content: dict[str, Any] = {**asdict(learning), "figures": asdict(figures)}
+    learning, evidence = learning_of(load_run(Path(run_folder)), movement)
+    content: dict[str, Any] = {**asdict(learning), "figures": asdict(evidence)}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_whole(Path(run_folder) / LEARNING_NAME, text)
     return learning
 
 
-def describe(learning: Learning) -> str:
-    """For the terminal."""
+def describe_learning(learning: Learning) -> str:
+    """The conclusion and its reasons as text for the terminal."""
     lines = [f"Did the tutor learn? {learning.verdict.capitalize()}.", *(f"  {reason}" for reason in learning.reasons)]
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Two tutors on the same lessons: how far apart they are, and whether chance would do as much.
+"""Paired comparison of two tutors on the same lessons: the difference, and a significance test.
 
-Lessons are what is compared: a lesson's values are averaged first, then its difference is taken.
+Lessons are the unit: a lesson's values are averaged first, then the difference of the averages is taken.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ import numpy as np
 from src.results.statistics import BOOTSTRAP_SEED, paired_change
 
 EXACT_UP_TO = 12
-"""Lessons up to which all assignments of signs are tried."""
+"""Up to this many lessons, all assignments of signs are enumerated."""
 
 DRAWS = 10_000
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far `tutor` lies above `against` in a figure.
+    """The difference of `tutor` minus `against` in one figure.
 
     Attributes:
-        mean: of the lessons' differences; None if no lesson has values of both.
-        ci95: its interval, from a paired bootstrap over lessons; None for fewer than two lessons.
-        p: of the sign-flip test; None like `mean`.
+        mean: over the lessons' differences; None if no lesson has values of both tutors.
+        ci95: 95 % interval from a paired bootstrap over lessons; None for fewer than two lessons.
+        p: p-value of the sign-flip test; None if `mean` is None.
         p_holm: p after Holm's correction for all pairs of tutors that are compared in this figure.
-        lessons: how many have values of both.
+        lessons: the number of lessons with values of both tutors.
     """
 
     tutor: str
@@ -40,9 +40,9 @@ class Difference:
 
 
 def sign_flip_p(differences: Sequence[float]) -> Optional[float]:
-    """Two-sided p of a paired permutation test (Fisher, 1935): how often a mean at least as far from 0 comes about if
-    each lesson's difference had its sign by chance. Exact for up to `EXACT_UP_TO` lessons, else from `DRAWS` seeded
-    assignments, the observed one among them. None of no differences."""
+    """Two-sided p of a paired permutation test (Fisher, 1935): the probability of a mean at least as far from 0 if the
+    sign of each lesson's difference were random. Exact for up to `EXACT_UP_TO` lessons, else estimated from `DRAWS`
+    seeded assignments of signs and the observed one. None without differences."""
     values = np.array(differences, dtype=float)
     n = len(values)
     if n == 0:
@@ -57,8 +57,8 @@ def sign_flip_p(differences: Sequence[float]) -> Optional[float]:
 
 
 def holm(values: Sequence[Optional[float]]) -> list[Optional[float]]:
-    """Holm's step-down correction (1979): the smallest of m p-values × m, the next × (m − 1) …, none below the one
-    before it, none above 1. None stays None and does not count."""
+    """Holm's step-down correction (1979): the smallest of m p-values × m, the next × (m − 1), and so on. A corrected
+    value is never below the one before it and never above 1. None stays None and does not count towards m."""
     known = sorted((p, place) for place, p in enumerate(values) if p is not None)
     corrected: list[Optional[float]] = [None] * len(values)
     least = 0.0
@@ -69,7 +69,7 @@ def holm(values: Sequence[Optional[float]]) -> list[Optional[float]]:
 
 
 def differences(by_tutor: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Difference]:
-    """Every pair of tutors, the later ones against the earlier ones.
+    """The difference of each pair of tutors, later ones minus earlier ones.
 
     Args:
         by_tutor: tutor → lesson → the values of one figure.

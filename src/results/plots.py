@@ -1,4 +1,4 @@
-"""Plots of a run as PNG files, from `metrics.jsonl` and what else the run folder holds: `plots/` in the run folder."""
+"""Draws the plots of a run from its run folder, as PNG files in `plots/`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ _DPI = 130
 
 Points = list[tuple[float, float]]
 Panel = Callable[["Axes", RunData], bool]
-"""Draws into the axes what the run holds; False if it holds nothing of it."""
+"""Draws one panel into the axes; returns False if the run holds nothing to draw in it."""
 
 
 def write_plots(data: RunData) -> list[Path]:
-    """Write what can be drawn of a run, each file whole or as it was before, and return the paths.
+    """Write all plots that the run has data for, and return their paths. Each file is replaced atomically.
 
     Raises:
         StorageError: if the disk is full or may not be written to.
@@ -47,7 +47,7 @@ def write_plots(data: RunData) -> list[Path]:
 
 
 def _draw(data: RunData, panels: Sequence[Panel]) -> Optional["Figure"]:
-    """One panel above the other; those without anything in them are left out."""
+    """Draw the panels above each other; empty panels are left out. None if all are empty."""
     from matplotlib.figure import Figure
 
     filled = [panel for panel in panels if panel(Figure().subplots(), data)]
@@ -64,13 +64,13 @@ def _draw(data: RunData, panels: Sequence[Panel]) -> Optional["Figure"]:
 
 
 def _add_legend(axes: "Axes") -> None:
-    """Beside the axes, where it hides nothing."""
+    """Put a legend with more than one entry beside the axes, where it hides nothing."""
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3)
 
 
 def _trend(axes: "Axes", points: Points, colour: str, label: str) -> None:
-    """Each step faint, their running mean strong."""
+    """Draw a faint line of all steps and a strong line of their running mean."""
     marker = "o" if len(points) == 1 else None
     axes.plot(*zip(*points, strict=True), color=colour, alpha=0.3, linewidth=1)
     axes.plot(*zip(*smooth(points), strict=True), color=colour, linewidth=2, label=label, marker=marker)
@@ -94,9 +94,11 @@ def _reward(axes: "Axes", data: RunData) -> bool:
     low, high = ([reward + sign * spread.get(step, 0.0) for step, reward in points] for sign in (-1, 1))
     axes.fill_between(steps, low, high, color=_BLUE, alpha=0.1, linewidth=0, label="± standard deviation")
     _trend(axes, points, _BLUE, "training, running mean")
-    opinions = data.series("guard/held_out_reward")
-    if opinions:
-        axes.plot(*zip(*opinions, strict=True), "D--", color=_VIOLET, markersize=4, linewidth=1, label="held-out judge")
+    held_out_judge = data.series("guard/held_out_reward")
+    if held_out_judge:
+        axes.plot(
+            *zip(*held_out_judge, strict=True), "D--", color=_VIOLET, markersize=4, linewidth=1, label="held-out judge"
+        )
     _held_out_marks(axes, data, {"before": steps[0], "after": steps[-1]}, apart=0.012 * (steps[-1] - steps[0]))
     return _label(axes, "Reward", "reward")
 
@@ -118,7 +120,7 @@ def _held_out_marks(axes: "Axes", data: RunData, places: dict[str, float], apart
 
 
 def _reach(estimate: dict) -> list[list[float]]:
-    """How far the interval reaches down and up from the mean."""
+    """The lengths of the error bar below and above the mean, as `errorbar` takes them."""
     low, high = estimate["ci95"] or (estimate["mean"], estimate["mean"])
     return [[max(0.0, estimate["mean"] - low)], [max(0.0, high - estimate["mean"])]]
 
@@ -128,7 +130,7 @@ def _share_of_top(criterion: Criterion) -> str:
 
 
 def _parts(axes: "Axes", data: RunData) -> bool:
-    """The judge's scores, and each reward where there are several."""
+    """The judge's scores, and each reward if there are several."""
     parts = [
         (_share_of_top(each), [(x, y / each.top) for x, y in data.series(f"judge/{name}")])
         for name, each in CRITERIA.items()
@@ -145,7 +147,7 @@ def _parts(axes: "Axes", data: RunData) -> bool:
 
 
 def _held_out(axes: "Axes", data: RunData) -> bool:
-    """Before and after, side by side for each sampling."""
+    """The rewards before and after training, side by side for each sampling."""
     measured = {
         (sampling, when): each.metrics[sampling]["reward"]
         for when, each in data.measurements.items()

@@ -1,4 +1,4 @@
-"""Conversations as Parquet files: one table over all steps under `<run folder>/rollouts/`."""
+"""Writes and reads conversations as Parquet files: one table over all steps in `<run folder>/rollouts/`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from src.system.storage import storage_errors
 
 R = TypeVar("R", bound=Trajectory)
 ROWS_PER_GROUP = 128
-"""Rows of a file that are stored together: to read one conversation is to read so many."""
+"""Size of a row group: to read one conversation, this many are read."""
 _TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _LISTS = {list[int]: pa.list_(pa.int32()), list[float]: pa.list_(pa.float32())}
 
@@ -41,7 +41,7 @@ def nested_columns(record: type[Trajectory]) -> list[str]:
 
 
 def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Trajectory]) -> Path:
-    """Write the conversations that a rank trained on in a step; a step written before is replaced."""
+    """Write the conversations that a rank trained on in a step; an earlier file of the step is replaced."""
     folder = run_folder / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}-{rank}.parquet"
@@ -50,8 +50,8 @@ def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Tra
 
 
 def drop_rollouts_from(run_folder: Path, step: int) -> None:
-    """Remove the files of this step and of later ones: a training that begins there plays them again, with as many
-    processes as it has now."""
+    """Remove the files of this step and later ones. A training that resumes there plays these steps again, perhaps
+    with another number of processes."""
     for path in (run_folder / "rollouts").glob("step_*.parquet"):
         if int(path.stem.partition("_")[2].partition("-")[0]) >= step:
             path.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def table_of(records: Sequence[Trajectory]) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file, whole or not at all.
+    """Write a Parquet file; it is replaced atomically.
 
     Raises:
         StorageError: if the disk is full or may not be written to.
@@ -79,12 +79,12 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def write_records(path: Path, records: Sequence[Trajectory]) -> None:
-    """One row per episode; raises as `write_table` does."""
+    """Write one row per episode; raises as `write_table` does."""
     write_table(path, table_of(records))
 
 
 def read_records(path: Path, kind: type[R] = ConversationRecord) -> list[R]:
-    """The episodes of a file written by `write_records`, as records of this kind."""
+    """Read the episodes of a file of `write_records`, as records of this kind."""
     nested = nested_columns(kind)
     return [
         kind.model_validate({name: json.loads(value) if name in nested else value for name, value in row.items()})
@@ -108,16 +108,16 @@ def plain_record(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a conversation in a batch; `reward` is None for one without a verdict."""
+class ConversationReward:
+    """The reward of a conversation in a training; None without a verdict."""
 
     step: int
     problem_id: str
     reward: float | None
 
 
-def read_outcomes(run_folder: Path) -> list[Outcome]:
-    """What came of every conversation that a run trained on, without reading what was said."""
+def read_rewards(run_folder: Path) -> list[ConversationReward]:
+    """Read the rewards of all conversations that a run trained on, without their texts."""
     columns = ["step", "problem_id", "reward"]
     files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
-    return [Outcome(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]
+    return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]

@@ -1,4 +1,4 @@
-"""What a run folder holds, read back for reports: both evaluations, the training's metrics, the configurations."""
+"""Reads a run folder for reports: both evaluations, the training's metrics, the configurations."""
 
 import json
 import math
@@ -20,27 +20,27 @@ LEARNING_NAME = "learning.json"
 JUDGE_CHECKS_NAME = "judge_checks.jsonl"
 
 STAGES = ("sft", "server_start", "rollout", "publish", "train", "eval")
-"""What the wall-clock time of a whole run is split into, in the order in which it is shown."""
+"""The stages that a run's wall-clock time is split into, in the order in which they are shown."""
 
 _STEP_STAGES = ("rollout", "publish", "train")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One evaluation: its metrics.json, and its conversations by sampling."""
+    """One evaluation: the content of its metrics.json, and its conversations by sampling."""
 
     metrics: dict[str, Any]
     records: dict[str, list[ConversationRecord]]
 
     @property
     def samplings(self) -> list[str]:
-        """The samplings that were measured, as metrics.json orders them."""
+        """The samplings that were measured, in the order of metrics.json."""
         return [name for name in self.metrics if name in self.records]
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run folder as reports read it; what the run did not leave is None or empty."""
+    """The content of a run folder; what the folder lacks is None or empty. `lines` are those of metrics.jsonl."""
 
     folder: Path
     before: Optional[Measurement] = None
@@ -53,27 +53,27 @@ class RunData:
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """{"before": …, "after": …}, as far as they were made."""
+        """The evaluations that exist, by name: "before", "after"."""
         both = {"before": self.before, "after": self.after}
         return {name: measured for name, measured in both.items() if measured is not None}
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """One entry per optimizer step, in order; of a step that was logged twice the last."""
+        """One metrics line per optimizer step, in order; the last one if a step was logged twice."""
         by_step = {line["step"]: line for line in self.lines if "step" in line}
         return [by_step[step] for step in sorted(by_step)]
 
     def series(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) of a metric, for the steps that have one."""
+        """(step, value) of a metric, for the steps that have a value."""
         points = [(line["step"], line.get(name)) for line in self.steps]
         return [(float(step), float(value)) for step, value in points if is_number(value)]
 
     def step_seconds(self) -> dict[str, float]:
-        """Seconds of rollout, publish and train over all steps."""
+        """The total seconds of rollout, publish and train over all steps."""
         return {stage: sum(value for _, value in self.series(f"seconds/{stage}")) for stage in _STEP_STAGES}
 
     def reward_changes(self) -> dict[str, Estimate]:
-        """By sampling: how far the held-out reward rose, lesson by lesson; for the samplings measured both times."""
+        """Sampling → the change of the held-out reward, paired by lesson; only samplings that were measured twice."""
         if self.before is None or self.after is None:
             return {}
         return {
@@ -89,7 +89,7 @@ def is_number(value: Any) -> bool:
 
 
 def load_run(folder: Path) -> RunData:
-    """Everything in a run folder that reports show.
+    """Read everything in a run folder that reports show.
 
     Raises:
         DataError: if it holds neither an evaluation nor a step of training.
@@ -118,7 +118,7 @@ def _load_measurement(folder: Path) -> Optional[Measurement]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
+    """Read the object in a JSON file; {} if there is no such file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
@@ -127,7 +127,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a line that a kill cut off is left out."""
+    """Read the objects of a JSON Lines file. Lines that do not parse (cut off by a kill) are left out."""
     if not path.is_file():
         return []
     found = []
@@ -140,18 +140,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def last_figures(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The last value of each metric that is a number. Steps that train on a batch once more (`train.mu`) do not name
-    those of its conversations again."""
+    """The last number of each metric. It need not be in the last line: steps that train on a batch again (`train.mu`)
+    do not repeat the metrics of its conversations."""
     return {name: value for line in lines for name, value in line.items() if is_number(value)}
 
 
-def found_something(check: Mapping[str, Any]) -> bool:
-    """Whether a check of the judge brought at least one score, and so could have warned."""
+def has_score(check: Mapping[str, Any]) -> bool:
+    """Whether a check of the judge brought at least one score; without one it cannot warn."""
     return check["gap"]["mean"] is not None or any(score is not None for score in check["canaries"].values())
 
 
 def look_up(values: Mapping[str, Any], *path: str) -> Any:
-    """The value at a path of keys, or None where the path ends early."""
+    """The value at a path of keys; None if a key is missing."""
     found: Any = values
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -1,4 +1,4 @@
-"""What is measured on a set of finished conversations. Pure functions; an empty denominator gives None, never NaN.
+"""Statistics of finished conversations. Pure functions; an empty denominator gives None, never NaN.
 
 Conversations on one lesson resemble each other, so intervals are bootstrapped over lessons, not over conversations
 or turns: each resample draws as many lessons as there are, with replacement, and takes all conversations of each.
@@ -25,13 +25,13 @@ Estimate = dict[str, Any]
 
 
 def mean_with_ci(values: Mapping[str, Sequence[float]], resamples: int = RESAMPLES) -> Estimate:
-    """Mean over all values, and its 95 % interval: 2.5th and 97.5th percentile of a seeded bootstrap over lessons.
+    """Mean over all values with its 95 % interval, the 2.5th to 97.5th percentile of a seeded bootstrap over lessons.
 
     Args:
         values: the values of each lesson; lessons without a value are left out.
 
     Returns:
-        {"mean", "ci95", "n"}, n counting the values. The interval needs two lessons; with fewer it is None.
+        {"mean", "ci95", "n"}; n counts values. The interval is None for fewer than two lessons.
     """
     lessons = [list(group) for group in values.values() if group]
     sums = np.array([sum(group) for group in lessons], dtype=float)
@@ -57,19 +57,19 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int) -> Optional[
 
 @lru_cache(maxsize=4)
 def _draws(lessons: int, resamples: int) -> np.ndarray:
-    """How often each lesson is in each resample: the same for all figures on so many lessons."""
+    """How often each lesson is drawn, by resample; the same for all figures on this number of lessons."""
     generator = np.random.default_rng(BOOTSTRAP_SEED)
     return generator.multinomial(lessons, np.full(lessons, 1 / lessons), size=resamples)
 
 
 def paired_change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> Estimate:
-    """How far the mean of a lesson rose, over the lessons that have values on both sides; n counts lessons."""
+    """The mean change of the lessons' means, over lessons that have values on both sides; n counts lessons."""
     common = [lesson for lesson, group in before.items() if group and after.get(lesson)]
     return mean_with_ci({lesson: [fmean(after[lesson]) - fmean(before[lesson])] for lesson in common})
 
 
 def rewards_by_lesson(records: Sequence[ConversationRecord]) -> dict[str, list[float]]:
-    """The rewards of each lesson's conversations; those without a verdict have none."""
+    """Lesson → the rewards of its conversations; conversations without a verdict have no reward."""
     return {
         problem: [record.reward for record in group if record.reward is not None]
         for problem, group in group_by_problem(records).items()
@@ -77,18 +77,18 @@ def rewards_by_lesson(records: Sequence[ConversationRecord]) -> dict[str, list[f
 
 
 def judgement_of(record: ConversationRecord) -> Optional[Judgement]:
-    """The panel's judgement of a conversation; None if a rule has no valid verdict, and if nothing was judged."""
+    """The judgement of a conversation from its verdicts; None if a rule has no valid one, or if nothing was judged."""
     rules = dict.fromkeys(verdict.rule for verdict in record.verdicts)
     return sum_up(record.verdicts, rules) if rules else None
 
 
 def lacks_verdict(record: ConversationRecord) -> bool:
-    """True for a conversation that was to be judged or rewarded and was not."""
+    """True if the conversation has no reward, although it was to be judged or rewarded."""
     return record.reward is None
 
 
 def share(hits: Iterable[bool]) -> tuple[Optional[float], int]:
-    """The share of True and how many there are; (None, 0) of nothing."""
+    """(share of True, number of values); (None, 0) without values."""
     counted = [bool(hit) for hit in hits]
     return (sum(counted) / len(counted) if counted else None), len(counted)
 
@@ -97,11 +97,11 @@ def summarise(
     records: Sequence[ConversationRecord],
     read_exchanges: Callable[[ConversationRecord], Optional[list[Exchange]]],
 ) -> dict[str, Any]:
-    """Everything that metrics.json holds for one sampling.
+    """Compute the part of metrics.json about one sampling that all kinds of conversations have.
 
     Args:
-        read_exchanges: finds the errors and the reactions to them in a conversation; None from it means that no rule
-            can tell (lessons that are not of the quickstart's grammar), and the turns are then not counted.
+        read_exchanges: finds the errors of a conversation and the teacher's reactions. It returns None for lessons that
+            its rules cannot read (all but the quickstart's); their turns are not counted.
     """
     read = [exchanges for exchanges in map(read_exchanges, records) if exchanges is not None]
     exchanges = [exchange for found in read for exchange in found]
@@ -120,7 +120,7 @@ def summarise(
 
 
 def mean_scores(records: Sequence[ConversationRecord]) -> Optional[dict[str, float]]:
-    """Each criterion's mean over the conversations that a rule scored, on its own scale; None if none was."""
+    """Each criterion's mean, on its own scale, over conversations that a rule scored; None if there are none."""
     judgements = [judgement for judgement in map(judgement_of, records) if judgement is not None]
     scores = [asdict(judgement.scores) for judgement in judgements if judgement.scores is not None]
     if not scores:
@@ -129,8 +129,8 @@ def mean_scores(records: Sequence[ConversationRecord]) -> Optional[dict[str, flo
 
 
 def talk(records: Sequence[ConversationRecord]) -> dict[str, Optional[float]]:
-    """How much is said: messages per conversation, words (split at white space, thoughts left out) per message of
-    either side, and the teacher's share of all words."""
+    """How much is said: mean messages per conversation, mean words per message of teacher and student (split at white
+    space, without thoughts), and the teacher's share of all words."""
     words: dict[str, list[int]] = {"teacher": [], "student": []}
     for record in records:
         for turn in record.turns:
@@ -150,11 +150,11 @@ def _mean(values: Iterable[float]) -> Optional[float]:
 
 
 def react(exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    """How the teacher reacted, by what the student's text holds, and how well the student kept to its personas.
+    """How the teacher reacted to turns with and without errors, and how often each persona erred.
 
-    `error_turns.scaffolded` is the share of turns with an error that were answered with the right hint;
-    `clean_turns.falsely_corrected` the share of turns without one that were treated as if they had one;
-    `personas[name].with_error` the share of a persona's turns that hold an error.
+    `error_turns.scaffolded`: the share of turns with an error that were answered with the right hint.
+    `clean_turns.falsely_corrected`: the share of turns without an error that were treated as if they had one.
+    `personas[name].with_error`: the share of a persona's turns that hold an error.
     """
     scaffolded, errors = share(exchange.scaffolded for exchange in exchanges if exchange.errors)
     corrected, clean = share(exchange.corrected for exchange in exchanges if not exchange.errors)

@@ -1,4 +1,4 @@
-"""An evaluation's figures in Weights & Biases."""
+"""Experiment trackers: their environment for trainings, and an evaluation's metrics in Weights & Biases."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from src.results.run_folder import is_number
 
 
 def log_to_wandb(config: EvalConfig, metrics: Mapping[str, Any], folder: Path) -> None:
-    """Log every number of metrics.json, its path as its name (`sampled/solve_rate/final/mean`), if `logging.wandb` or
+    """Log every number of metrics.json under its path (`sampled/solve_rate/final/mean`), if `logging.wandb` or
     `logging.report_to` asks for it. WANDB_API_KEY is read from the environment."""
     if not (config.logging.wandb or "wandb" in config.logging.report_to):
         return
@@ -27,7 +27,7 @@ def log_to_wandb(config: EvalConfig, metrics: Mapping[str, Any], folder: Path) -
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """(path, number) of every number in nested mappings."""
+    """(path, value) of every number in nested mappings."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}/")
@@ -36,10 +36,10 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
-    """The trackers, with what they read from the environment set.
+    """The trackers of the configuration, for `TrainingArguments.report_to`. Also sets their environment variables.
 
     Raises:
-        ConfigError: if one is not installed.
+        ConfigError: if a tracker is not installed.
     """
     trackers = list(dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])]))
     for name in sorted(set(trackers) - set(get_available_reporting_integrations()) - {"flyte"}):
@@ -52,7 +52,7 @@ def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
 
 
 def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
-    """Set what trackers read from the environment. Where somebody has said where their files go, that stays."""
+    """Set the environment variables that trackers read. Folders that the environment names already are kept."""
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
     os.environ.setdefault("WANDB_DIR", str(run_folder))
     wandb = {

@@ -115,9 +115,9 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
             needed = len(encode_chat(tokenizer, cls.first_messages(problem, config.generation)))
             if needed + 1 >= limit:
                 raise DataError(
-                    f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's context "
-                    f"has {limit}: raise generation.max_tokens_in_conversation and teacher_model.vllm.max_length, or "
-                    "leave the problem out."
+                    f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's "
+                    f"context has {limit}: raise generation.max_tokens_in_conversation and "
+                    "teacher_model.vllm.max_length, or leave the problem out."
                 )
 
     @property

@@ -1,4 +1,4 @@
-"""What an environment is: how a server opens it, how the runner plays its episodes, and what is told of them afterwards.
+"""What an environment is: how a server opens it, how the runner plays its episodes, and what is told of them later.
 
 An environment is one folder and one line in `ENVIRONMENTS` (src/rollout/registry.py). It says which states its episodes
 go through, which seat it asks in each, what it writes into the journal, and what an episode is worth. Requests,

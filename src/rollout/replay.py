@@ -22,7 +22,7 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
 
 
 def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Append what a turn added to the policy's context: the ids with a log-prob were sampled, those after them were given."""
+    """Append what a turn added to the policy's context: ids with a log-prob were sampled, those after them given."""
     if logprobs:
         buffer.append_sampled(ids[: len(logprobs)], logprobs)
     buffer.append_given(ids[len(logprobs) :])

@@ -15,11 +15,12 @@ class Trajectory(BaseModel):
     Parquet files, and what the page reads.
 
     `turns` are its messages, each with the seat that it came from; `state` is the one that it ended in.
-    `prompt_ids` is the policy's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1 marking
-    what the policy sampled; all four are empty for a policy that gives no tokens. `rewards` holds each reward's value,
-    `reward` their weighted sum; both are null for an episode that could not be scored, and for one with a `failure`: it
-    could not go on because a model refused to answer, or because a context was full. `overflow` says which, also of an
-    episode that ended early for that and was scored as it was. `meta` is what the request gave for it.
+    `prompt_ids` is the policy's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1
+    marking what the policy sampled; all four are empty for a policy that gives no tokens. `rewards` holds each reward's
+    value, `reward` their weighted sum; both are null for an episode that could not be scored, and for one with a
+    `failure`: it could not go on because a model refused to answer, or because a context was full. `overflow` says
+    which, also of an episode that ended early for that and was scored as it was. `meta` is what the request gave for
+    it.
     """
 
     id: str

@@ -45,7 +45,7 @@ from src.server.schemas import (
 )
 from src.system.ports import refuse_taken_port
 from src.system.run_lock import claim
-from src.viewer.chat import SeatedTutor
+from src.viewer.chat import ServerTutor
 from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files
 
@@ -139,7 +139,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             timeout_s = config.generation.load_weights_timeout_s
             await add_openai_routes(app, desk.environment.seats.policy, timeout_s)
             if isinstance(desk.environment, Classroom):
-                app.state.tutor = SeatedTutor(desk.environment.seats, config.generation, timeout_s / 2)
+                app.state.tutor = ServerTutor(desk.environment.seats, config.generation, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield

@@ -1,9 +1,9 @@
 """Who uses the GPUs while the engines sleep, written down by the trainer for a server that is started meanwhile.
 
-What a server knows of its loan (`src/server/engine_sleep.py`) ends with its process. One that dies while the trainer steps and is
-started again would find no room on the GPU, or take the trainer's. So the trainer leaves a file in the run folder once
-the engines sleep, and removes it when it has made room; a server loads nothing before that. A trainer that died holds
-no lease, whatever the file says.
+What a server knows of its loan (`src/server/engine_sleep.py`) ends with its process. One that dies while the trainer
+steps and is started again would find no room on the GPU, or take the trainer's. So the trainer leaves a file in the run
+folder once the engines sleep, and removes it when it has made room; a server loads nothing before that. A trainer that
+died holds no lease, whatever the file says.
 """
 
 import json

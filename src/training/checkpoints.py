@@ -1,5 +1,5 @@
-"""What a resumed run depends on: checkpoints that are whole or not there, and an order of problems that follows from the
-step alone."""
+"""What a resumed run depends on: checkpoints that are whole or not there, and an order of problems that follows from
+the step alone."""
 
 import logging
 import shutil
@@ -41,9 +41,9 @@ def remove_unfinished(folder: Path) -> None:
 
 def remove_leftovers(run_folder: Path) -> None:
     """Remove what a trainer that was killed, or met a full disk, left in its run folder: a checkpoint, policies and
-    models that it had begun to write, and its lease on the GPUs (src/server/gpu_lease.py), which a server would otherwise wait
-    for if it cannot tell whether that trainer lives. Only for who has the trainer's claim on the folder: then no other
-    trainer lives there."""
+    models that it had begun to write, and its lease on the GPUs (src/server/gpu_lease.py), which a server would
+    otherwise wait for if it cannot tell whether that trainer lives. Only for who has the trainer's claim on the
+    folder: then no other trainer lives there."""
     remove_unfinished(run_folder / "checkpoints")
     for begun in (*run_folder.glob("*.unfinished"), *policies_folder(run_folder).glob("*.unfinished")):
         shutil.rmtree(begun, ignore_errors=True)

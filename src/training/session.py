@@ -18,7 +18,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.models.lora import check_checkpoint
 from src.results.hub import release
-from src.results.learning import describe, write_learning
+from src.results.learning import describe_learning, write_learning
 from src.results.rollout_files import drop_rollouts_from
 from src.rollout.problem import Problem
 from src.rollout.registry import environment_of
@@ -92,7 +92,7 @@ class TrainingSession:
         base = config.teacher_model.model_name_or_path
         movement = parameter_movement(trainer, base)
         if state.is_main_process:  # alone: an upload may take longer than the others would wait
-            print(describe(write_learning(run_folder, movement)), flush=True)
+            print(describe_learning(write_learning(run_folder, movement)), flush=True)
             release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
 
 

@@ -1,4 +1,4 @@
-"""Talking to the current teacher as a student: in the chat it is given what it is given in a lesson."""
+"""The chat with the current teacher. The teacher gets the same prompt as in a lesson; the user plays the student."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from src.rollout.chat_template import Message, encode_chat
 from src.rollout.engines import Completion
 from src.rollout.problem import Problem
 from src.rollout.tokens import Turn, approximate_tokens
-from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest, Said
+from src.viewer.schemas import ChatBody, ChatMessage, ChatOpening, ChatReply
 from src.viewer.text_spans import split_thoughts
 
 
-class Tutor(Protocol):
-    """Who can be talked to, and how the server is at the moment."""
+class ChatTutor(Protocol):
+    """A tutor to chat with, and the state of its server."""
 
-    def opening(self, request: ChatRequest) -> ChatOpening: ...
+    def opening(self, request: ChatBody) -> ChatOpening: ...
 
-    async def reply(self, request: ChatRequest) -> ChatReply: ...
+    async def reply(self, request: ChatBody) -> ChatReply: ...
 
     @property
     def policy(self) -> str: ...
@@ -34,12 +34,12 @@ class Tutor(Protocol):
     def spent_usd(self) -> float | None: ...
 
 
-class SeatedTutor:
+class ServerTutor:
     """The teacher of a running server.
 
     Args:
-        longest_s: how long an answer may take, in seconds: whoever chats is a guest of a training, and new weights
-            wait for answers in flight.
+        longest_s: how long an answer may take, in seconds. It is limited because new weights of the training wait for
+            answers in flight.
     """
 
     def __init__(self, seats: Seats, generation: GenerationConfig, longest_s: float):
@@ -57,32 +57,33 @@ class SeatedTutor:
 
     @property
     def spent_usd(self) -> float | None:
-        """Dollars of this run for all seats behind an API; None if there is none."""
+        """Dollars that this run spent on all seats behind an API; None if there are no such seats."""
         apis = self._seats.apis.values()
         return sum(api.ledger.spent_usd for api in apis) if apis else None
 
     @property
     def _kind(self) -> ConversationType:
-        """Who opens the chat: as in the lessons, the teacher where both may."""
+        """Which side opens the chat: the same as in lessons, and the teacher if the lessons allow both."""
         forced = self._generation.forced_conversation_type
         return ConversationType.GUIDED if forced is None else ConversationType(forced.lower())
 
-    def opening(self, request: ChatRequest) -> ChatOpening:
-        """How a lesson on this problem begins."""
+    def opening(self, request: ChatBody) -> ChatOpening:
+        """The opening of a lesson on this problem."""
         opened = opening_turns(self._generation, request.problem, request.student_name)
         student_begins = bool(opened) or self._kind is ConversationType.ATTEMPTED
         return ChatOpening(
             system=system_message(self._generation, request.problem, request.student_name),
-            turns=[Said(role=turn.role, text=turn.text) for turn in opened],
+            turns=[ChatMessage(role=turn.role, text=turn.text) for turn in opened],
             next="student" if student_begins else "teacher",
         )
 
-    async def reply(self, request: ChatRequest) -> ChatReply:
-        """What the teacher says next.
+    async def reply(self, request: ChatBody) -> ChatReply:
+        """Generate the teacher's next message.
 
         Raises:
-            DataError: if the chat has no room left in the context.
-            DeadlineExceeded: if it takes too long: the engine sleeps while a trainer uses its GPU, or is busy.
+            DataError: if the context has no room left.
+            DeadlineExceeded: if the answer takes too long, because the engine is busy or sleeps while a trainer uses
+                its GPU.
         """
         messages = self._messages(request)
         try:
@@ -113,7 +114,7 @@ class SeatedTutor:
         return await teacher.generate(ids, replace(sampling, max_tokens=self._room(len(ids))))
 
     def _room(self, used: int) -> int:
-        """How many tokens the answer may have after `used` ones."""
+        """The most tokens that the answer may have, if the chat has `used` tokens already."""
         room = min(self._generation.max_tokens_in_conversation - used, self._generation.max_tokens_per_turn)
         if room < 1:
             raise DataError(
@@ -122,8 +123,8 @@ class SeatedTutor:
             )
         return room
 
-    def _messages(self, request: ChatRequest) -> list[Message]:
-        """The chat from the teacher's chair, as in a lesson."""
+    def _messages(self, request: ChatBody) -> list[Message]:
+        """The chat as the teacher's messages, built as in a lesson."""
         opened = opening_turns(self._generation, request.problem, request.student_name)
         said = [Turn(each.role, each.text) for each in request.turns[len(opened) :]]
         setup = Setup(self._kind, request.student_name, ())

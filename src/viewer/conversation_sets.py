@@ -1,4 +1,4 @@
-"""Which sets of conversations lie in a run folder: the steps of the training, and its evaluations."""
+"""Finds the sets of conversations in a run folder: the steps of the training, and the evaluations."""
 
 import re
 from collections import defaultdict
@@ -13,7 +13,7 @@ _EVAL_FILE = "conversations.parquet"
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ConversationSets:
     """The files of a run folder that hold conversations.
 
     Attributes:
@@ -42,18 +42,18 @@ class Shelf:
 
     @property
     def latest_step(self) -> int | None:
-        """The last step that was played; None before the first."""
+        """The last step that has a file; None without one."""
         return max(self.steps, default=None)
 
     def settled_until(self) -> float:
-        """When the last file was written, those of the latest step left out: its other ranks may still be playing.
-        Seconds since 1970."""
+        """When the last file was written, in seconds since 1970. Files of the latest step do not count, because some of
+        its ranks may still be playing."""
         earlier = [path for step, files in self.steps.items() if step != self.latest_step for path in files]
         return max((path.stat().st_mtime for path in [*earlier, *self.evaluations.values()]), default=0.0)
 
 
-def read_shelf(run_folder: Path) -> Shelf:
-    """What lies in the folder now; nothing is read but names."""
+def find_conversation_sets(run_folder: Path) -> ConversationSets:
+    """Find the sets that the folder holds now. No file is read."""
     steps: dict[int, list[tuple[int, Path]]] = defaultdict(list)
     for path in (run_folder / "rollouts").glob("step_*.parquet"):
         if found := _ROLLOUT.fullmatch(path.name):
@@ -62,4 +62,6 @@ def read_shelf(run_folder: Path) -> Shelf:
     evaluations = {name: evaluations.pop(name) for name in ("before", "after") if name in evaluations} | evaluations
     if (run_folder / _EVAL_FILE).is_file():
         evaluations[EVALUATION] = run_folder / _EVAL_FILE
-    return Shelf({step: [path for _, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations)
+    return ConversationSets(
+        {step: [path for _, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations
+    )

@@ -1,21 +1,25 @@
-"""Which conversations of a set a list shows: filters, order, one page of them as columns."""
+"""The filters and the order of a list of conversations."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from src.viewer.list_index import Row
+from src.viewer.list_index import ConversationRow
 
 LARGEST_PAGE = 200
 
 
-class Choice(BaseModel):
+class ListQuery(BaseModel):
     """The query of `GET /api/conversations`.
 
-    `low` and `high` bound the reward, both included, and leave out conversations without one. `problem` is part of
-    the problem's text or its id. `persona` keeps those in which it spoke. `judge`: "failed" keeps those with an
-    attempt that brought no verdict, "unrewarded" those without a reward, "rejected" those that were rejected.
+    Attributes:
+        where: the set, as in `ConversationSets.files`, or `now`.
+        low, high: inclusive bounds of the reward. With a bound, conversations without a reward are left out.
+        problem: a part of the problem's text, or its id.
+        persona: keeps the conversations in which this persona spoke.
+        judge: "failed" keeps conversations with a judge attempt without a verdict, "unrewarded" those without a reward,
+            "rejected" those that the judge rejected.
     """
 
     where: str
@@ -29,8 +33,8 @@ class Choice(BaseModel):
     offset: int = Field(0, ge=0)
     limit: int = Field(100, ge=1, le=LARGEST_PAGE)
 
-    def keeps(self, row: Row) -> bool:
-        """Whether a row passes all filters but that of the problem's text."""
+    def keeps(self, row: ConversationRow) -> bool:
+        """Whether a row passes all filters except `problem`."""
         if self.low is not None and (row.reward is None or row.reward < self.low):
             return False
         if self.high is not None and (row.reward is None or row.reward > self.high):
@@ -44,8 +48,8 @@ class Choice(BaseModel):
         ]
 
 
-def ordered(rows: Sequence[Row], sort: str) -> list[Row]:
-    """The rows in the wanted order; those without a reward come last in orders by reward."""
+def ordered(rows: Sequence[ConversationRow], sort: str) -> list[ConversationRow]:
+    """Sort the rows. In orders by reward, rows without a reward come last."""
     if sort == "longest":
         return sorted(rows, key=lambda row: -row.messages)
     if sort == "played":

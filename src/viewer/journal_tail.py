@@ -1,4 +1,4 @@
-"""Conversations that are not in a Parquet file yet: what the end of the journal tells of them."""
+"""Reads from the end of the journal the conversations that are not in a Parquet file yet."""
 
 import json
 import re
@@ -14,18 +14,18 @@ from src.rollout.journal import JOURNAL_NAME, head_of, request_of
 from src.rollout.problem import Problem
 from src.rollout.replay import replay_tokens
 from src.rollout.trajectory import TOKEN_FIELDS
-from src.viewer.list_index import Row, row_of, title_of
+from src.viewer.list_index import ConversationRow, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
-_OF_CONVERSATIONS = frozenset("turn cut_short verdict solutions grades failure rewards conversation".split())
-_PERSONA = re.compile(rb'"persona": "([^"]+)"')  # in a text its quotes would stand behind backslashes
+_CONVERSATION_EVENTS = frozenset("turn cut_short verdict solutions grades failure rewards conversation".split())
+_PERSONA = re.compile(rb'"persona": "([^"]+)"')  # inside a message the quotes would be escaped
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A batch of the journal's tail: `kind` stands for its weights and body; under others it is begun anew.
-    `problem_of` gives each conversation's place in `problems`."""
+class StartedBatch:
+    """A batch in the journal's tail. `kind` identifies its weights and its request's body; a batch with the same id and
+    another kind is a new one. `problem_of` maps each conversation to its place in `problems`."""
 
     time: float
     step: int
@@ -34,103 +34,103 @@ class Begun:
     problem_of: Sequence[int]
 
     def problem(self, index: int) -> Problem | None:
-        """What its conversation with this index is about, if it was written down."""
+        """The problem of the conversation with this index; None if the journal does not name it."""
         return self.problems[self.problem_of[index]] if index < len(self.problem_of) else None
 
 
 @dataclass
-class Playing:
-    """One conversation of the journal's tail: where its events stand, and its row so far."""
+class JournalConversation:
+    """A conversation in the journal's tail: the file positions of its events, and its row once it has ended."""
 
     id: str
     began: float
     positions: list[int] = field(default_factory=list)
     messages: int = 0
     personas: Counter[str] = field(default_factory=Counter)
-    row: Row | None = None
+    row: ConversationRow | None = None
 
 
 class JournalTails:
-    """The journals of all servers of a run: the first one's lies in the run folder, those of others in `server1`, …"""
+    """The journals of all servers of a run: the first server's is in the run folder, those of others in `server1`, …"""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
         self._tails: dict[Path, JournalTail] = {}
 
-    def look(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", Playing]]:
-        """What is being played, with the journal that tells of it; as `JournalTail.look`."""
+    def conversations(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", JournalConversation]]:
+        """The result of `JournalTail.conversations` for all journals, each conversation with its journal."""
         found = [self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))]
         for path in found:
             if path not in self._tails and path.is_file():
                 self._tails[path] = JournalTail(path)
-        return [(tail, each) for tail in self._tails.values() for each in tail.look(since, written)]
+        return [(tail, each) for tail in self._tails.values() for each in tail.conversations(since, written)]
 
     @property
     def policy(self) -> str | None:
-        """The last weights that the first server loaded, as far as its tail tells."""
+        """The last weights that a server loaded, from the first journal whose tail says so."""
         return next((tail.policy for tail in self._tails.values() if tail.policy is not None), None)
 
     def stamp(self) -> str:
-        """Changes when something was said or judged."""
+        """A string that changes with every message and verdict."""
         return " ".join(str(path.stat().st_size) for path in self._tails if path.is_file())
 
 
 class JournalTail:
-    """Follows one journal: each look reads only what was appended since the last, the first one at most the last
-    64 MiB."""
+    """Follows one journal. Each call reads only what was appended since the last call; the first call reads at most the
+    last 64 MiB."""
 
     def __init__(self, path: Path):
         self.path = path
         self._position: int | None = None
-        self._begun: dict[str, Begun] = {}
+        self._batches: dict[str, StartedBatch] = {}
         self._policy: str | None = None
-        self._playing: dict[str, Playing] = {}
+        self._conversations: dict[str, JournalConversation] = {}
         self._lock = Lock()
 
-    def look(self, since: float, written: Collection[str]) -> list[Playing]:
-        """The conversations that began after `since` (seconds since 1970), but those whose ids are `written`."""
+    def conversations(self, since: float, written: Collection[str]) -> list[JournalConversation]:
+        """The conversations that began after `since` (seconds since 1970), without those whose ids are in `written`."""
         with self._lock:
             self._follow(since)
-            self._playing = {each.id: each for each in self._playing.values() if each.began > since}
-            self._begun = {request: begun for request, begun in self._begun.items() if begun.time > since}
-            return [each for each in self._playing.values() if each.id not in written]
+            self._conversations = {each.id: each for each in self._conversations.values() if each.began > since}
+            self._batches = {request: started for request, started in self._batches.items() if started.time > since}
+            return [each for each in self._conversations.values() if each.id not in written]
 
     @property
     def policy(self) -> str | None:
-        """The last weights that were loaded, as far as the tail tells."""
+        """The last weights that were loaded; None if the tail does not say."""
         return self._policy
 
-    def row(self, playing: Playing) -> Row:
-        """Its row; of one that is still played, what is known."""
-        if playing.row is not None:
-            return playing.row
-        begun, problem, index = self._about(playing)
-        return Row(
-            id=playing.id,
-            step=begun.step if begun else None,
+    def row(self, conversation: JournalConversation) -> ConversationRow:
+        """The conversation's row in a list; for an unfinished one, what is known so far."""
+        if conversation.row is not None:
+            return conversation.row
+        started, problem, index = self._about(conversation)
+        return ConversationRow(
+            id=conversation.id,
+            step=started.step if started else None,
             index=index,
             problem_id=problem.id if problem else "",
             title=title_of(problem.text) if problem else "still playing",
             type="",
             student_name=None,
             state="PLAYING",
-            messages=playing.messages,
-            personas=dict(playing.personas),
+            messages=conversation.messages,
+            personas=dict(conversation.personas),
             rewards={},
             reward=None,
             rejected=False,
             judge_failed=False,
         )
 
-    def record(self, playing: Playing) -> dict[str, Any]:
-        """Its record as plain data, tokens included; of one that is still played, as far as it is."""
-        events = [self._read(position) for position in playing.positions]
+    def record(self, conversation: JournalConversation) -> dict[str, Any]:
+        """The conversation's record as plain data, with tokens; for an unfinished one, what is known so far."""
+        events = [self._read(position) for position in conversation.positions]
         buffer = replay_tokens(events)
         tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
         finished = [event["record"] for event in events if event["event"] == "conversation"]
         if finished:
             return OPTIONAL | finished[-1] | tokens
-        row, problem = self.row(playing), self._about(playing)[1]
+        row, problem = self.row(conversation), self._about(conversation)[1]
         said = {
             "turns": [event["turn"] for event in events if event["event"] == "turn"],
             "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
@@ -140,12 +140,12 @@ class JournalTail:
         about = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}
         cuts = [event["reason"] for event in events if event["event"] == "cut_short"]
         rest = {"failure": failures[-1] if failures else None, "overflow": cuts[-1] if cuts else None, "meta": {}}
-        return {name: getattr(row, name) for name in _OF_ROW} | said | about | rest | tokens
+        return {name: getattr(row, name) for name in _ROW_FIELDS} | said | about | rest | tokens
 
-    def _about(self, playing: Playing) -> tuple[Begun | None, Problem | None, int]:
-        """The batch of a conversation, what it is about, and its place in the batch."""
-        begun, index = self._begun.get(request_of(playing.id)), int(playing.id.rpartition("-")[2])
-        return begun, begun.problem(index) if begun else None, index
+    def _about(self, conversation: JournalConversation) -> tuple[StartedBatch | None, Problem | None, int]:
+        """The batch of a conversation, its problem, and its index in the batch."""
+        started, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
+        return started, started.problem(index) if started else None, index
 
     def _read(self, position: int) -> dict[str, Any]:
         with self.path.open("rb") as file:
@@ -154,8 +154,8 @@ class JournalTail:
 
     def _follow(self, since: float) -> None:
         size = self.path.stat().st_size if self.path.is_file() else 0
-        if self._position is not None and size < self._position:  # deleted, or another: what stood in it is gone
-            self._position, self._begun, self._playing = None, {}, {}
+        if self._position is not None and size < self._position:  # the journal was deleted or replaced
+            self._position, self._batches, self._conversations = None, {}, {}
         if not size:
             return
         with self.path.open("rb") as file:
@@ -180,26 +180,28 @@ class JournalTail:
             self._policy = json.loads(line)["policy"]
         elif event == "batch":
             self._note_batch(time, subject, json.loads(line))
-        elif event in _OF_CONVERSATIONS and (time > since or subject in self._playing):
+        elif event in _CONVERSATION_EVENTS and (time > since or subject in self._conversations):
             self._note_of_conversation(event, time, subject, line, position)
 
     def _note_batch(self, time: float, request: str, batch: dict[str, Any]) -> None:
-        """A batch that begins anew leaves its old conversations behind, as in `Journal`."""
+        """Note a batch. If it restarts an earlier one, that one's conversations are dropped, as in `Journal`."""
         problems = tuple(Problem.of(*each) for each in batch.get("problems", ()))
         kind = (str(batch.get("weights")), str(batch.get("body")))
-        before = self._begun.get(request)
+        before = self._batches.get(request)
         if before is not None and before.kind != kind:
-            self._playing = {name: each for name, each in self._playing.items() if request_of(name) != request}
-        self._begun[request] = Begun(time, batch["step"], kind, problems, batch.get("problem_of", ()))
+            self._conversations = {
+                name: each for name, each in self._conversations.items() if request_of(name) != request
+            }
+        self._batches[request] = StartedBatch(time, batch["step"], kind, problems, batch.get("problem_of", ()))
 
     def _note_of_conversation(self, event: str, time: float, subject: str, line: bytes, position: int) -> None:
-        playing = self._playing.setdefault(subject, Playing(subject, time))
-        playing.positions.append(position)
+        conversation = self._conversations.setdefault(subject, JournalConversation(subject, time))
+        conversation.positions.append(position)
         if event == "turn":
-            playing.messages += 1
-            playing.personas.update(name.decode() for name in _PERSONA.findall(line)[:1])
+            conversation.messages += 1
+            conversation.personas.update(name.decode() for name in _PERSONA.findall(line)[:1])
         if event == "conversation":
-            playing.row = row_of(json.loads(line)["record"])
+            conversation.row = row_of(json.loads(line)["record"])
 
 
-_OF_ROW = "id step index problem_id type student_name state rewards reward rejected".split()
+_ROW_FIELDS = "id step index problem_id type student_name state rewards reward rejected".split()

@@ -1,4 +1,4 @@
-"""What a list of conversations shows of each, read once per file and without its tokens."""
+"""The rows that lists of conversations show. Each file is read once, without its tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ LONGEST_TITLE = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConversationRow:
     """One conversation in a list.
 
     Attributes:
-        personas: the student's turns, counted by persona.
+        personas: the number of student turns of each persona.
         judge_failed: whether a judge attempt brought no verdict.
-        failed: whether it could not go on.
-        sampling: in an evaluation "sampled" or "greedy", in one of several tutors behind the tutor's name; else None.
-        file, position: where it lies; None for one that is only in the journal.
+        failed: whether an error ended the conversation.
+        sampling: "sampled" or "greedy" in an evaluation, after the tutor's name if several were compared; else None.
+        file, position: its file and its row there; None for a conversation that is only in the journal.
     """
 
     id: str
@@ -51,15 +51,15 @@ class Row:
 
 
 def title_of(problem: str) -> str:
-    """A problem in one line: its first lines, cut."""
+    """A problem in one line: its first lines, cut at `LONGEST_TITLE` characters."""
     line = " · ".join(part.strip() for part in problem[: 4 * LONGEST_TITLE].splitlines() if part.strip())
     return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
 
 
-def row_of(record: dict[str, Any], **more: Any) -> Row:
-    """The row of a conversation's record as plain data, its nested parts parsed."""
+def row_of(record: dict[str, Any], **more: Any) -> ConversationRow:
+    """Make a row from a record as plain data whose nested columns are parsed."""
     personas = Counter(turn["persona"] for turn in record["turns"] if turn["persona"] is not None)
-    return Row(
+    return ConversationRow(
         title=title_of(record["problem"]),
         messages=len(record["turns"]),
         personas=dict(personas),
@@ -73,27 +73,23 @@ def row_of(record: dict[str, Any], **more: Any) -> Row:
 _COPIED = "id step index problem_id type student_name state rewards reward rejected".split()
 
 
-class Index:
-    """The rows of Parquet files, and the problems in them; a file is read again only when it has changed."""
+class ListIndex:
+    """Caches the rows of Parquet files, and their problems. A file is read again only when it has changed."""
 
     def __init__(self) -> None:
-        self._rows: dict[Path, tuple[tuple[int, int], list[Row]]] = {}
+        self._rows: dict[Path, tuple[tuple[int, int], list[ConversationRow]]] = {}
         self._problems: dict[str, str] = {}
         self._lock = Lock()
 
-    def rows(self, files: Sequence[Path]) -> list[Row]:
-        """All rows of these files, in their order."""
+    def rows(self, files: Sequence[Path]) -> list[ConversationRow]:
+        """All rows of these files, in order."""
         return [row for path in files for row in self._rows_of(path)]
 
     def problem(self, problem_id: str) -> str | None:
-        """The text of a problem that was in a file read so far."""
+        """The text of a problem; None if no file read so far holds it."""
         return self._problems.get(problem_id)
 
-    def note(self, problem_id: str, problem: str) -> None:
-        """Remember a problem's text."""
-        self._problems[problem_id] = problem
-
-    def _rows_of(self, path: Path) -> list[Row]:
+    def _rows_of(self, path: Path) -> list[ConversationRow]:
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
         with self._lock:
@@ -101,10 +97,10 @@ class Index:
                 self._rows[path] = (stamp, self._read(path))
             return self._rows[path][1]
 
-    def _read(self, path: Path) -> list[Row]:
+    def _read(self, path: Path) -> list[ConversationRow]:
         with pq.ParquetFile(path) as file:
             named = [name for name in (*_COLUMNS, *_PLAYED_BY) if name in file.schema_arrow.names]
-            rows: list[Row] = []
+            rows: list[ConversationRow] = []
             for batch in file.iter_batches(columns=named):
                 for record in batch.to_pylist():
                     self._problems[record["problem_id"]] = record["problem"]

@@ -1,4 +1,4 @@
-"""The run as it goes: the training's figures over its steps, its evaluations, and what it was configured to do."""
+"""The metrics of a run for the page: the training's steps, the evaluations, the guards, and the configuration."""
 
 import json
 from pathlib import Path
@@ -9,14 +9,14 @@ import yaml
 from src.results.run_folder import (
     JUDGE_CHECKS_NAME,
     LEARNING_NAME,
-    found_something,
+    has_score,
     is_number,
     last_figures,
     look_up,
     read_json,
     read_lines,
 )
-from src.viewer.conversation_sets import Shelf
+from src.viewer.conversation_sets import ConversationSets
 from src.viewer.schemas import EvalMark, Guards, Metrics
 
 MOST_POINTS = 400
@@ -48,22 +48,22 @@ _FACTS = (
 )
 
 
-class Progress:
-    """Reads `metrics.jsonl`, the evaluations' `metrics.json` and the configuration of a run folder; the metrics only
-    when they have changed."""
+class RunMetrics:
+    """Reads `metrics.jsonl`, the evaluations' `metrics.json`, the guards' files and the configuration of a run folder.
+    `metrics.jsonl` is read again only when it has changed."""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
         self._lines: tuple[str, list[dict[str, Any]]] = ("", [])
 
     def stamp(self) -> str:
-        """Changes when a step was logged, the judge was checked, it was weighed up whether the tutor learned, or an
-        evaluation's figures came."""
+        """A string that changes when a step is logged, the judge is checked, learning.json is written, or an evaluation
+        writes its metrics."""
         paths = [self._folder / name for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME, "metrics.json")]
         return " ".join(map(_stamp, [*paths, *sorted((self._folder / "eval").glob("*/metrics.json"))]))
 
-    def metrics(self, shelf: Shelf) -> Metrics:
-        """The figures that charts show."""
+    def metrics(self, sets: ConversationSets) -> Metrics:
+        """The metrics that charts show."""
         lines = self._read_lines()
         thinned = _thinned(lines)
         names = dict.fromkeys(name for line in thinned for name in line if _is_shown(name))
@@ -72,25 +72,25 @@ class Progress:
             steps=[line["step"] for line in thinned],
             series={name: [_figure(line.get(name)) for line in thinned] for name in names},
             last=last_figures(lines),
-            marks=[mark for name, path in shelf.evaluations.items() for mark in _marks(name, path)],
+            marks=[mark for name, path in sets.evaluations.items() for mark in _marks(name, path)],
             max_steps=steps if is_number(steps) and steps > 0 else None,
         )
 
     def guards(self) -> Guards:
-        """What `learning.json` and `judge_checks.jsonl` say."""
+        """The content of `learning.json` and `judge_checks.jsonl`."""
         learning = read_json(self._folder / LEARNING_NAME)
         checks = read_lines(self._folder / JUDGE_CHECKS_NAME)
         return Guards(
             verdict=learning.get("verdict"),
             reasons=learning.get("reasons", []),
             steps=look_up(learning, "figures", "steps"),
-            checks=sum(map(found_something, checks)),
-            failed=sum(not found_something(check) for check in checks),
+            checks=sum(map(has_score, checks)),
+            failed=sum(not has_score(check) for check in checks),
             warnings=[(check["step"], text) for check in reversed(checks) for text in check["warnings"]],
         )
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration of the program that left one; empty if none did."""
+        """The recorded configuration of the trainer, else of the server, else of the evaluation; {} without any."""
         for name in ("train_rl", "vllm_server", "eval"):
             path = self._folder / "config" / f"{name}.yaml"
             if path.is_file():
@@ -98,13 +98,13 @@ class Progress:
         return {}
 
     def facts(self) -> list[tuple[str, str]]:
-        """Lines of the configuration worth showing: (label, value)."""
+        """The settings that the page shows: (label, value)."""
         config = self.config()
         found = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
         return [(label, str(value)) for label, value in found if value is not None]
 
     def _read_lines(self) -> list[dict[str, Any]]:
-        """One line per step, in order; of a step that was logged twice the last, of one that was cut off nothing."""
+        """One line per step, in order; the last one if a step was logged twice."""
         path = self._folder / "metrics.jsonl"
         stamp = _stamp(path)
         if stamp == self._lines[0]:
@@ -115,8 +115,8 @@ class Progress:
 
 
 def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many lines as a chart can show, evenly spread from the first to the last; and as many of the few on which the
-    judge was checked."""
+    """At most `MOST_POINTS` lines, evenly spread from the first to the last, and at most as many of the lines with a
+    check of the judge."""
     checked = [line for line in lines if any(name.startswith("guard/") for name in line)]
     kept = {line["step"]: line for line in (*_spread(lines), *_spread(checked))}
     return [kept[step] for step in sorted(kept)]

@@ -1,4 +1,4 @@
-"""A run folder's conversations as the page asks for them: a list, one, a group, two sets side by side."""
+"""Reads a run folder's conversations for the page: lists, single conversations, groups, and comparisons of sets."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ from pydantic_core import from_json
 from src.errors import UnknownConversation
 from src.results.rollout_files import plain_record
 from src.rollout.trajectory import TOKEN_FIELDS
-from src.viewer.conversation_sets import NOW, Shelf, read_shelf
-from src.viewer.filters import LARGEST_PAGE, Choice, ordered
+from src.viewer.conversation_sets import NOW, ConversationSets, find_conversation_sets
+from src.viewer.filters import LARGEST_PAGE, ListQuery, ordered
 from src.viewer.journal_tail import JournalTails
-from src.viewer.list_index import Index, Row
+from src.viewer.list_index import ConversationRow, ListIndex
 from src.viewer.schemas import Comparison, ConversationView, Group, Lessons, Page, Tokens, TurnView
 from src.viewer.text_spans import pieces_of, split_thoughts
-from src.viewer.tokenizer import ForeignIds, RunTokenizer
+from src.viewer.tokenizer import RunTokenizer, UnknownTokenIds
 
 LARGEST_GROUP = 16
 _LISTED = (
@@ -35,35 +35,35 @@ class RunReader:
 
     def __init__(self, run_folder: Path):
         self.folder = run_folder
-        self.index = Index()
+        self.index = ListIndex()
         self.tails = JournalTails(run_folder)
         self._tokenizer = RunTokenizer(run_folder)
 
-    def shelf(self) -> Shelf:
-        return read_shelf(self.folder)
+    def sets(self) -> ConversationSets:
+        return find_conversation_sets(self.folder)
 
-    def playing(self) -> list[Row]:
+    def playing(self) -> list[ConversationRow]:
         """The conversations that are not in a file yet, finished ones included."""
-        shelf = self.shelf()
-        newest = shelf.steps.get(shelf.latest_step, []) if shelf.latest_step is not None else []
+        sets = self.sets()
+        newest = sets.steps.get(sets.latest_step, []) if sets.latest_step is not None else []
         written = {row.id for row in self.index.rows(newest)}
-        return [tail.row(each) for tail, each in self.tails.look(shelf.settled_until(), written)]
+        return [tail.row(each) for tail, each in self.tails.conversations(sets.settled_until(), written)]
 
-    def rows(self, where: str) -> list[Row]:
-        """All rows of a set; raises as `Shelf.files` does."""
-        return self.playing() if where == NOW else self.index.rows(self.shelf().files(where))
+    def rows(self, where: str) -> list[ConversationRow]:
+        """All rows of a set; raises the errors of `ConversationSets.files`."""
+        return self.playing() if where == NOW else self.index.rows(self.sets().files(where))
 
-    def page(self, choice: Choice) -> Page:
-        """The part of a set that a list shows."""
-        rows = self.rows(choice.where)
-        wanted = [row for row in rows if choice.keeps(row) and self._is_about(row, choice.problem)]
-        shown = ordered(wanted, choice.sort)[choice.offset : choice.offset + choice.limit]
+    def page(self, query: ListQuery) -> Page:
+        """One page of a list."""
+        rows = self.rows(query.where)
+        wanted = [row for row in rows if query.keeps(row) and self._is_about(row, query.problem)]
+        shown = ordered(wanted, query.sort)[query.offset : query.offset + query.limit]
         rewards = [row.reward for row in wanted if row.reward is not None]
         return Page(
-            where=choice.where,
+            where=query.where,
             total=len(rows),
             matching=len(wanted),
-            offset=choice.offset,
+            offset=query.offset,
             mean=fmean(rewards) if rewards else None,
             histogram=_histogram(rewards),
             personas=sorted({persona for row in rows for persona in row.personas}),
@@ -72,16 +72,16 @@ class RunReader:
         )
 
     def conversation(self, where: str, conversation_id: str) -> ConversationView:
-        """One conversation without its tokens.
+        """One conversation, without its tokens.
 
         Raises:
-            UnknownConversation: if the set has none with this id.
+            UnknownConversation: if the set has no conversation with this id.
         """
         row = self._row(where, conversation_id)
         return _view(where, row, next(self._records([row])))
 
     def tokens(self, where: str, conversation_id: str) -> Tokens:
-        """The teacher's context of a conversation as text; raises as `conversation` does."""
+        """The teacher's context of a conversation as text; raises the errors of `conversation`."""
         record = next(self._records([self._row(where, conversation_id)], tokens=True))
         trained = sum(record["mask"])
         if not record["completion_ids"]:
@@ -92,7 +92,7 @@ class RunReader:
         try:
             prompt = decode(record["prompt_ids"])
             parts = pieces_of(decode, record["completion_ids"], record["mask"])
-        except ForeignIds as error:
+        except UnknownTokenIds as error:
             return Tokens(trained=trained, why=str(error))
         pieces, start = [], 0
         for text, mask, count in parts:
@@ -101,10 +101,10 @@ class RunReader:
         return Tokens(prompt=prompt, pieces=pieces, trained=trained)
 
     def group(self, where: str, problem_id: str, sampling: str = "", limit: int = LARGEST_GROUP) -> Group:
-        """The conversations of a set on one problem, as they were played.
+        """The conversations of a set on one problem, in the order of the set.
 
         Raises:
-            UnknownConversation: if the set has none on it.
+            UnknownConversation: if the set has no conversation on the problem.
         """
         rows = [row for row in self.rows(where) if row.problem_id == problem_id and sampling in ("", row.sampling)]
         if not rows:
@@ -122,7 +122,7 @@ class RunReader:
         )
 
     def compare(self, left: str, right: str, sampling: str, sort: str, offset: int, limit: int) -> Comparison:
-        """The problems that both sets hold, with their mean rewards."""
+        """The problems that are in both sets, with their mean rewards."""
         sides = [self.rows(left), self.rows(right)]
         means = [_means(row for row in rows if sampling in ("", row.sampling)) for rows in sides]
         titles = {row.problem_id: row.title for row in sides[1]}
@@ -144,7 +144,7 @@ class RunReader:
         )
 
     def lessons(self, where: str, text: str, limit: int) -> Lessons:
-        """The problems of a set that hold the text, in order of appearance."""
+        """The problems of a set whose text contains `text`, in order of appearance."""
         rows = [row for row in self.rows(where) if row.problem_id and self._is_about(row, text)]
         titles = {row.problem_id: row.title for row in rows}
         shown = list(titles.items())[: min(limit, LARGEST_PAGE)]
@@ -152,28 +152,28 @@ class RunReader:
         return Lessons(total=len(titles), columns=columns)
 
     def problem(self, where: str, problem_id: str) -> str:
-        """The text of a problem of a set; raises as `group` does."""
+        """The text of a problem of a set; raises the errors of `group`."""
         row = next((row for row in self.rows(where) if row.problem_id == problem_id), None)
         text = self.index.problem(problem_id) if row is not None else None
         return text if text is not None else self.group(where, problem_id, limit=1).problem
 
-    def _is_about(self, row: Row, wanted: str) -> bool:
+    def _is_about(self, row: ConversationRow, wanted: str) -> bool:
         if not wanted or wanted == row.problem_id:
             return True
         return wanted.casefold() in (self.index.problem(row.problem_id) or row.title).casefold()
 
-    def _row(self, where: str, conversation_id: str) -> Row:
+    def _row(self, where: str, conversation_id: str) -> ConversationRow:
         found = next((row for row in self.rows(where) if row.id == conversation_id), None)
         if found is None:
             raise UnknownConversation(f"{where} has no conversation {conversation_id!r}.")
         return found
 
-    def _records(self, rows: Sequence[Row], tokens: bool = False) -> Iterable[dict[str, Any]]:
-        """The records of rows as plain data, their masks included and, if wanted, the other tokens."""
+    def _records(self, rows: Sequence[ConversationRow], tokens: bool = False) -> Iterable[dict[str, Any]]:
+        """The records of the rows as plain data, with masks, and with the other token columns if `tokens` is set."""
         for file, together in groupby(rows, key=lambda row: row.file):
             some = list(together)
             if file is None:
-                playing = {each.id: (tail, each) for tail, each in self.tails.look(0.0, ())}
+                playing = {each.id: (tail, each) for tail, each in self.tails.conversations(0.0, ())}
                 for tail, each in (playing[row.id] for row in some):
                     yield tail.record(each)
             else:
@@ -181,7 +181,7 @@ class RunReader:
 
 
 def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterable[dict[str, Any]]:
-    """The records at these positions of a file; only the row groups that hold them are read."""
+    """The records at these positions of a file. Only the row groups that hold them are read."""
     with pq.ParquetFile(path) as file:
         left_out = frozenset() if tokens else _LEFT_OUT
         columns = [name for name in file.schema_arrow.names if name not in left_out]
@@ -199,7 +199,7 @@ def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterabl
         yield plain_record(record) | ({} if initial is None else {"initial_solutions": from_json(initial)})
 
 
-def _view(where: str, row: Row, record: dict[str, Any]) -> ConversationView:
+def _view(where: str, row: ConversationRow, record: dict[str, Any]) -> ConversationView:
     mask, scores = record["mask"], iter(record.get("message_scores") or ())
     scored = [
         next(scores, None) if turn["role"] == "teacher" and not turn.get("given") else None for turn in record["turns"]
@@ -247,12 +247,12 @@ def _histogram(rewards: Sequence[float]) -> list[int]:
     return counts
 
 
-def _samplings(rows: Iterable[Row]) -> list[str]:
+def _samplings(rows: Iterable[ConversationRow]) -> list[str]:
     return list(dict.fromkeys(row.sampling for row in rows if row.sampling is not None))
 
 
-def _means(rows: Iterable[Row]) -> dict[str, float | None]:
-    """The mean reward of each problem, None for one without any, in order of appearance."""
+def _means(rows: Iterable[ConversationRow]) -> dict[str, float | None]:
+    """Problem id → its mean reward, None without rewards; problems are in order of appearance."""
     rewards: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         rewards[row.problem_id] += [] if row.reward is None else [row.reward]

@@ -1,4 +1,5 @@
-"""The viewer's routes: check, read, reply. They are plain functions, so that reading files holds up no conversation."""
+"""The viewer's routes. Those that read files are plain functions, which FastAPI runs in threads: they do not block the
+event loop, in which conversations are played."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,15 +8,15 @@ from fastapi import APIRouter, FastAPI, Query, Request
 
 from src.classroom.verdicts import CRITERIA
 from src.errors import DataError
-from src.viewer.chat import Tutor
-from src.viewer.filters import LARGEST_PAGE, Choice
-from src.viewer.metrics import Progress
+from src.viewer.chat import ChatTutor
+from src.viewer.filters import LARGEST_PAGE, ListQuery
+from src.viewer.metrics import RunMetrics
 from src.viewer.reader import LARGEST_GROUP, RunReader
 from src.viewer.schemas import (
+    ChatAvailability,
+    ChatBody,
     ChatOpening,
     ChatReply,
-    ChatRequest,
-    ChatSwitch,
     Comparison,
     ConversationView,
     Group,
@@ -37,46 +38,46 @@ OFF_WHILE_LOADING = "The server is loading its models."
 
 
 def add_viewer(app: FastAPI, run_folder: Path, live: bool) -> None:
-    """The page and its routes.
+    """Add the page and its routes to the application.
 
     Args:
-        live: whether this server has a teacher, which is in `app.state.tutor` once it is loaded.
+        live: whether this server has a teacher; it is in `app.state.tutor` once it is loaded.
     """
     app.state.tutor = None
     add_page(app)
     routes = APIRouter(prefix="/api")
-    reader, progress = RunReader(run_folder), Progress(run_folder)
-    _add_run_routes(routes, reader, progress, live)
+    reader, run_metrics = RunReader(run_folder), RunMetrics(run_folder)
+    _add_run_routes(routes, reader, run_metrics, live)
     _add_conversation_routes(routes, reader)
     _add_chat_routes(routes, run_folder, live)
     app.include_router(routes)
 
 
-def _add_run_routes(routes: APIRouter, reader: RunReader, progress: Progress, live: bool) -> None:
+def _add_run_routes(routes: APIRouter, reader: RunReader, run_metrics: RunMetrics, live: bool) -> None:
     @routes.get("/run")
     def run(request: Request) -> RunInfo:
-        shelf, config = reader.shelf(), progress.config()
+        sets, config = reader.sets(), run_metrics.config()
         return RunInfo(
             name=reader.folder.name,
             folder=str(reader.folder),
             live=live,
-            steps=list(shelf.steps),
-            evaluations=list(shelf.evaluations),
+            steps=list(sets.steps),
+            evaluations=list(sets.evaluations),
             personas=list((config.get("generation") or {}).get("student_personas_prompts_paths") or {}),
-            facts=progress.facts(),
+            facts=run_metrics.facts(),
             criteria={name: criterion.top for name, criterion in CRITERIA.items()},
-            chat=_chat_switch(request, reader.folder, live),
+            chat=_chat_availability(request, reader.folder, live),
         )
 
     @routes.get("/pulse")
     def pulse(request: Request) -> Pulse:
-        shelf, playing = reader.shelf(), reader.playing()
-        tutor: Tutor | None = request.app.state.tutor
+        sets, playing = reader.sets(), reader.playing()
+        tutor: ChatTutor | None = request.app.state.tutor
         return Pulse(
-            shelf=f"{shelf.latest_step} {len(shelf.steps)} {shelf.settled_until()}",
-            metrics=progress.stamp(),
+            shelf=f"{sets.latest_step} {len(sets.steps)} {sets.settled_until()}",
+            metrics=run_metrics.stamp(),
             journal=reader.tails.stamp(),
-            latest_step=shelf.latest_step,
+            latest_step=sets.latest_step,
             policy=tutor.policy if tutor else reader.tails.policy,
             playing=sum(row.state != "END" for row in playing),
             played=sum(row.state == "END" for row in playing),
@@ -85,17 +86,17 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, progress: Progress, li
 
     @routes.get("/metrics")
     def metrics() -> Metrics:
-        return progress.metrics(reader.shelf())
+        return run_metrics.metrics(reader.sets())
 
     @routes.get("/guards")
     def guards() -> Guards:
-        return progress.guards()
+        return run_metrics.guards()
 
 
 def _add_conversation_routes(routes: APIRouter, reader: RunReader) -> None:
     @routes.get("/conversations")
-    def conversations(choice: Annotated[Choice, Query()]) -> Page:
-        return reader.page(choice)
+    def conversations(query: Annotated[ListQuery, Query()]) -> Page:
+        return reader.page(query)
 
     @routes.get("/conversation")
     def conversation(where: str, id: str) -> ConversationView:
@@ -137,23 +138,23 @@ def _add_conversation_routes(routes: APIRouter, reader: RunReader) -> None:
 
 
 def _add_chat_routes(routes: APIRouter, run_folder: Path, live: bool) -> None:
-    def tutor(request: Request) -> Tutor:
-        switch = _chat_switch(request, run_folder, live)
-        if not switch.on:
-            raise DataError(switch.why)
+    def tutor(request: Request) -> ChatTutor:
+        chat = _chat_availability(request, run_folder, live)
+        if not chat.on:
+            raise DataError(chat.why)
         return request.app.state.tutor
 
     @routes.post("/chat/opening")
-    def opening(body: ChatRequest, request: Request) -> ChatOpening:
+    def opening(body: ChatBody, request: Request) -> ChatOpening:
         return tutor(request).opening(body)
 
     @routes.post("/chat")
-    async def chat(body: ChatRequest, request: Request) -> ChatReply:
+    async def chat(body: ChatBody, request: Request) -> ChatReply:
         return await tutor(request).reply(body)
 
 
-def _chat_switch(request: Request, run_folder: Path, live: bool) -> ChatSwitch:
+def _chat_availability(request: Request, run_folder: Path, live: bool) -> ChatAvailability:
     if not live:
-        return ChatSwitch(on=False, why=f"{OFF_WITHOUT_A_MODEL}{run_folder}")
+        return ChatAvailability(on=False, why=f"{OFF_WITHOUT_A_MODEL}{run_folder}")
     on = request.app.state.tutor is not None
-    return ChatSwitch(on=on, why="" if on else OFF_WHILE_LOADING)
+    return ChatAvailability(on=on, why="" if on else OFF_WHILE_LOADING)

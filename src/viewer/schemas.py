@@ -1,4 +1,4 @@
-"""The wire models of the viewer's routes."""
+"""The request and response models of the viewer's routes."""
 
 from typing import Any, Literal
 
@@ -8,17 +8,17 @@ from src.classroom.conversation import Solution
 from src.classroom.verdicts import Verdict
 
 
-class ChatSwitch(BaseModel):
-    """Whether the current tutor can be talked to here, and if not, why."""
+class ChatAvailability(BaseModel):
+    """Whether the page can chat with the current tutor, and if not, why."""
 
     on: bool
     why: str = ""
 
 
 class RunInfo(BaseModel):
-    """Answer of `GET /api/run`: what is in the run folder. `live` tells whether this server plays conversations
-    itself. `facts` are lines of the configuration worth showing: (label, value). `criteria` are the judge's, by name the
-    most that it can give."""
+    """Response of `GET /api/run`: what is in the run folder. `live` is true if this server plays conversations itself.
+    `facts` are the settings that the page shows: (label, value). `criteria` are the judge's criteria: the highest score
+    by name."""
 
     name: str
     folder: str
@@ -28,13 +28,14 @@ class RunInfo(BaseModel):
     personas: list[str]
     facts: list[tuple[str, str]]
     criteria: dict[str, float]
-    chat: ChatSwitch
+    chat: ChatAvailability
 
 
 class Pulse(BaseModel):
-    """Answer of `GET /api/pulse`, asked for every few seconds: what changed, as stamps to compare, and the figures of
-    the moment. `playing` and `played` count the conversations that are not in a file yet; `spent_usd` is what the seats
-    behind an API took so far."""
+    """Response of `GET /api/pulse`, which the page polls every few seconds: current figures, and stamps that change
+    with the sets of conversations (`shelf`), the `metrics` and the `journal`. `playing` and `played` count the
+    unfinished and the finished conversations that are not in a file yet; `spent_usd` is the cost of all seats behind
+    an API so far."""
 
     shelf: str
     metrics: str
@@ -47,7 +48,7 @@ class Pulse(BaseModel):
 
 
 class EvalMark(BaseModel):
-    """A held-out reward: mean with its 95 % interval, for one sampling of one evaluation."""
+    """The held-out reward of one sampling of one evaluation: mean and 95 % interval."""
 
     name: str
     sampling: str
@@ -57,8 +58,8 @@ class EvalMark(BaseModel):
 
 
 class Metrics(BaseModel):
-    """Answer of `GET /api/metrics`: columns over steps, at most as many as a chart can show; null where a step has no
-    such figure. `last` is the last step's line, whole."""
+    """Response of `GET /api/metrics`: columns over steps, thinned to what a chart can show; null where a step lacks the
+    metric. `last` holds the last number of each metric."""
 
     steps: list[int]
     series: dict[str, list[float | None]]
@@ -68,9 +69,15 @@ class Metrics(BaseModel):
 
 
 class Guards(BaseModel):
-    """Answer of `GET /api/guards`: whether the tutor learned, with reasons, as far as a training has ended (`verdict`
-    None: not yet) after `steps`; and what the `checks` of the judge warned of, as (step, text), the last first.
-    `failed` is how many more were tried and brought no score."""
+    """Response of `GET /api/guards`.
+
+    Attributes:
+        verdict, reasons, steps: whether the tutor learned, why, and in how many steps; verdict is None until the
+            training has ended.
+        checks: the number of checks of the judge that brought a score.
+        failed: the number of checks that brought none.
+        warnings: the warnings of the checks as (step, text), latest first.
+    """
 
     verdict: str | None = None
     reasons: list[str] = Field(default_factory=list)
@@ -81,9 +88,9 @@ class Guards(BaseModel):
 
 
 class Page(BaseModel):
-    """Answer of `GET /api/conversations`: one page as columns of equal length, `matching` of `total` rows passing the
-    filters. `personas` and `samplings` are those of the whole set; `histogram` counts the matching rewards in 20 equal
-    parts from 0 to 1, lower and higher ones in the outermost."""
+    """Response of `GET /api/conversations`: one page of a list, as columns of equal length. `matching` of `total` rows
+    pass the filters. `personas` and `samplings` are those of the whole set. `histogram` counts the matching rewards in
+    20 equal bins from 0 to 1; rewards outside are in the first or the last bin."""
 
     where: str
     total: int
@@ -97,8 +104,9 @@ class Page(BaseModel):
 
 
 class TurnView(BaseModel):
-    """One message: (kind, text) parts; `tokens` the model sampled, of which `trained` have mask 1 (None: no tokens are
-    kept of this conversation). `score` is the pedagogical reward model's, where an evaluation asked it."""
+    """One message, as (kind, text) parts. The model sampled `tokens` tokens, of which `trained` have mask 1 (None if no
+    tokens of the conversation are stored). `score` is that of the pedagogical reward model, if an evaluation used
+    one."""
 
     role: str
     parts: list[tuple[str, str]]
@@ -112,8 +120,8 @@ class TurnView(BaseModel):
 
 
 class ConversationView(BaseModel):
-    """Answer of `GET /api/conversation`: everything but the tokens. `initial_solutions` are what the student wrote
-    before the dialogue, where an evaluation asked for them."""
+    """Response of `GET /api/conversation`: a conversation without its tokens. `initial_solutions` are the student's
+    solutions before the dialogue, if an evaluation had them written."""
 
     where: str
     id: str
@@ -141,8 +149,8 @@ class ConversationView(BaseModel):
 
 
 class Tokens(BaseModel):
-    """Answer of `GET /api/tokens`: the teacher's context as (text, mask, log-prob) pieces; `prompt` is what stands
-    before them. `why` says why there are none."""
+    """Response of `GET /api/tokens`: the teacher's context as (text, mask, log-prob) pieces after the `prompt`; `why`
+    says why there are none."""
 
     prompt: str = ""
     pieces: list[tuple[str, int, float]] = Field(default_factory=list)
@@ -151,7 +159,8 @@ class Tokens(BaseModel):
 
 
 class Group(BaseModel):
-    """Answer of `GET /api/group`: the conversations of a set on one problem, `total` of which are the first shown."""
+    """Response of `GET /api/group`: the first of the `total` conversations of a set on one problem, and the mean and
+    standard deviation of all their rewards."""
 
     problem_id: str
     problem: str
@@ -162,8 +171,8 @@ class Group(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Answer of `GET /api/compare`: the problems that two sets have in common, as columns, with the mean reward of
-    each; the means are over the `rewarded` ones, which have a reward on both sides."""
+    """Response of `GET /api/compare`: the problems that two sets share, as columns, with their mean rewards in each.
+    `mean_left` and `mean_right` are over the `rewarded` problems, which have a reward in both sets."""
 
     total: int
     rewarded: int
@@ -175,37 +184,37 @@ class Comparison(BaseModel):
 
 
 class Lessons(BaseModel):
-    """Answer of `GET /api/lessons`: the problems of a set, as columns."""
+    """Response of `GET /api/lessons`: the problems of a set, as columns."""
 
     total: int
     columns: dict[str, list[Any]]
 
 
-class Said(BaseModel):
+class ChatMessage(BaseModel):
     """A message in the chat."""
 
     role: Literal["teacher", "student"]
     text: str = Field(max_length=100_000)
 
 
-class ChatRequest(BaseModel):
-    """Body of `POST /api/chat` and `POST /api/chat/opening`: the lesson, who the student is, and what was said."""
+class ChatBody(BaseModel):
+    """Body of `POST /api/chat` and `POST /api/chat/opening`: the lesson, the student's name, the messages so far."""
 
     problem: str = Field(min_length=1, max_length=200_000)
     student_name: str | None = Field(None, max_length=200)
-    turns: list[Said] = Field(default_factory=list, max_length=1000)
+    turns: list[ChatMessage] = Field(default_factory=list, max_length=1000)
 
 
 class ChatOpening(BaseModel):
-    """How a lesson begins: the teacher's system message, messages that its template opens with, and who speaks."""
+    """The beginning of a lesson: the teacher's system message, the opening template's messages, and who speaks next."""
 
     system: str
-    turns: list[Said]
+    turns: list[ChatMessage]
     next: Literal["teacher", "student"]
 
 
 class ChatReply(BaseModel):
-    """What the teacher said; `over` is true if it said goodbye."""
+    """The teacher's message. `over` is true if it ends the conversation."""
 
     text: str
     parts: list[tuple[str, str]]

@@ -1,4 +1,4 @@
-"""The page itself: files of the package, with headers that let nothing else into it."""
+"""Serves the page's files, with headers that keep the page from loading anything else."""
 
 import hashlib
 from functools import cache
@@ -20,18 +20,18 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""`require-trusted-types-for` makes the browser itself refuse innerHTML."""
+"""Headers of every file. `require-trusted-types-for` makes the browser refuse innerHTML."""
 
 
 @cache
 def page_files() -> dict[str, Path]:
-    """Path of a URL → file. Nothing else is handed out; no token is wanted for these."""
+    """URL path → file. Only these files are served, and they need no token."""
     files = {f"/viewer/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in MEDIA}
     return files | {"/": STATIC / "index.html"}
 
 
 def add_page(app: FastAPI) -> None:
-    """`GET /` and `GET /viewer/…`."""
+    """Add the routes `GET /` and `GET /viewer/…` to the application."""
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""A message in parts, said and thought; and the teacher's context as pieces of text with their masks."""
+"""Splits messages into spoken and thought parts, and the teacher's tokens into pieces of text with their masks."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ _MOST_IDS_OF_A_CHARACTER = 8
 
 
 def split_thoughts(text: str) -> list[tuple[str, str]]:
-    """(kind, text) in order, kind "said" or "thought", tags included in the thoughts; by the rules of
-    `src.classroom.conversation.visible_text`. Nothing of the text is lost."""
+    """Split a message into (kind, text) parts, kind "said" or "thought", by the rules of
+    `src.classroom.conversation.visible_text`. Thoughts include their tags. The parts add up to the whole text."""
     parts = [(THOUGHT if i % 2 else SAID, piece) for i, piece in enumerate(_CLOSED.split(text)) if piece]
     parts = _hide(parts, lambda piece: piece.find("<think>"), hides_rest=True)
     parts = _hide(parts, lambda piece: end if (end := piece.rfind("</think>")) < 0 else end + 8, hides_rest=False)
@@ -24,7 +24,7 @@ def split_thoughts(text: str) -> list[tuple[str, str]]:
 
 
 def _hide(parts: list[tuple[str, str]], find: Callable[[str], int], hides_rest: bool) -> list[tuple[str, str]]:
-    """Turn what comes after the first cut (`hides_rest`), or before the last one, into a thought."""
+    """Mark as thought the text after the first cut (`hides_rest`), or the text before the last cut."""
     cuts = [(i, cut) for i, (kind, piece) in enumerate(parts) if kind == SAID and (cut := find(piece)) >= 0]
     if not cuts:
         return parts
@@ -40,7 +40,7 @@ def _hide(parts: list[tuple[str, str]], find: Callable[[str], int], hides_rest: 
 def pieces_of(
     decode: Callable[[Sequence[int]], str], ids: Sequence[int], mask: Sequence[int]
 ) -> list[tuple[str, int, int]]:
-    """(text, mask, number of tokens): one entry per token, or per character that several tokens of one mask make."""
+    """(text, mask, number of tokens) for each token. Tokens with equal masks that form one character share an entry."""
     pieces = []
     start = 0
     while start < len(ids):

@@ -1,4 +1,4 @@
-"""The teacher's tokenizer as the run folder holds it: ids to text, without a model."""
+"""Decodes token ids with the teacher's tokenizer in the run folder, without loading a model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,12 +8,12 @@ import yaml
 _FILE = "tokenizer.json"
 
 
-class ForeignIds(Exception):
-    """Ids that the tokenizer does not have: it is another model's."""
+class UnknownTokenIds(Exception):
+    """The tokenizer does not have these ids: it is another model's."""
 
 
 class RunTokenizer:
-    """Finds `tokenizer.json` beside the published weights, the trained model, or in the teacher's own folder."""
+    """Finds `tokenizer.json` in the trained model, in the published weights, or in the teacher's own folder."""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
@@ -24,7 +24,7 @@ class RunTokenizer:
         )
 
     def decoder(self) -> Callable[[Sequence[int]], str] | None:
-        """Decodes ids, special tokens included; None if there is no tokenizer, which `why` explains."""
+        """A function that decodes ids, special tokens included; None if there is no tokenizer, and `why` says so."""
         path = next((path for path in self._places() if path.is_file()), None)
         if path is None:
             return None
@@ -51,7 +51,7 @@ def _load(path: Path) -> Callable[[Sequence[int]], str]:
 
     def decode(ids: Sequence[int]) -> str:
         if any(not 0 <= each < size for each in ids):
-            raise ForeignIds(f"The tokens cannot be shown as text: {path} does not have all of them.")
+            raise UnknownTokenIds(f"The tokens cannot be shown as text: {path} does not have all of them.")
         return tokenizer.decode(list(ids), skip_special_tokens=False)
 
     return decode

@@ -10,7 +10,7 @@ import pytest
 from src.classroom.conversation import visible_text
 from src.classroom.lesson_plans import read_shipped
 from src.classroom.verdicts import parse_judge_output
-from src.launch.prompt_docs import PLAYED, ROOT, TEMPLATES, read_lessons, render_page
+from src.launch.prompt_docs import PLAYED, ROOT, TEMPLATES, read_example_lessons, render_page
 from src.rollout.prompts import render, variables_of
 
 PAGE = ROOT / "docs/prompts.md"
@@ -121,9 +121,9 @@ def test_the_page_is_what_the_command_makes_of_the_templates():
 def test_the_page_shows_three_prompts_of_each_kind():
     page = PAGE.read_text(encoding="utf-8")
     for path in (TEACHER, CORRECT, ERROR, SIMPLE):
-        for lesson in read_lessons():
+        for lesson in read_example_lessons():
             assert played(path, lesson.problem, lesson.student_name) in page
-    for lesson in read_lessons():
+    for lesson in read_example_lessons():
         assert render(JUDGE, problem=lesson.problem, conversation=lesson.conversation) in page
     assert page.count("<details>") == page.count("</details>") == 3 * 5
 
@@ -134,6 +134,6 @@ def test_the_command_writes_the_page(tmp_path):
 
 
 def test_the_lessons_on_the_page_are_dialogues():
-    for lesson in read_lessons():
+    for lesson in read_example_lessons():
         assert len(lesson.turns) % 2 == 1, "the teacher opens and closes"
         assert lesson.turns[-1].endswith("<end_of_conversation>")

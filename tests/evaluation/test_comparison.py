@@ -1,4 +1,4 @@
-"""Several tutors side by side: statistics on hand-worked numbers, and the way from a configuration to the page."""
+"""Tests of comparisons of tutors: statistics against hand-computed numbers, and complete runs up to the page."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from src.evaluation.compare import arms_of, summarise_comparison
 from src.evaluation.extra_judges import ask_extra_judges, summarise_judges
 from src.evaluation.metrics.compared import judged_by_lesson
 from src.evaluation.report.comparison_report import choose_lessons
-from src.evaluation.report.comparison_table import comparison_text, say_p
+from src.evaluation.report.comparison_table import comparison_text, format_p
 from src.evaluation.run import evaluate
 from src.results import rollout_files
 from src.results.agreement import krippendorff_alpha
@@ -41,7 +41,7 @@ LESSONS = [render_problem(lesson) for lesson in make_lessons(3)[1]]
 
 
 def test_the_sign_flip_test_counts_all_assignments_of_signs():
-    # Three lessons, all +1: of 8 assignments +++ and −−− are as far from 0. p = 2/8.
+    # Three lessons, all +1: of the 8 assignments, +++ and −−− are as far from 0. p = 2/8.
     assert sign_flip_p([1.0, 1.0, 1.0]) == 0.25
     # 3, 1, −2: the sum is 2. |±3 ± 1 ± 2| is 6, 2, 4, 0, 0, 4, 2, 6: six of eight are at least 2.
     assert sign_flip_p([3.0, 1.0, -2.0]) == 0.75
@@ -49,7 +49,7 @@ def test_the_sign_flip_test_counts_all_assignments_of_signs():
 
 
 def test_with_many_lessons_signs_are_drawn():
-    # Of 10,000 draws none gives twenty equal signs but by a chance of 2 in a million: only the observed one counts.
+    # A draw has twenty equal signs with a probability of 2 in a million, so only the observed assignment counts.
     assert sign_flip_p([1.0] * 20) == 1 / (DRAWS + 1)
     assert sign_flip_p([1.0, -1.0] * 10) == 1.0
     # Thirteen ones and a seven: |sum| = 20 needs all signs equal, p = 2 / 2¹⁴ = 0.0001.
@@ -81,7 +81,7 @@ def test_every_pair_is_compared_once_and_corrected_together():
 def test_a_figure_that_one_tutor_lacks_has_no_difference():
     (found,) = differences({"base": {"a": [1.0]}, "x": {}})
     assert (found.mean, found.ci95, found.p, found.p_holm, found.lessons) == (None, None, None, None, 0)
-    assert say_p(0.0312) == " = 0.031" and say_p(0.0001) == " < 0.001"
+    assert format_p(0.0312) == " = 0.031" and format_p(0.0001) == " < 0.001"
 
 
 def test_krippendorffs_alpha():
@@ -159,7 +159,7 @@ def config(tmp_path: Path) -> EvalConfig:
 
 @pytest.fixture
 def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Tutors and students of scripts in the place of models: the base ignores errors, the trained one repeats itself.
+    """Scripted tutors and students instead of models: the base ignores errors, the trained tutor repeats itself.
     Returns the names of the tutors, as they are opened."""
     opened: list[str] = []
 
@@ -195,7 +195,7 @@ def test_tutors_and_control_arms_meet_the_same_lessons_one_after_the_other(confi
         tutor: [[turn["persona"] for turn in json.loads(turns)][1:6:2] for turns in group["turns"]]
         for tutor, group in table.groupby("tutor")
     }
-    drawn = personas["acknowledges"]  # it never ends a conversation early
+    drawn = personas["acknowledges"]  # this arm never ends a conversation early
     assert any("error_student" in each for each in drawn)
     for found in personas.values():  # equal schedules, as far as the conversations go
         assert all(one == other[: len(one)] for one, other in zip(found, drawn, strict=True))
@@ -233,7 +233,7 @@ def test_an_extra_judge_goes_by_the_turns_of_the_server_that_played(config, tmp_
             ledgers.append(ledger)
             return "no verdict"
 
-    monkeypatch.setattr("src.evaluation.extra_judges.embedded_judge", lambda name: Asked())
+    monkeypatch.setattr("src.server.open_models.embedded_judge", lambda name: Asked())
     here, served, old = (record_of("p", [], index=i) for i in range(3))
     here.max_turns, served.max_turns, old.max_turns = config.generation.max_turns, 21, None
     asked = replace(config, extra_judges=[JudgeModelConfig("rubric")])
@@ -267,12 +267,12 @@ def test_open_lessons_have_no_scripted_ideal(config):
 
 
 def test_the_simulator_that_is_not_to_be_trusted_is_called_so(config):
-    from src.evaluation.compare import Measured
+    from src.evaluation.compare import ArmResult
 
     turns = [Turn("teacher", "Hi!"), Turn("student", "Hello.", "error_student"), Turn("teacher", "Good!")]
     about = {"seed": 1, "problems": 1, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
     about |= {"server_url": None, "seconds": 0.0}
-    measured = Measured(about, [("sampled", record_of(LESSONS[0], turns, reward=0.5))])
+    measured = ArmResult(about, [("sampled", record_of(LESSONS[0], turns, reward=0.5))])
     metrics = summarise_comparison(replace(config, samplings=["sampled"]), {"base": measured})
     assert metrics["sampled"]["fidelity"]["base"]["trusted"] is False
     assert "With base the simulated student is NOT to be trusted: only 0% of the turns" in comparison_text(metrics)
@@ -361,7 +361,8 @@ VERDICT = {"task_final_score": 0.5, "forward_progression_score": 0.5, "overall_m
 
 
 def _answer(body: dict, nth: int):
-    """Every second message of the student holds an error, to whoever labels them; the second judge is milder."""
+    """The answers of the models: the labeller finds an error in every second student message, and the second judge is
+    milder."""
     prompt = body["messages"][-1]["content"]
     if '"errors"' in prompt:
         students = [int(line[1 : line.index("]")]) for line in prompt.splitlines() if "] STUDENT:" in line]
@@ -376,7 +377,7 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
         return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
 
     monkeypatch.setattr("src.server.open_models._start_engines", start)
-    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")  # the model whose tokenizer it is has a short context
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")  # the tokenizer's model has a short context
     model = str(world / "blank")
     with judge_endpoint(_answer) as endpoint:
         overrides = [
@@ -398,7 +399,7 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
     fidelity = sampled["fidelity"]["trained"]
     assert fidelity["labelled_by"] == "judge" and fidelity["trusted"] is False
     assert fidelity["error_persona"]["n"] + fidelity["correct_persona"]["n"] == 3 * 2 * 2
-    # One of the two messages of each of the six conversations is said to hold an error, and is passed over.
+    # In each of six conversations, one of two student messages is labelled as an error, and the tutor ignores it.
     assert sampled["figures"]["trained"]["feedback/none"] == {"mean": 1.0, "ci95": [1.0, 1.0], "n": 6}
     printed = capsys.readouterr().out
     assert "NOT to be trusted" in printed

@@ -1,4 +1,4 @@
-"""Metrics on hand-worked numbers, and the evaluation's way from a config to its run folder."""
+"""Tests of metrics against hand-computed numbers, and of evaluations from the configuration to the run folder."""
 
 import json
 import random
@@ -55,7 +55,7 @@ def student(text: str, persona: str) -> Turn:
 
 def test_the_interval_comes_from_resampling_whole_lessons():
     # Two lessons of 0s and 1s: resamples have mean 0, ½ or 1 with probability ¼, ½, ¼: the interval is all of [0, 1].
-    # Resampling the 100 conversations one by one would give about [0.4, 0.6].
+    # Resampling single conversations, 100 of them, would give about [0.4, 0.6].
     estimate = mean_with_ci({"a": [0.0] * 50, "b": [1.0] * 50})
     assert estimate == {"mean": 0.5, "ci95": [0.0, 1.0], "n": 100}
 
@@ -81,7 +81,7 @@ def test_the_same_values_always_give_the_same_interval():
 
 
 def test_paired_change_compares_lesson_by_lesson():
-    # a: mean 0.5 → 1 is +0.5; b: 0.5 → 0.5 is 0; c and d stand on one side only.
+    # a: mean 0.5 → 1 is +0.5; b: 0.5 → 0.5 is 0; c and d have values on one side only.
     change = paired_change({"a": [0.0, 1.0], "b": [0.5], "d": []}, {"a": [1.0], "b": [0.5], "c": [1.0], "d": [1.0]})
     assert change == {"mean": 0.25, "ci95": [0.0, 0.5], "n": 2}
 
@@ -147,9 +147,9 @@ def test_an_error_turn_is_one_whose_text_holds_an_error_whoever_was_asked_for_it
         student(said(0), "error_student"),  # asked to err, and right
         teacher(hint(slip)),  # a false correction
         student(said(0, "preposition"), "error_student"),  # asked to err, and wrong
-        teacher(f"Good! {questions[1]}"),  # passed over
+        teacher(f"Good! {questions[1]}"),  # ignored
         student(said(1), "correct_student"),
-    ]  # nobody replied to the last message
+    ]  # the last message has no reply
     exchanges = read_exchanges(record_of(TEXT, turns))
     assert [(each.student_turn, each.teacher_turn) for each in exchanges] == [(1, 2), (3, 4), (5, 6)]
     assert [[slip.kind for slip in each.errors] for each in exchanges] == [["tense"], [], ["preposition"]]
@@ -240,13 +240,13 @@ def test_the_quickstarts_evaluation_has_the_classroom_of_its_training():
 
 
 class _ScriptedServer(ThreadingHTTPServer):
-    """The server's two routes that an evaluation needs, with the scripted ideal tutor behind them."""
+    """The server's two routes that an evaluation needs, answered by the scripted ideal tutor."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _ScriptedRoutes)
         self.requests: list[SampleRequest] = []
         self.version_after: int = 10**9
-        """From this request on, another policy answers."""
+        """The number of the request from which another policy answers."""
 
     @property
     def url(self) -> str:
@@ -288,7 +288,7 @@ class _ScriptedRoutes(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ def test_every_tutor_gets_the_same_conversations_but_no_evaluation_gets_anothers
     assert nameless[0] == nameless[1]
     assert all(request.fixed_seeds and request.run_id is None and request.seed == config.seed for request in first)
     assert sum(len(request.problems) for request in first if request.greedy) == 40
-    for request in first:  # a group travels whole, so that its members' places in it seed them differently
+    for request in first:  # a group is in one request, because places in the request seed its conversations
         assert all(request.problems.count(problem) == 2 for problem in request.problems)
 
 

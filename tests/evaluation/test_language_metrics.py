@@ -1,4 +1,4 @@
-"""Figures from the text of lessons: rules against hand-labelled conversations, and hand-worked numbers."""
+"""Tests of the figures of language lessons: rules against hand-labelled conversations, and hand-computed numbers."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +10,7 @@ from config.base import lesson_plans
 from config.eval_model import EvalConfig
 from src.errors import JudgeOutputError
 from src.evaluation.error_labels import label_errors, read_labels
-from src.evaluation.metrics.language import language_metrics, plan_progress, read_lesson
+from src.evaluation.metrics.language import conversation_figures, language_metrics, plan_progress
 from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from src.message_rules.feedback import (
     falsely_corrects,
@@ -36,8 +36,8 @@ SPANISH = ParsedPlan(
     (Phrase("He perdido la cartera", "I've lost my wallet"), Phrase("Es de cuero marrón", "It's of leather"))
 )
 
-# What was measured (docs/evaluation.md). The held-out half was measured once, after the rules were done: no rule was
-# changed on account of it. A change of the rules may move these figures; down is for the worse.
+# Measured agreement (docs/evaluation.md). The held-out half was measured once, after the rules were finished; no rule
+# was changed because of it. A change of the rules may change these figures; lower is worse.
 DEVELOP = {
     "number of tasks": (73, 74),
     "ends with its task": (72, 74),
@@ -236,7 +236,7 @@ def test_a_lesson_worked_out_by_hand():
     turns = [
         teacher("Hi! What did you cook last week?"),  # 7 words
         student("Last week I cooked two eggs in the kitchen."),  # 9
-        teacher("Good! What did your sister cook last week? Take your time."),  # 11, something after the task
+        teacher("Good! What did your sister cook last week? Take your time."),  # 11, with text after the task
         student(SLIP, "error_student"),  # 10
         teacher("Check the tense here: cook. Say it again."),  # 8
         student(RIGHT),  # 10
@@ -260,9 +260,9 @@ def test_errors_of_open_language_go_by_the_persona_or_a_judge():
     turns = [teacher("Hi! What do you say?"), student("abc", "error_student"), teacher("Good! Go ahead.")]
     record = record_of(problem, turns)
     assert len(read_plan(problem).phrases) >= 4
-    assert read_lesson(record).values["feedback/none"] == [1.0]
-    assert read_lesson(record).students[0].error is None
-    labelled = read_lesson(record, {(record.id, 1): False})
+    assert conversation_figures(record).values["feedback/none"] == [1.0]
+    assert conversation_figures(record).students[0].error is None
+    labelled = conversation_figures(record, {(record.id, 1): False})
     assert "feedback/none" not in labelled.values and labelled.values["false_corrections"] == [0.0]
     assert labelled.students[0].error is False
 
@@ -275,7 +275,7 @@ def test_where_a_judge_labels_what_it_did_not_label_is_in_no_figure_about_errors
     assert found["language"]["feedback/none"]["n"] == found["language"]["false_corrections"]["n"] == 1
     assert found["language"]["hands_over"]["n"] == 3 + 2 and found["language"]["teacher_words"]["n"] == 6
     assert (found["fidelity"]["labelled_by"], found["fidelity"]["unlabelled"]) == ("judge", 1)
-    none = language_metrics(records, {})  # a tutor on a server beside tutors whose conversations are labelled
+    none = language_metrics(records, {})  # a tutor on a server, compared with tutors whose conversations are labelled
     assert not {"feedback/none", "false_corrections", "hands_over"} & set(none["language"])
     assert (none["fidelity"]["labelled_by"], none["fidelity"]["unlabelled"]) == ("nobody", 3)
 
@@ -287,9 +287,9 @@ def test_progress_through_a_plan_of_phrases():
 
 def test_a_task_set_again_is_a_repeat_but_a_second_try_is_none():
     turns = [teacher("Hi! What did you cook last week?"), student(SLIP), teacher("Well. What did you cook last week?")]
-    assert read_lesson(record_of(LESSON, turns)).values["repeats"] == [0.0, 1.0]
+    assert conversation_figures(record_of(LESSON, turns)).values["repeats"] == [0.0, 1.0]
     again = [teacher("Say it again."), student(SLIP), teacher("Say it again.")]
-    assert read_lesson(record_of(LESSON, again)).values["repeats"] == [0.0, 0.0]
+    assert conversation_figures(record_of(LESSON, again)).values["repeats"] == [0.0, 0.0]
 
 
 def test_every_text_can_be_read():
@@ -317,7 +317,7 @@ def test_a_judges_answer_names_messages_as_it_was_shown_them():
 
 
 class Labeller:
-    """A judge's engine that always answers the same."""
+    """A judge's engine that always gives the same answer."""
 
     def __init__(self, answer: str):
         self.answer, self.asked = answer, []

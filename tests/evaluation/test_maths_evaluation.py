@@ -1,5 +1,5 @@
-"""Evaluations of maths tutors: every figure worked out by hand from conversations with known outcomes, and the way from
-a configuration to the run folder."""
+"""Tests of evaluations of maths tutors: all figures against values computed by hand from known conversations, and runs
+from the configuration to the run folder."""
 
 import asyncio
 import json
@@ -31,14 +31,14 @@ from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room
 from tests.support.synthetic_run import record_of
 
-# Six conversations: two on each of three problems. Both attempts of both rules say OK, save for these; None: nothing.
+# Six conversations, two on each of three problems. Both attempts of both rules say OK except these; None is no answer.
 VERDICTS = {
     "Hint two-0": {(LEAK_RULE, 0): "REJECT"},
     "Hint two-1": {(PEDAGOGY_RULE, 1): "REJECT"},
     "Hint three-0": {(LEAK_RULE, 0): None, (LEAK_RULE, 1): None},  # it has no verdict
     "Hint three-1": {(LEAK_RULE, 0): "REJECT", (LEAK_RULE, 1): None},
 }
-# How many of two solutions are right, before the dialogue by problem, after it by conversation.
+# The number of right solutions of two: before the dialogue by problem, after it by conversation.
 BEFORE = {"one": 1, "two": 0, "three": 2}
 AFTER = {"Hint one-0": 2, "Hint one-1": 2, "Hint two-0": 1, "Hint two-1": 0, "Hint three-0": 2, "Hint three-1": 1}
 RIGHT, WRONG = r"So \boxed{7}.", r"So \boxed{8}."
@@ -70,7 +70,7 @@ def config(prompts, generation: GenerationConfig, world: Path, tmp_path: Path) -
 
 
 class Scene(Room):
-    """The room above, in the place of the models; `alone` counts how often the student was asked without a tutor."""
+    """Scripted engines instead of models; `alone` counts the student's solutions without a tutor."""
 
     def __init__(self, tokenizer, folder: Path):
         super().__init__(tokenizer, folder)
@@ -107,7 +107,7 @@ class Scene(Room):
 
 
 class CountingReward:
-    """A reward model that says how many messages it was shown."""
+    """A reward model whose score is the number of messages that it was shown."""
 
     def __init__(self) -> None:
         self.seen: list[list[Message]] = []
@@ -140,14 +140,14 @@ def scene(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def check(found: dict, mean: float, n: int, **by_problem: list[float]) -> None:
-    """The mean as worked out by hand, and the interval of a bootstrap over these values of each problem."""
+    """Check the mean computed by hand, and the interval of a bootstrap over each problem's values."""
     expected = mean_with_ci(by_problem)
     assert found["mean"] == pytest.approx(mean) == expected["mean"] and found["n"] == n
     assert found["ci95"] == pytest.approx(expected["ci95"])
 
 
 INITIAL = 3.0 / 6, 6, {"one": [0.5, 0.5], "two": [0, 0], "three": [1, 1]}
-"""What the student solves alone, whatever becomes of the dialogues: mean, n, and by problem."""
+"""The student's initial grades, which do not depend on the dialogues: mean, n, and values by problem."""
 
 
 def test_the_figures_of_known_conversations(config: EvalConfig, scene: Scene, capsys):
@@ -156,14 +156,14 @@ def test_the_figures_of_known_conversations(config: EvalConfig, scene: Scene, ca
     check(found["solve_rate"]["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
     check(found["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
     check(found["solve_rate"]["gain"], 1.0 / 5, 5, one=[0.5, 0.5], two=[0.5, 0], three=[-0.5])
-    # Leaks: two-0 and three-1. Of their attempts at the rule 1 of 2 and 1 of 1 said so.
+    # Leaks: two-0 and three-1, by 1 of 2 and 1 of 1 valid attempts.
     check(found["rejected_by"][LEAK_RULE], 2 / 5, 5, one=[0, 0], two=[1, 0], three=[1])
     check(found["rejecting_attempts"][LEAK_RULE], 1.5 / 5, 5, one=[0, 0], two=[0.5, 0], three=[1])
     check(found["rejected_by"][PEDAGOGY_RULE], 1 / 5, 5, one=[0, 0], two=[0, 1], three=[0])
     check(found["rejecting_attempts"][PEDAGOGY_RULE], 0.5 / 5, 5, one=[0, 0], two=[0, 0.5], three=[0])
     assert found["without_verdict"] == {"share": pytest.approx(1 / 6), "n": 6}
     assert found["without_solutions"] == {"share": 0.0, "n": 5}
-    # A score counts the messages shown: instruction, problem and dialogue, 3 and 5; one-0 ended with its first message.
+    # A score is the number of messages shown (instruction, problem, dialogue): 3 and 5; one-0 ended at its first one.
     check(found["pedagogical_reward"]["micro"], 43 / 11, 11, one=[3, 3, 5], two=[3, 5] * 2, three=[3, 5] * 2)
     check(found["pedagogical_reward"]["macro"], 23 / 6, 6, one=[3, 4], two=[4, 4], three=[4, 4])
     assert scene.scorer.ended
@@ -243,7 +243,7 @@ def test_initial_solutions_of_the_same_are_taken_from_the_run_folder(config: Eva
     scene.alone.clear()
     scene.scorer.seen.clear()
     config.recompute_initial_attempts = False
-    config.samplings = ["greedy"]  # so that the journal has nothing of it
+    config.samplings = ["greedy"]  # so that no conversation is in the journal yet
     assert evaluate(config)["greedy"]["solve_rate"]["initial"]["mean"] is not None and before["n"] == 6
     assert not scene.alone
     initial = json.loads(
@@ -336,7 +336,7 @@ def test_each_teacher_message_is_shown_with_what_came_before_it():
     tail = [{"role": "user", "content": "Here."}, {"role": "assistant", "content": "Good."}]
     assert scored_dialogues(record_of("2 + 5", turns), "Rate.") == [head, [*head, *tail]]
     assert scored_dialogues(record_of("2 + 5", turns[:1]), "Rate.") == []
-    given = [turns[0], replace(turns[1], given=True), *turns[2:]]  # by the template: the tutor did not write it
+    given = [turns[0], replace(turns[1], given=True), *turns[2:]]  # from the template, not written by the tutor
     assert scored_dialogues(record_of("2 + 5", given), "Rate.") == [[*head, *tail]]
 
 
@@ -416,7 +416,7 @@ def test_figures_go_to_weights_and_biases_where_it_is_wanted(config: EvalConfig,
             logged.update(values)
 
     for name in ("WANDB_PROJECT", "WANDB_DIR", "WANDB_ENTITY", "TENSORBOARD_LOGGING_DIR"):
-        monkeypatch.setenv(name, "")  # so that what is set now is forgotten afterwards
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores them afterwards
     monkeypatch.setattr("wandb.init", lambda **options: begun.update(options) or Run())
     config.score_using_pedagogical_reward = False
     evaluate(config)

@@ -1,4 +1,4 @@
-"""A whole evaluation of a maths tutor with real engines, its figures worked out again from what it left."""
+"""Test of a complete evaluation of a maths tutor with real engines: its figures are recomputed from its files."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ DECISIONS = {"leak": "handed over the", "pedagogy": "judge whether a tutor taugh
 
 
 def judge_by_problem(problems: list[str]):
-    """Rejects the first conversation for leaking, the second for its pedagogy, has no verdict on the third."""
+    """A judge that rejects the first conversation for leaking, the second for pedagogy, and fails on the third."""
 
     def judge(body: dict, nth: int) -> Behaviour:
         prompt = body["messages"][0]["content"]
@@ -39,32 +39,37 @@ def judge_by_problem(problems: list[str]):
     return judge
 
 
+def overrides_for(model: Path, scorer: Path, judge_url: str, folder: Path) -> list[str]:
+    """Overrides for short conversations, with `model` as teacher and student and `scorer` as both reward models."""
+    engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, number_of_gpus_per_instance: 1}"
+    return [
+        *(f"{seat}_model.vllm={engine}" for seat in ("teacher", "student", "reward")),
+        f"pedagogical_reward_vllm={engine}",
+        *(f"{seat}_model.model_name_or_path={model}" for seat in ("teacher", "student")),
+        f"reward_model.model_name_or_path={scorer}",
+        f"pedagogical_reward_model={scorer}",
+        f"judge_model.base_url={judge_url}",
+        f"dataset.eval_datasets=[{{name_or_path: {folder / 'problems.jsonl'}}}]",
+        f"logging.save_dir={folder / 'eval'}",
+        "generation.max_turns=3",
+        "generation.max_tokens_in_conversation=8000",
+        "generation.max_tokens_per_turn=24",
+        "generation.max_tokens_per_student_attempt=24",
+        "generation.number_student_attempts=2",
+        "generation.number_judge_attempts=1",
+    ]
+
+
 @pytest.mark.full
 def test_a_whole_evaluation_with_real_engines(world: Path, tmp_path: Path):
-    """Teacher, student, two reward models on vLLM: their figures come again from the run folder and transformers."""
+    """Teacher, student and two reward models run on vLLM; run folder and transformers must give the same figures."""
     model = with_long_context(world / "blank", tmp_path / "model")
     scorer = save_classifier(tmp_path / "scorer", model)
     lines = (ROOT / "data/maths/test.jsonl").read_text(encoding="utf-8").splitlines()[:4]
     (tmp_path / "problems.jsonl").write_text("\n".join(lines), encoding="utf-8")
     problems = [json.loads(line)["problem"] for line in lines]
-    engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, number_of_gpus_per_instance: 1}"
     with judge_endpoint(judge_by_problem(problems)) as endpoint:
-        overrides = [
-            *(f"{seat}_model.vllm={engine}" for seat in ("teacher", "student", "reward")),
-            f"pedagogical_reward_vllm={engine}",
-            *(f"{seat}_model.model_name_or_path={model}" for seat in ("teacher", "student")),
-            f"reward_model.model_name_or_path={scorer}",
-            f"pedagogical_reward_model={scorer}",
-            f"judge_model.base_url={endpoint.url}",
-            f"dataset.eval_datasets=[{{name_or_path: {tmp_path / 'problems.jsonl'}}}]",
-            f"logging.save_dir={tmp_path / 'eval'}",
-            "generation.max_turns=3",
-            "generation.max_tokens_in_conversation=8000",
-            "generation.max_tokens_per_turn=24",
-            "generation.max_tokens_per_student_attempt=24",
-            "generation.number_student_attempts=2",
-            "generation.number_judge_attempts=1",
-        ]
+        overrides = overrides_for(model, scorer, endpoint.url, tmp_path)
         command = [sys.executable, "eval.py", "--config-name", "TutorRL.yaml", *overrides]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""summary.json, the tables and report.html, from run folders made without a model."""
+"""Tests of summary.json, the tables and report.html, on run folders made without a model."""
 
 import json
 import random
@@ -10,8 +10,8 @@ import pytest
 
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
-from src.evaluation.report.build import answer, as_text, facts, main, minutes, render_report, write_report
-from src.evaluation.report.examples import choose_pairs, describe
+from src.evaluation.report.build import answer, as_text, facts, format_duration, main, render_report, write_report
+from src.evaluation.report.examples import choose_pairs, describe_slip
 from src.evaluation.report.summary import write_summary
 from src.evaluation.report.tables import compare, comparison_table
 from src.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
@@ -77,7 +77,7 @@ def test_the_summary_has_the_agreed_shape(run: Path):
         "reward_first": 0.51,
         "reward_last": 0.9,
         "seconds_total": 333.0,
-        # rollout as it was given; publish and train summed over 40 steps of 0.25 s and 1 s
+        # rollout as given; publish and train summed over 40 steps of 0.25 s and 1 s
         "seconds": {"sft": 100.0, "server_start": 30.0, "rollout": 81.0, "publish": 10.0, "train": 40.0, "eval": 55.0},
     }
 
@@ -270,8 +270,8 @@ def test_turns_are_marked_with_persona_error_and_reaction(run: Path):
     assert "passed over: not scaffolded" in before, "the judge's reasons"
     found = re.search(r'<span class="chip bad" dir="auto">(tense|verb ending|article|plural|preposition): ', before)
     assert found is not None
-    assert describe(Slip("tense", "go", "went")) == "tense: go → went"
-    assert describe(Slip("article", "egg", "an")) == "article: an egg"
+    assert describe_slip(Slip("tense", "go", "went")) == "tense: go → went"
+    assert describe_slip(Slip("article", "egg", "an")) == "article: an egg"
 
 
 def test_what_the_tutor_says_in_the_students_name_is_visible(tmp_path: Path):
@@ -375,7 +375,7 @@ def test_stacked_areas_stand_on_each_other():
 
 
 def test_times_are_said_as_people_say_them():
-    assert [minutes(value) for value in (0, 59.4, 60, 470.2, None)] == [
+    assert [format_duration(value) for value in (0, 59.4, 60, 470.2, None)] == [
         "0 s",
         "59 s",
         "1 min 0 s",

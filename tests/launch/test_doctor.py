@@ -1,4 +1,4 @@
-"""`make doctor`: what it says of a machine, with a stand-in for nvidia-smi, a taken port, and keys that stay secret."""
+"""Tests of `make doctor`: its findings, with a fake nvidia-smi, taken ports, and keys that stay secret."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ SECRET = "sk-or-v1-4f1d2c"
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Puts a program of that name first on the PATH, which prints some text and ends with a status."""
+    """Puts a fake nvidia-smi first on the PATH, which prints a text and exits with a status."""
 
     def put(text: str, status: int = 0) -> None:
         folder = tmp_path / "programs"
@@ -41,7 +41,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The project's folder as it is after a clone."""
+    """The project's folder as after a clone."""
     folder = tmp_path / "clone"
     for room in ("launch", "system"):
         (folder / "src" / room).mkdir(parents=True)
@@ -160,7 +160,7 @@ def test_the_hub_is_reached_or_not() -> None:
             self.send_error(405)
 
         def log_message(self, *_: object) -> None:
-            """Silent."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.handle_request, daemon=True).start()

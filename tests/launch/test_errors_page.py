@@ -1,4 +1,4 @@
-"""docs/errors.md: every case has a test, and every test that it names is there."""
+"""Tests of docs/errors.md: every row names tests, and all of them exist."""
 
 import ast
 import re
@@ -30,7 +30,7 @@ def test_every_row_has_a_case_a_message_and_tests_that_exist() -> None:
 
 
 def test_every_test_of_the_safety_of_checkpoints_and_http_stands_on_the_page() -> None:
-    """Whatever is refused there is worth a line here; what is let through is not."""
+    """Each test of a refusal there has a line on the page; tests of what is allowed need none."""
     let_through = {
         "test_what_deepspeed_and_transformers_write_is_taken_up",
         "test_a_server_for_this_machine_needs_none",

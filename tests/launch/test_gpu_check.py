@@ -1,5 +1,5 @@
-"""`make gpu-check`: what it does without a GPU, leaves out, measures and reports; and, on a CPU and a tiny shape, that
-the way from the random weights to the figures can be gone."""
+"""Tests of `make gpu-check`: what it does without a GPU, what it skips, measures and reports, and a complete run on the
+CPU with a tiny shape."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from config.train_rl_model import TrainConfig
 from src.errors import ClassroomError, DeadlineExceeded
 from src.launch import gpu_check
-from src.launch.gpu_check import FAILED, OK, SKIPPED, Check, Machine, engine_share, find_machine, main, shape_figures
+from src.launch.gpu_check import FAILED, OK, SKIPPED, GpuCheck, Machine, engine_share, find_machine, main, shape_figures
 from src.memory.budget import GIB
 from src.memory.sources import read_shape
 from src.models.random_model import SHAPES, draw_weights, write_shape
@@ -36,7 +36,7 @@ LINE = {
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A stand-in that lists one GPU of so many MiB, or none."""
+    """A fake nvidia-smi that lists one GPU with this many MiB, or none."""
 
     def put(memory: int | None) -> None:
         folder = tmp_path / "programs"
@@ -56,16 +56,18 @@ def signals() -> Iterator[Signals]:
         yield entered
 
 
-def check(folder: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch, script: str, limit_s: float = 60.0) -> Check:
-    """A check on a pretended GPU, whose programs are all this shell script. Its world is not made."""
+def check(
+    folder: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch, script: str, limit_s: float = 60.0
+) -> GpuCheck:
+    """A check on a fake GPU. All its programs are this shell script, and its world is not made."""
     monkeypatch.setattr(gpu_check, "build_world", lambda folder, seed: None)
     folder.mkdir(exist_ok=True)
 
-    def child(self: Check, part: str, command: list[str]) -> Child:
+    def child(self: GpuCheck, part: str, command: list[str]) -> Child:
         return Child(part, ["sh", "-c", script], signals, folder / f"{part}.log")
 
-    monkeypatch.setattr(Check, "_child", child)
-    return Check(Machine("a GPU", "cuda", 8 * GIB, lambda: 1), folder, signals, limit_s)
+    monkeypatch.setattr(GpuCheck, "_child", child)
+    return GpuCheck(Machine("a GPU", "cuda", 8 * GIB, lambda: 1), folder, signals, limit_s)
 
 
 # Which GPU is measured ----------------------------------------------------------------------------------------------
@@ -90,7 +92,9 @@ def test_what_is_measured_is_what_is_used(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_all_that_is_started_uses_the_gpu_that_is_measured(tmp_path: Path, signals) -> None:
     machine = Machine("a GPU", "cuda", 8 * GIB, lambda: 1, {"CUDA_VISIBLE_DEVICES": "2"})
-    with Check(machine, tmp_path, signals, 60.0)._child("part", ["sh", "-c", "echo on $CUDA_VISIBLE_DEVICES"]) as child:
+    with GpuCheck(machine, tmp_path, signals, 60.0)._child(
+        "part", ["sh", "-c", "echo on $CUDA_VISIBLE_DEVICES"]
+    ) as child:
         assert child.wait() == 0
     assert "on 2" in (tmp_path / "part.log").read_text()
 
@@ -260,7 +264,7 @@ def test_a_models_tokens_all_have_a_text_and_texts_are_encoded_as_before(world: 
 
 @pytest.mark.full
 def test_the_steps_are_made_and_measured_on_a_cpu_with_a_tiny_shape(tmp_path: Path) -> None:
-    """Server, trainer, weights and figures are those that a GPU gets; the memory is the processes' own."""
+    """Server, trainer, weights and figures are the same as on a GPU; the memory is that of the processes."""
     arguments = ["--device", "cpu", "--parts", "tiny", "quickstart", "--folder", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "src.launch.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True

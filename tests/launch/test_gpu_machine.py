@@ -1,5 +1,5 @@
-"""What the programs decide on a machine with GPUs, up to the first call of CUDA: a faked `nvidia-smi` says that there
-are some; configurations, accelerate's settings and DeepSpeed's are the real ones."""
+"""Tests of what the programs decide on a machine with GPUs, up to the first call of CUDA. `nvidia-smi` is faked;
+configurations and the settings of accelerate and DeepSpeed are real."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from src.launch.cli import main as launcher
 from src.launch.commands import with_precision
 from src.launch.quickstart import main as quickstart
 from src.launch.quickstart import make_models
-from src.launch.quickstart_plan import make_plan
+from src.launch.quickstart_plan import make_commands
 from src.memory.budget import GIB, Launch
 from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
 from src.memory.report import report, show_evaluation_shares
@@ -54,7 +54,7 @@ esac
 
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes this machine one with so many GPUs; torch counts those that CUDA_VISIBLE_DEVICES leaves."""
+    """Gives this machine a number of fake GPUs; torch counts those that CUDA_VISIBLE_DEVICES leaves visible."""
 
     def have(count: int, mebibytes: int = 81559, first: int | None = None) -> None:
         folder = tmp_path / "bin"
@@ -85,7 +85,7 @@ def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words_of(output: str, program: str) -> list[str]:
-    """The command in a dry run's output that starts a program."""
+    """The words of the command in a dry run's output that starts this program."""
     return next(shlex.split(line) for line in output.splitlines() if f" {program}" in line)
 
 
@@ -109,17 +109,17 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
     flags = trainer[trainer.index("src.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
     assert flags == ["--config_file", "config/deepspeed/1GPU.yaml", "--mixed_precision", "no"]
 
-    plan = make_plan(overrides)
-    assert (plan.config.train.dtype, plan.config.train.optimizer) == ("float32", "adamw_torch")
-    assert {model.vllm.dtype for model in seats_of(plan.config).values()} == {"float32"}
-    found = report(plan.config, lambda: Launch(1, zero_stage=2))
+    commands = make_commands(overrides)
+    assert (commands.config.train.dtype, commands.config.train.optimizer) == ("float32", "adamw_torch")
+    assert {model.vllm.dtype for model in seats_of(commands.config).values()} == {"float32"}
+    found = report(commands.config, lambda: Launch(1, zero_stage=2))
     assert "memory on a GPU of 8.00 GiB" in found.lines[0] and found.refusals == []
-    refuse_crowded_gpu(seats_of(plan.config), phases_of(plan.config))
+    refuse_crowded_gpu(seats_of(commands.config), phases_of(commands.config))
 
 
 def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_path, monkeypatch):
     gpus(8)
-    plan, state = make_plan([f"logging.save_dir={tmp_path / 'run'}"]), SimpleNamespace(num_processes=1)
+    commands, state = make_commands([f"logging.save_dir={tmp_path / 'run'}"]), SimpleNamespace(num_processes=1)
     with pytest.raises(ConfigError, match="8 GPUs are visible to one process"):
         _refuse_hidden_data_parallelism(state)
     started = {}
@@ -134,7 +134,7 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
     for given, first in ((None, "0"), ("3,5", "3"), ("GPU-7f", "GPU-7f")):
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        make_models(plan.models, SimpleNamespace(stage=lambda *_: Signals()), Signals())
+        make_models(commands.models, SimpleNamespace(stage=lambda *_: Signals()), Signals())
         assert started["train_sft.py"] == {"CUDA_VISIBLE_DEVICES": first}
         with monkeypatch.context() as of_the_program:
             of_the_program.setenv("CUDA_VISIBLE_DEVICES", first)
@@ -165,7 +165,7 @@ def test_the_script_decides_as_the_quickstart_does(gpus):
 
 @pytest.fixture
 def accelerated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], None]]:
-    """Puts into this process's environment what `accelerate launch` with these flags puts into the trainer's."""
+    """Sets the environment variables that `accelerate launch` with these flags sets for the trainer."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
@@ -184,7 +184,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]
 
 
 def options_for_trl(config: TrainRLConfig, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What TRL would be started with; TRL's own class would set up the processes."""
+    """The options that TRL's GRPOConfig would get; the class itself would set up the processes."""
     monkeypatch.setattr("src.grpo.config.GRPOConfig", lambda **options: SimpleNamespace(**options))
     return grpo_config(config, Path("runs/nowhere"))
 
@@ -205,7 +205,7 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
     by_launcher = trainer[trainer.index("src.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
     wanted = PRECISIONS[config.train.dtype]
     assert by_launcher == ["--config_file", file, "--mixed_precision", wanted]
-    for flags in (by_launcher, ["--config_file", file]):  # the second as typed by hand
+    for flags in (by_launcher, ["--config_file", file]):  # the second as typed by a user
         accelerated(flags)
         check_precision(config.train.dtype, os.environ)
         options = options_for_trl(config, monkeypatch)
@@ -249,7 +249,7 @@ def test_the_engines_of_every_evaluation_fit_side_by_side(name, gpus, capsys):
 def test_a_contradiction_of_precisions_is_refused_before_anything_is_loaded(
     told, dtype, message, tmp_path, monkeypatch, capsys
 ):
-    """By the launcher, in the file and as a flag, and by the trainer itself when accelerate was started by hand."""
+    """The launcher refuses it in the file and as a flag; the trainer refuses it if accelerate was started by hand."""
     own = tmp_path / "own.yaml"
     text = (ROOT / "config/deepspeed/1GPU.yaml").read_text(encoding="utf-8")
     own.write_text(text.replace("mixed_precision: 'no'", f"mixed_precision: {told}"), encoding="utf-8")
@@ -298,7 +298,7 @@ BOTH_KEYS = "teacher_model.vllm.gpu_memory_utilization=0.5 [+] student_model.vll
 
 
 def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path):
-    """vLLM would load the first and refuse the second. On CPUs shares have no meaning."""
+    """vLLM would load the first engine and refuse the second. On CPUs shares have no meaning."""
     config = trained("--config-name", "quickstart", *HALVES, f"logging.save_dir={tmp_path}")
     refuse_crowded_gpu(seats_of(config), phases_of(config))
     gpus(1, mebibytes=24576)
@@ -307,7 +307,7 @@ def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path
 
 
 def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
-    """CUDA gives programs the fastest first, whatever the order of nvidia-smi's list."""
+    """CUDA orders GPUs by speed, nvidia-smi in another way."""
     config = trained("--config-name", "language_tutor", "judge_model.model_name_or_path=rules",
                      "judge_model.use_openrouter=false")  # fmt: skip
     gpus(2, first=4096)
@@ -318,7 +318,7 @@ def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
 
 
 def test_a_dry_run_refuses_shares_of_more_than_a_gpu_on_any_machine(tmp_path):
-    """Without a GPU, and without train.gpu_memory_gib; where the size is known, contexts count besides."""
+    """Also without a GPU and without train.gpu_memory_gib. If the memory is known, CUDA contexts count as well."""
     crowded = [*HALVES, "teacher_model.vllm.gpu_memory_utilization=0.7"]
     quick = ["--config-name", "quickstart"]
     for find_launch in (None, Launch):
@@ -346,7 +346,7 @@ def test_engines_that_take_turns_may_ask_for_more_together(tmp_path):
 
 @pytest.mark.parametrize(("set_before", "method"), [(None, "spawn"), ("fork", "fork")])
 def test_engines_spawn_their_processes_unless_told_otherwise(set_before, method, monkeypatch):
-    """vLLM forks on GPUs; its CPU build never does, so it is asked before it knows its platform."""
+    """vLLM forks on GPUs, but its CPU build never does. So the test asks before vLLM knows its platform."""
     from vllm.utils.system_utils import get_mp_context
 
     class Engine(EngineProcess):

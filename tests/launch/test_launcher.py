@@ -1,6 +1,6 @@
-"""The launcher: whose argument is whose, and that every way out leaves no process behind.
+"""Tests of the launcher: which program gets which argument, and that no process is left behind however it ends.
 
-Server and trainer are small stand-ins here; what starts, watches and ends them is real.
+Server and trainer are small stand-ins; the code that starts, watches and stops them is real.
 """
 
 import importlib
@@ -116,7 +116,7 @@ def test_dry_run_shows_both_commands_with_the_overrides(capsys):
 
 @pytest.mark.parametrize("module", ["src.launch.cli", "src.launch.quickstart"])
 def test_the_launchers_know_the_keys_of_dotenv_as_the_programs_do(module, monkeypatch):
-    """They ask the server for its health, with its token."""
+    """The launchers need the server's token, because they ask for its health."""
     read = []
     monkeypatch.setattr(f"{module}.read_keys", lambda: read.append(module))
     assert importlib.import_module(module).main(["--config-name" if "launcher" in module else "--x"]) == 2
@@ -135,7 +135,8 @@ def test_a_server_for_everyone_is_reached_on_this_machine():
 
 # --- processes -------------------------------------------------------------------------------------------------------
 
-# Both stand-ins start a child in their group and one that leaves it, as torchrun's workers do, and note their ids.
+# Both stand-ins start a child in their process group and one that leaves it, as torchrun's workers do, and write down
+# their ids.
 COMMON = """
 import json, os, signal, subprocess, sys, time
 sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -225,13 +226,13 @@ HEALTH = json.dumps(
 
 
 def _listen_to_signals() -> None:
-    """Whoever runs the tests may ignore these (nohup does), and a child inherits that."""
+    """Reset signals that the parent of the tests may ignore (nohup does): children would inherit that."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
 
 
 class Launch:
-    """The launcher at work on stand-ins."""
+    """A running launcher with the stand-ins."""
 
     def __init__(self, folder: Path, server: str, trainer: str, limit_s: float = GENEROUS_S):
         self.folder, self.port = folder, free_port()
@@ -258,18 +259,18 @@ class Launch:
         return self
 
     def end(self) -> tuple[int, str, str]:
-        """Exit status, output and errors."""
+        """Wait for the end; returns exit status, stdout and stderr."""
         output, errors = self.process.communicate(timeout=GENEROUS_S)
         return self.process.returncode, output, errors
 
     def pids(self, name: str) -> list[int]:
-        """The ids of a stand-in and its children, once it has noted them."""
+        """The process ids of a stand-in and its children, once it has written them down."""
         path = self.folder / f"{name}.pids"
         wait_until(lambda: path.is_file() and path.read_text(encoding="utf-8").endswith("]"))
         return json.loads(path.read_text(encoding="utf-8"))
 
     def left(self) -> list[int]:
-        """What still runs of both stand-ins."""
+        """The processes of both stand-ins that still run."""
         noted = [int(pid) for path in self.folder.glob("*.all") for pid in path.read_text(encoding="utf-8").split()]
         return [pid for pid in noted if runs(pid)]
 

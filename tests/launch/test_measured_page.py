@@ -1,4 +1,4 @@
-"""docs/measured.md: every command on it can be given, and what only a GPU shows has one."""
+"""Tests of docs/measured.md: every command on it is valid, and what only a GPU can show has a command."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The quickstart's runner: which override reaches which program, and what happens to a folder that is there already."""
+"""Tests of the quickstart: which override goes to which program, and what happens to an existing folder."""
 
 import pytest
 
@@ -7,17 +7,17 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig
 from src.errors import ConfigError
-from src.launch.quickstart import ensure_models, main, read_notes, reason_to_move, settle_folder, write_notes
-from src.launch.quickstart_plan import applies, make_plan
+from src.launch.quickstart import ensure_models, main, prepare_folder, read_notes, reason_to_move, write_notes
+from src.launch.quickstart_plan import applies, make_commands
 from src.system.processes import Signals
 
 
-def plan_in(folder, *overrides):
-    return make_plan([f"logging.save_dir='{folder}'", *overrides])
+def quickstart_in(folder, *overrides):
+    return make_commands([f"logging.save_dir='{folder}'", *overrides])
 
 
 def test_overrides_reach_the_programs_that_they_are_meant_for(tmp_path):
-    plan = plan_in(
+    quickstart = quickstart_in(
         tmp_path / "a run",
         "seed=2",
         "train.learning_rate=0",
@@ -26,13 +26,13 @@ def test_overrides_reach_the_programs_that_they_are_meant_for(tmp_path):
         "num_samples_per_problem=1",
         "sft.train.max_steps=7",
     )
-    rl = load(TrainRLConfig, "train_rl", plan.rl_arguments)
-    sft = load(TrainSFTConfig, "train_sft", plan.models.sft_arguments())
-    evaluation = load(EvalConfig, "eval", plan.eval_arguments("after"), check_eval)
+    rl = load(TrainRLConfig, "train_rl", quickstart.rl_arguments)
+    sft = load(TrainSFTConfig, "train_sft", quickstart.models.sft_arguments())
+    evaluation = load(EvalConfig, "eval", quickstart.eval_arguments("after"), check_eval)
 
     folder = str(tmp_path / "a run")
     assert (rl.seed, rl.train.learning_rate, rl.generation.max_turns, rl.logging.save_dir) == (2, 0, 5, folder)
-    assert rl.teacher_model.model_name_or_path == rl.student_model.model_name_or_path == str(plan.models.model)
+    assert rl.teacher_model.model_name_or_path == rl.student_model.model_name_or_path == str(quickstart.models.model)
     assert rl.dataset.train_datasets[0].name_or_path == f"{folder}/world/lessons_train.jsonl"
 
     assert (sft.seed, sft.train.max_steps, sft.logging.save_dir) == (2, 7, f"{folder}/sft")
@@ -42,14 +42,14 @@ def test_overrides_reach_the_programs_that_they_are_meant_for(tmp_path):
     assert evaluation.server_url == "http://127.0.0.1:8123"
     assert evaluation.logging.save_dir == f"{folder}/eval/after"
     assert evaluation.dataset.eval_datasets[0].name_or_path == f"{folder}/world/lessons_heldout.jsonl"
-    assert plan.models.world_command()[-4:] == ["--out", f"{folder}/world", "--seed", "2"]
+    assert quickstart.models.world_command()[-4:] == ["--out", f"{folder}/world", "--seed", "2"]
 
 
 def test_a_key_that_no_program_has_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match="train.learning_rate"):
-        plan_in(tmp_path, "train.learning_rat=1")
+        quickstart_in(tmp_path, "train.learning_rat=1")
     with pytest.raises(ConfigError, match="train.max_steps"):
-        plan_in(tmp_path, "sft.train.max_step=1")
+        quickstart_in(tmp_path, "sft.train.max_step=1")
 
 
 def test_keys_inside_mappings_belong_to_the_schema_of_the_mapping():
@@ -60,14 +60,14 @@ def test_keys_inside_mappings_belong_to_the_schema_of_the_mapping():
 
 
 def test_an_empty_folder_and_one_with_models_only_are_gone_on_with(tmp_path):
-    plan = plan_in(tmp_path / "run", "train.learning_rate=0")
-    assert reason_to_move(plan) is None
-    write_notes(plan.folder, {"models": plan.models.recipe})
-    plan.models.model.mkdir(parents=True)
-    assert reason_to_move(plan) is None
-    settle_folder(plan)
-    assert read_notes(plan.folder)["overrides"] == sorted(plan.overrides)
-    assert reason_to_move(plan) is None  # taken up again
+    quickstart = quickstart_in(tmp_path / "run", "train.learning_rate=0")
+    assert reason_to_move(quickstart) is None
+    write_notes(quickstart.folder, {"models": quickstart.models.recipe})
+    quickstart.models.model.mkdir(parents=True)
+    assert reason_to_move(quickstart) is None
+    prepare_folder(quickstart)
+    assert read_notes(quickstart.folder)["overrides"] == sorted(quickstart.overrides)
+    assert reason_to_move(quickstart) is None  # taken up again
 
 
 @pytest.mark.parametrize(
@@ -82,35 +82,35 @@ def test_an_empty_folder_and_one_with_models_only_are_gone_on_with(tmp_path):
     ],
 )
 def test_what_a_run_cannot_go_on_from_is_moved_aside_whole(tmp_path, capsys, notes, also_there, reason):
-    plan = plan_in(tmp_path / "run")
-    same = {"models": plan.models.recipe, "overrides": sorted(plan.overrides)}
+    quickstart = quickstart_in(tmp_path / "run")
+    same = {"models": quickstart.models.recipe, "overrides": sorted(quickstart.overrides)}
     written = {
         "same": same,
-        "other seed": {**same, "models": {**plan.models.recipe, "seed": 7}},
+        "other seed": {**same, "models": {**quickstart.models.recipe, "seed": 7}},
         "other overrides": {**same, "overrides": ["seed=1"]},
-        "models only": {"models": plan.models.recipe},
+        "models only": {"models": quickstart.models.recipe},
     }
     if notes in written:
-        write_notes(plan.folder, written[notes])
+        write_notes(quickstart.folder, written[notes])
     if also_there:
-        (plan.folder / also_there).parent.mkdir(parents=True, exist_ok=True)
-        (plan.folder / also_there).write_text("{}", encoding="utf-8")
-    before = {path.relative_to(plan.folder) for path in plan.folder.rglob("*")}
+        (quickstart.folder / also_there).parent.mkdir(parents=True, exist_ok=True)
+        (quickstart.folder / also_there).write_text("{}", encoding="utf-8")
+    before = {path.relative_to(quickstart.folder) for path in quickstart.folder.rglob("*")}
 
-    assert reason in reason_to_move(plan)
-    settle_folder(plan)
+    assert reason in reason_to_move(quickstart)
+    prepare_folder(quickstart)
 
     [aside] = [path for path in tmp_path.iterdir() if path.name.startswith("run.")]
     assert {path.relative_to(aside) for path in aside.rglob("*")} == before
     assert str(aside) in capsys.readouterr().out
-    assert read_notes(plan.folder) == same
+    assert read_notes(quickstart.folder) == same
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
     (tmp_path / "world").mkdir()
     with pytest.raises(ConfigError, match="something else"):
-        settle_folder(plan_in(tmp_path))
+        prepare_folder(quickstart_in(tmp_path))
     assert (tmp_path / "thesis.txt").exists()
 
 
@@ -135,8 +135,8 @@ def test_models_are_made_only_for_a_teacher_that_is_the_quickstarts(tmp_path):
 
 
 def test_models_made_with_another_seed_are_not_passed_off_as_these(tmp_path, capsys):
-    plan = plan_in(tmp_path)
-    plan.models.model.mkdir(parents=True)
+    quickstart = quickstart_in(tmp_path)
+    quickstart.models.model.mkdir(parents=True)
     write_notes(tmp_path, {"models": {"seed": 7, "sft_overrides": []}})
     assert main(["--models-only", f"logging.save_dir={tmp_path}"]) == 2
     assert "'seed': 7" in capsys.readouterr().err

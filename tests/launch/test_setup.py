@@ -1,4 +1,5 @@
-"""What `make` sets up: requirements that fit the imports, and an installer that works once and says what is wrong."""
+"""Tests of the setup by `make`: requirements that match the imports, and an installer that runs once and says what is
+wrong."""
 
 import ast
 import os
@@ -20,12 +21,12 @@ LOCAL = {"config", "src", "tests", "benchmarks", "vllm_server", "train_rl", "tra
 
 
 def normal(package: str) -> str:
-    """A package's name as indexes compare it."""
+    """A package's name, normalised as package indexes do."""
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def pins(name: str) -> dict[str, tuple[str, str]]:
-    """Package → (version, comment) of a requirements file."""
+    """Package → (version, comment) in a requirements file."""
     found = {}
     for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
         requirement, _, comment = line.partition("#")
@@ -42,7 +43,7 @@ def source_files() -> list[Path]:
 
 
 def imported_packages() -> dict[str, str]:
-    """Distribution that an import comes from → one of the files with such an import."""
+    """Imported distribution → one of the files that import it."""
     distributions = metadata.packages_distributions()
     found = {}
     for path in source_files():
@@ -147,7 +148,7 @@ def test_accelerate_takes_the_shipped_configs(path):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A folder to install in: the real Makefile and installer, and requirements that ask for nothing."""
+    """A folder to install in, with the real Makefile and installer, and empty requirements."""
     (tmp_path / "src/launch").mkdir(parents=True)
     for name in ("Makefile", "src/launch/install.sh"):
         shutil.copy(ROOT / name, tmp_path / name)

@@ -1,5 +1,5 @@
-"""The machine's own memory: what the budget counts of it, against numbers worked out by hand, and that a training's
-processes load no model into it."""
+"""Tests of the budget of host memory against hand-computed numbers, and that the processes of a training load no model
+into it."""
 
 from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ def test_what_deepspeed_offloads_is_counted_for_every_process_of_the_machine(sha
         "process": PROCESS,
         "master weights, gradients (32 bit)": 8 * share,
         "optimizer states": 2 * share,
-        "weights (16 bit)": 2 * 2 * share,  # and those of the reference
+        "weights (16 bit)": 2 * 2 * share,  # and those of the reference model
     }
     parts = sizes(host_parts(job(shape, launch), [], 0, on_cpu=False))
     assert parts["4 × trainer: optimizer states"] == 4 * 2 * share
@@ -93,7 +93,7 @@ def test_machines_of_a_launch(monkeypatch):
 
 
 def test_what_a_machine_cannot_hold_is_refused_where_it_would_run_and_told_elsewhere(qwen, monkeypatch):  # noqa: F811
-    """Two engines of 7.49 GiB fall asleep beside four processes that leave their optimizer in the machine's memory."""
+    """Two engines of 7.49 GiB sleep beside four processes that offload their optimizer to host memory."""
     launch = Launch(4, zero_stage=2, optimizer_on_host=True)
     # 4 × (1 + 1.449 + 10 bytes × 1,005,617,024), 0.931 written, 4 processes of engines, 14.985 of weights asleep
     needed = 4 * (PROCESS + HEAD + 10 * PARAMETERS // 4) + PUBLISHED_AT_ONCE + 4 * PROCESS + 4 * PARAMETERS
@@ -152,8 +152,8 @@ def test_weights_are_loaded_in_the_type_that_they_are_kept_in(
 
 
 def test_policy_and_reference_go_to_their_device_as_they_are_read(world):
-    """TRL asks for none under DeepSpeed. The device `meta` takes no memory: a model that went to the host first would
-    have some."""
+    """TRL asks for no device under DeepSpeed. The device `meta` takes no memory; a model that was loaded to the host
+    first would."""
     load_as_trl_does = lambda: grpo_trainer.create_model_from_path(  # noqa: E731
         str(world / "blank"), dtype="bfloat16", device_map=None, use_safetensors=True
     )

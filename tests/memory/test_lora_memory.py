@@ -1,4 +1,4 @@
-"""The memory budget of an adapter, worked out by hand for a model of known shape."""
+"""Tests of the memory budget of an adapter against numbers computed by hand for a model of known shape."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.memory.test_memory_budget import CHECKPOINTS, CONTEXT, LAYER, job, si
 # Rank 16, in every layer: queries 16 × (2560 + 4096), keys and values 2 × 16 × (2560 + 1024), result
 # 16 × (4096 + 2560), gate and up 2 × 16 × (2560 + 9728), down 16 × (9728 + 2560): 917,504.
 ADAPTER = 36 * 917_504
-# What its matrices take in, over all layers: 5 × 2560 for queries, keys, values, gate and up, 4096 and 9728.
+# The width of its matrices' inputs, in every layer: 5 × 2560 for queries, keys, values, gate and up, 4096 and 9728.
 ADAPTER_INPUTS = 36 * (5 * 2560 + 4096 + 9728)
 LORA = AdapterJob(ADAPTER, ADAPTER_INPUTS, dropout=True)
 
@@ -45,7 +45,7 @@ def test_with_zero_an_adapter_has_gradients_and_states_and_the_weights_have_none
         "gradients": 33_030_144,
         "ZeRO's gradient bucket": 1_000_000_000,
         "activations kept (checkpoints)": CHECKPOINTS,
-        # Besides what a layer keeps, of each of the adapter's inputs two bytes and a mask: 26,624 × 3 bytes a token.
+        # Added to the layer's activations: two bytes and a mask byte per adapter input, 26,624 × 3 bytes a token.
         "one layer again, or output head": LAYER + 1_308_622_848,
     }
     assert sizes(two.step) == {"gradients": 33_030_144, "gradients (32 bit)": 66_060_288}

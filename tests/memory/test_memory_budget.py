@@ -1,5 +1,5 @@
-"""The memory budget: every figure worked out by hand for a model of known shape, and compared with what transformers
-and DeepSpeed really hold."""
+"""Tests of the memory budget against numbers computed by hand for a model of known shape, and against the memory that
+transformers and DeepSpeed really use."""
 
 import json
 import os
@@ -70,7 +70,8 @@ def write_config(folder: Path, changes: dict) -> str:
 
 
 def job(shape: ModelShape, launch: Launch, **changes) -> TrainerJob:
-    """bfloat16, paged_adamw_8bit, a reference model, checkpoints, micro-batches of 2 × 8192 tokens."""
+    """A training in bfloat16 with paged_adamw_8bit, a reference model, gradient checkpointing, and micro-batches of
+    2 × 8192 tokens."""
     defaults = {"number_bytes": 2, "state_bytes": 2, "reference": True, "checkpointing": True, "tokens": 16384}
     return TrainerJob(shape=shape, launch=launch, **(defaults | changes))
 
@@ -436,7 +437,7 @@ def test_a_layers_activations_are_what_autograd_keeps_of_it(kind, dtype):
 
 
 def kept_per_token(settings, dtype: torch.dtype) -> float:
-    """Bytes that a model's forward pass keeps for its backward pass, weights left out, per token."""
+    """Bytes per token that the forward pass keeps for the backward pass, without weights."""
     model = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation="sdpa").train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
@@ -459,7 +460,7 @@ def kept_per_token(settings, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize(("precision", "rank"), [("bf16", 0), ("no", 0), ("bf16", 4)])
 def test_deepspeed_holds_what_is_reckoned(stage, precision, rank, tmp_path):
-    """A `rank` above 0 is that of an adapter."""
+    """A `rank` above 0 is the rank of an adapter."""
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     model = write_config(tmp_path / "model", small | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512})
     flags = ["--config_file", "config/deepspeed/1CPU.yaml", "--num_processes", "2", "--zero_stage", str(stage)]

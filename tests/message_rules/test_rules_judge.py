@@ -1,4 +1,4 @@
-"""The `rules` judge: scripted teachers in 15 languages, single messages, and the scores of labelled conversations."""
+"""Tests of the `rules` judge: scripted teachers in 15 languages, single messages, scores of labelled conversations."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ ASK = "You are next. What do you say?"
 
 
 def one(*texts, personas=(), max_turns=None):
-    """Finding of the last message of a dialogue that the teacher opens."""
+    """The finding about the last message of a dialogue that the teacher opens."""
     messages = [{"role": ("teacher", "student")[i % 2], "content": text} for i, text in enumerate(texts)]
     return analyse(messages, read_plan(PLAN), Ledger(tuple(personas), max_turns))[0][-1]
 
@@ -124,7 +124,7 @@ def test_what_scaffolds(reply, scaffolds):
 
 
 def test_a_task_at_the_end_of_the_conversation_is_no_task():
-    """Nobody can do it any more; the same message without it ends the lesson well."""
+    """The student cannot do it any more. Without the task, the same message ends the lesson well."""
     said = [text for phrase in read_plan(PLAN).phrases for text in (moment(phrase), phrase.text)]
     ended = one(*said, f"Bye! {END_OF_CONVERSATION}", max_turns=15)
     assert not ended.void and ended.moved_on and ended.task_score is None
@@ -191,9 +191,9 @@ def test_what_moves_on(reply, reason):
     ("text", "persona", "error"),
     [
         ("Ik bent aan de beurt", ERR, True),
-        ("Ik ben aan de beurt.", ERR, False),  # drawn, and not made
+        ("Ik ben aan de beurt.", ERR, False),  # the persona should err, but did not
         ("ja, ik ben aan de beurt!", ERR, False),
-        ("Twee croissants", ERR, True),  # the plan cannot tell
+        ("Twee croissants", ERR, True),  # the plan cannot decide
         ("Ik bent aan de beurt", RIGHT, False),
         ("Ik bent aan de beurt", None, False),
     ],
@@ -234,7 +234,7 @@ def judge_long_messages(names=tuple(LONG_MESSAGES)):
 
 
 def test_long_messages_do_not_hold_up_the_server():
-    """The judge runs in the server's event loop. All of these together take it a few seconds, and took minutes."""
+    """The judge runs in the server's event loop. All these messages take a few seconds; they once took minutes."""
     code = "from tests.message_rules.test_rules_judge import judge_long_messages; judge_long_messages()"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=90)
 
@@ -284,7 +284,7 @@ def test_an_embedded_judge_takes_no_rule_that_decides(name):
 
 
 def test_a_batch_is_played_judged_and_rewarded(room: Room, generation: GenerationConfig, tmp_path: Path):
-    """With the personas that the program drew: the ideal's reward is 1 in each conversation, whatever was drawn."""
+    """The ideal teacher's reward is 1 in each conversation, whichever personas the server drew."""
     plan = read_plan(PLAN)
     for name in ("correct", "error"):
         (tmp_path / f"{name}.txt").write_text(f"You are {name}.", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What goes to the Hub, and what a refusal says; the Hub itself is played."""
+"""Tests of uploads to the Hub, and of the message of a refusal. The Hub is faked."""
 
 from pathlib import Path
 

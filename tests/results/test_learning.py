@@ -1,4 +1,4 @@
-"""Did it learn? The figures of runs that did and that did not, and where the figures come from."""
+"""Tests of the conclusion whether a tutor learned, on the evidence of real runs, and of collecting the evidence."""
 
 import json
 from dataclasses import replace
@@ -14,15 +14,15 @@ from src.results.learning import (
     LEARNED,
     LEAST_RISE,
     NO_EVIDENCE,
-    Figures,
+    LearningEvidence,
     Movement,
     Trend,
-    describe,
+    conclude,
+    describe_learning,
     trend_of,
-    weigh_up,
     write_learning,
 )
-from src.results.rollout_files import Outcome, drop_rollouts_from, write_rollouts
+from src.results.rollout_files import ConversationReward, drop_rollouts_from, write_rollouts
 from src.training.checkpoints import step_of
 from src.training.weight_delta import parameter_movement
 from tests.support.synthetic_run import record_of, scored, step_line, write_training
@@ -34,7 +34,7 @@ def estimate(mean: float, low: float, high: float, n: int = 116) -> dict:
 
 
 # The quickstart (seed 42), its 50 steps measured on 116 held-out lessons.
-GOOD = Figures(
+GOOD = LearningEvidence(
     steps=50,
     movement=Movement(0.0297, 878_976, 878_976),
     without_variance=0.22,
@@ -61,7 +61,7 @@ SHUFFLED = replace(
 
 
 def test_a_run_that_learned_is_told_from_two_that_did_not() -> None:
-    good, still, shuffled = map(weigh_up, (GOOD, STILL, SHUFFLED))
+    good, still, shuffled = map(conclude, (GOOD, STILL, SHUFFLED))
     assert good.verdict == LEARNED and good.learned
     assert still.verdict == shuffled.verdict == NO_EVIDENCE and not shuffled.learned
     assert good.reasons[0] == (
@@ -72,43 +72,43 @@ def test_a_run_that_learned_is_told_from_two_that_did_not() -> None:
     assert shuffled.reasons[0].startswith(
         "On held-out lessons (sampled) the reward fell by 0.184 (95 % interval −0.226"
     )
-    assert describe(shuffled).splitlines()[0] == "Did the tutor learn? No evidence of learning."
+    assert describe_learning(shuffled).splitlines()[0] == "Did the tutor learn? No evidence of learning."
 
 
 def test_the_same_three_without_a_held_out_measurement() -> None:
-    """As the trainer knows them at its end."""
-    good, still, shuffled = (weigh_up(replace(each, held_out={})) for each in (GOOD, STILL, SHUFFLED))
+    """The trainer knows only this much at its end."""
+    good, still, shuffled = (conclude(replace(each, held_out={})) for each in (GOOD, STILL, SHUFFLED))
     assert [each.verdict for each in (good, still, shuffled)] == [LEARNED, NO_EVIDENCE, NO_EVIDENCE]
     assert good.reasons[0] == "The reward was not measured on held-out lessons before and after."
     assert "In training the reward rose by 0.306" in good.reasons[1] and "first 10 batches (0.666)" in good.reasons[1]
 
 
 def test_a_reward_that_rose_while_no_parameter_moved_is_no_learning() -> None:
-    assert weigh_up(replace(GOOD, movement=STILL.movement)).verdict == NO_EVIDENCE
+    assert conclude(replace(GOOD, movement=STILL.movement)).verdict == NO_EVIDENCE
 
 
 def test_held_out_lessons_count_and_training_problems_do_not_beside_them() -> None:
-    assert weigh_up(replace(GOOD, held_out=SHUFFLED.held_out)).verdict == NO_EVIDENCE
+    assert conclude(replace(GOOD, held_out=SHUFFLED.held_out)).verdict == NO_EVIDENCE
     by_chance = {"sampled": estimate(0.02, -0.01, 0.05)}
-    learning = weigh_up(replace(GOOD, held_out=by_chance))
+    learning = conclude(replace(GOOD, held_out=by_chance))
     assert learning.verdict == NO_EVIDENCE and "did not change by more than chance: +0.020" in learning.reasons[0]
-    assert weigh_up(replace(SHUFFLED, held_out={"greedy": GOOD.held_out["greedy"]})).verdict == LEARNED
+    assert conclude(replace(SHUFFLED, held_out={"greedy": GOOD.held_out["greedy"]})).verdict == LEARNED
 
 
 def test_a_rise_that_random_weights_would_bring_is_no_evidence() -> None:
-    """As measured in a training on shuffled rewards; and the least rise that counts."""
+    """A rise as measured in a training on shuffled rewards, and the smallest rise that counts."""
     wandered = Trend(6, 0.097, 0.105, estimate(0.008, 0.001, 0.014, 48))
-    learning = weigh_up(replace(SHUFFLED, held_out={}, training=wandered))
+    learning = conclude(replace(SHUFFLED, held_out={}, training=wandered))
     assert learning.verdict == NO_EVIDENCE
     assert learning.reasons[2] == (
         "A rise of less than 0.02 is no evidence: weights pushed about at random bring as much."
     )
     for mean, verdict in ((LEAST_RISE, LEARNED), (LEAST_RISE - 1e-9, NO_EVIDENCE)):
-        assert weigh_up(replace(GOOD, held_out={"sampled": estimate(mean, 0.001, 0.03)})).verdict == verdict
+        assert conclude(replace(GOOD, held_out={"sampled": estimate(mean, 0.001, 0.03)})).verdict == verdict
 
 
 def test_what_is_not_known_is_no_evidence_and_is_named() -> None:
-    learning = weigh_up(Figures(steps=1))
+    learning = conclude(LearningEvidence(steps=1))
     assert learning.verdict == NO_EVIDENCE
     assert learning.reasons == (
         "The reward was not measured on held-out lessons before and after.",
@@ -116,23 +116,23 @@ def test_what_is_not_known_is_no_evidence_and_is_named() -> None:
         "How far the parameters moved is not known.",
     )
     without_interval = {"sampled": {"mean": 0.4, "ci95": None, "n": 1}}
-    assert weigh_up(Figures(steps=1, held_out=without_interval)).verdict == NO_EVIDENCE
+    assert conclude(LearningEvidence(steps=1, held_out=without_interval)).verdict == NO_EVIDENCE
 
 
 def test_signs_of_nothing_to_learn_from() -> None:
-    reasons = weigh_up(replace(STILL, without_variance=0.9, gradient_norm=0.0)).reasons
+    reasons = conclude(replace(STILL, without_variance=0.9, gradient_norm=0.0)).reasons
     assert "90 % of the groups had equal rewards throughout: little to learn from." in reasons
     assert "The gradient's norm was 0 in the median step: nothing was to be learned." in reasons
 
 
 def test_doubts_about_the_judge_are_told_along_with_the_verdict() -> None:
-    learning = weigh_up(replace(GOOD, judge_checks=5, judge_warnings=2))
+    learning = conclude(replace(GOOD, judge_checks=5, judge_warnings=2))
     assert learning.learned and learning.reasons[-1] == (
         "2 of 5 checks of the judge warned that it can be fooled, so what its rewards show is in doubt: see "
         "judge_checks.jsonl."
     )
-    assert weigh_up(replace(GOOD, judge_checks=5)).reasons[-1].startswith("0 of 5 checks of the judge warned")
-    failed = weigh_up(replace(GOOD, judge_checks=0, judge_checks_failed=3)).reasons
+    assert conclude(replace(GOOD, judge_checks=5)).reasons[-1].startswith("0 of 5 checks of the judge warned")
+    failed = conclude(replace(GOOD, judge_checks=0, judge_checks_failed=3)).reasons
     assert failed[-1] == "3 of 3 attempts to check the judge brought no score."
     assert not any("warned" in reason for reason in failed)
 
@@ -153,9 +153,9 @@ def test_files_of_processes_that_a_resumed_run_has_no_more_do_not_count(tmp_path
 # The training's reward, by hand -----------------------------------------------------------------------------------
 
 
-def outcomes(*batches: dict[str, list[float | None]]) -> list[Outcome]:
+def outcomes(*batches: dict[str, list[float | None]]) -> list[ConversationReward]:
     return [
-        Outcome(step, problem, reward)
+        ConversationReward(step, problem, reward)
         for step, batch in enumerate(batches)
         for problem, rewards in batch.items()
         for reward in rewards
@@ -193,7 +193,7 @@ def trainer_of(model: torch.nn.Module) -> SimpleNamespace:
 
 @pytest.mark.parametrize("kind", ["untied", "tied", "fused experts"])
 def test_movement_by_hand(kind: str, tmp_path: Path) -> None:
-    """Every weight made half as large again is half of the norm away."""
+    """Weights that all grow by half have moved by half of their norm."""
     trainer = trainer_of(model_from_folder(kind, tmp_path))
     assert parameter_movement(trainer, str(tmp_path)).relative_norm == 0
     for parameter in trainer.model_wrapped.parameters():
@@ -237,7 +237,7 @@ def test_what_the_trainer_wrote_down_is_kept_for_the_report(tmp_path: Path) -> N
         ]
         write_rollouts(tmp_path, step, 0, [record.model_copy(update={"step": step}) for record in records])
     assert write_learning(tmp_path, Movement(0.01, 5, 5)).learned
-    assert write_learning(tmp_path).learned  # the report knows no model
+    assert write_learning(tmp_path).learned  # a report has no model to compare with
     written = json.loads((tmp_path / "learning.json").read_text())
     assert written["verdict"] == LEARNED and written["figures"]["movement"] == {
         "relative_norm": 0.01,

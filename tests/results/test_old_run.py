@@ -15,7 +15,7 @@ from src.classroom.record import ConversationRecord
 from src.errors import ConfigError
 from src.evaluation.report.build import write_report
 from src.models.policy_version import PolicyVersion
-from src.results.rollout_files import read_outcomes, read_records
+from src.results.rollout_files import read_records, read_rewards
 from src.rollout.journal import JOURNAL_NAME, Journal, read_journal
 from src.rollout.registry import environment_of
 from src.rollout.requests import SampleRequest
@@ -24,7 +24,7 @@ from src.rollout.seats import Seats
 from src.server.open_models import embedded_judge
 from src.server.sampling_service import BatchDesk
 from src.training.resume import check_resume
-from src.viewer.filters import Choice
+from src.viewer.filters import ListQuery
 from src.viewer.reader import RunReader
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -60,19 +60,19 @@ def test_its_conversations_are_read_as_they_were_written(folder: Path) -> None:
         assert len(record.completion_ids) == len(record.mask) == len(record.logprobs) > 0
         assert record.reward == record.rewards["pedagogical"] and record.verdicts[0].scores is not None
         assert sum(record.mask) == sum(turn.tokens for turn in record.turns if turn.role == "teacher")
-    assert len(read_outcomes(folder)) == 8
+    assert len(read_rewards(folder)) == 8
 
 
 def test_the_page_shows_them(folder: Path) -> None:
     reader = RunReader(folder)
-    shelf = reader.shelf()
-    assert list(shelf.steps) == [0, 1] and list(shelf.evaluations) == ["before"]
-    page = reader.page(Choice(where="step-1"))
+    sets = reader.sets()
+    assert list(sets.steps) == [0, 1] and list(sets.evaluations) == ["before"]
+    page = reader.page(ListQuery(where="step-1"))
     assert page.total == 4 and None not in page.columns["reward"]
     shown = reader.conversation("step-1", page.columns["id"][0])
     assert [turn.role for turn in shown.turns[:2]] == ["teacher", "student"] and shown.verdicts
-    assert reader.page(Choice(where="eval-before")).total == 12
-    assert reader.page(Choice(where="now")).total == 0, "all that the journal holds is in files"
+    assert reader.page(ListQuery(where="eval-before")).total == 12
+    assert reader.page(ListQuery(where="now")).total == 0, "all that the journal holds is in files"
 
 
 def test_the_report_is_written(folder: Path) -> None:

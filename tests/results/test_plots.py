@@ -1,4 +1,5 @@
-"""Plots of a run: which are drawn, what is in them, how they reach the trackers; and rollouts as one table."""
+"""Tests of the plots of a run: which are drawn, what they show, and how trackers get them; and of rollouts as one
+table."""
 
 import json
 import sys
@@ -23,7 +24,7 @@ from tests.support.synthetic_run import FAILED, record_of, scored, step_line, wr
 
 
 def line(step: int) -> dict:
-    """A step of a training with everything that can be drawn."""
+    """A metrics line of a training step with everything that can be drawn."""
     checks = {
         "guard/gap": step / 100,
         "guard/held_out_reward": 0.3,
@@ -55,7 +56,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def drawn(run: Path, panel: plots.Panel) -> dict[str, list[tuple[float, float]]]:
-    """What a panel draws: the points of each line that has a name."""
+    """The points of each line with a label that a panel draws."""
     axes = Figure().subplots()
     assert panel(axes, load_run(run))
     lines = {each.get_label(): each.get_xydata().tolist() for each in axes.get_lines()}
@@ -137,7 +138,7 @@ def test_images_reach_trackio(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         SimpleNamespace(report_to=["trackio"]), SimpleNamespace(is_world_process_zero=True, global_step=4), None
     )
     ended = SimpleNamespace(is_world_process_zero=True, global_step=5)
-    log.on_train_end(SimpleNamespace(report_to=["trackio"]), ended, None)  # transformers has ended its run before
+    log.on_train_end(SimpleNamespace(report_to=["trackio"]), ended, None)  # transformers has already ended its run
     [(step, images)] = logged
     assert step == 4 and set(images) == {f"plots/{name}" for name in plots._PLOTS}
     assert all((image == imread(run / f"{name}.png")).all() for name, image in images.items())
@@ -152,7 +153,7 @@ def test_only_the_main_process_draws_and_nothing_before_the_first_step(tmp_path:
 
 
 def test_rollouts_of_all_steps_are_one_table(tmp_path: Path) -> None:
-    """As users of `datasets` read them, ranks and steps alike, those without a verdict or without turns too."""
+    """Read with `datasets`, as users do: all ranks and steps, also conversations without a verdict or without turns."""
     for step in range(3):
         for rank in range(2):
             records = [

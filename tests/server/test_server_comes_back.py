@@ -157,12 +157,13 @@ ROOM = "the trainer makes room"
 def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer_makes_room(keep_server, monkeypatch):
     """It dies once in an optimizer step, and once between the rollout and its rewards, which the trainer waits for."""
     from src.grpo import run
+    from src.training import session
 
     kept = keep_server("generation.colocate=true", "train.max_steps=2")
     kept.client.wait_until_up(60)
     events = kept.events
 
-    class Steps(run.GRPOProgress):
+    class Steps(session.GRPOProgress):
         def on_optimizer_step(self, arguments, state, *others, **named):
             if state.global_step == 0:
                 kept.kill()
@@ -176,7 +177,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
             lost.append(kept.kill())
         return score(self, *arguments, **named)
 
-    monkeypatch.setattr(run, "GRPOProgress", Steps)
+    monkeypatch.setattr(session, "GRPOProgress", Steps)
     monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
     monkeypatch.setattr("src.training.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM))
     run.train(kept.config)

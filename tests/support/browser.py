@@ -1,4 +1,4 @@
-"""A headless Chromium that loads nothing but what a test serves."""
+"""Drives a headless Chromium that makes no requests of its own, so that it only loads what a test serves."""
 
 import shutil
 import tempfile
@@ -22,14 +22,14 @@ _QUIET = (
 
 
 def missing() -> str:
-    """What has to be installed before a browser can be driven; empty if nothing."""
+    """What must be installed before a browser can be driven; "" if nothing is missing."""
     programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"no {' and no '.join(programs)} here (Debian: apt install chromium chromium-driver)" if programs else ""
 
 
 @contextmanager
 def open_browser(width: int = 1360, height: int = 900, dark: bool = False) -> Iterator["Browser"]:
-    """A browser with a profile of its own; it ends with the block."""
+    """Open a browser with its own profile; it is closed at the end of the block."""
     if missing():
         pytest.skip(f"{missing()}: the page is not looked at")
     with tempfile.TemporaryDirectory() as profile:
@@ -49,18 +49,18 @@ def open_browser(width: int = 1360, height: int = 900, dark: bool = False) -> It
 
 
 class Browser:
-    """Finds, waits, clicks, types."""
+    """An open browser: finds elements, waits for them, clicks, types."""
 
     def __init__(self, driver: webdriver.Chrome):
         self.driver = driver
 
     def open(self, url: str) -> None:
-        """Load a page from nothing, whatever is shown now."""
+        """Load a page from scratch, even if it is the current one."""
         self.driver.get("about:blank")
         self.driver.get(url)
 
     def wait(self, what: Callable[[], Found], said: str) -> Found:
-        """Until it is true; stale elements count as not yet."""
+        """Wait until `what` returns a true value, and return it. Missing and stale elements count as not yet."""
         ignored = (NoSuchElementException, StaleElementReferenceException, IndexError)
         return WebDriverWait(self.driver, WAIT_S, 0.05, ignored).until(lambda _: what(), f"waited for {said}")
 
@@ -68,14 +68,14 @@ class Browser:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def one(self, selector: str) -> WebElement:
-        """The first such element, once there is one."""
+        """Wait for an element that matches the selector; returns the first."""
         return self.wait(lambda: self.all(selector)[0], selector)
 
     def text(self, selector: str) -> str:
         return self.one(selector).text
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click the first such element that holds the text, once it is there."""
+        """Wait for an element that matches the selector and holds the text, and click the first."""
 
         def press() -> bool:
             found = next((each for each in self.all(selector) if text in each.text), None)
@@ -91,7 +91,7 @@ class Browser:
         self.wait(lambda: any(text in each.text for each in self.all(selector)), f"{text!r} in {selector}")
 
     def fill(self, selector: str, text: str) -> None:
-        """Type into a field, in place of what it holds, and leave it."""
+        """Replace the content of a field, and leave the field."""
         script = (
             "arguments[0].value = arguments[1];"
             "for (const kind of ['input', 'change']) arguments[0].dispatchEvent(new Event(kind, {bubbles: true}))"
@@ -104,5 +104,5 @@ class Browser:
         self.wait(put, selector)
 
     def complaints(self) -> list[str]:
-        """What the browser's console holds of errors and of breaches of the page's security policy."""
+        """Errors and violations of the page's security policy in the browser's console."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]

@@ -1,5 +1,5 @@
-"""A client of a misbehaving endpoint, for which time runs `SPEED` times as fast: its pauses and deadlines are short,
-their proportions right."""
+"""A client of a misbehaving endpoint. Its clock runs `SPEED` times as fast, so pauses and deadlines are short and keep
+their proportions."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ LONG = "word " * 40
 
 
 def in_turn(*behaviours: Behaviour) -> Script:
-    """Each request of a content gets the next of these; the last one stays."""
+    """A script that answers repeated requests with one behaviour after the other, then with the last one again."""
     return lambda body, nth: behaviours[min(nth, len(behaviours) - 1)]
 
 
@@ -33,7 +33,7 @@ def fast_api(config: ApiModelConfig, ledger: CallLedger) -> ChatApi:
 
 
 class Client:
-    """A client of one endpoint, its ledger on disk."""
+    """A client of one endpoint, with its ledger on disk."""
 
     def __init__(self, endpoint: JudgeEndpoint, folder: Path, **options):
         options = {"model_name_or_path": "first", "base_url": endpoint.url, "request_timeout_s": 5.0} | options

@@ -1,5 +1,5 @@
-"""Started by tests/training/test_optimizers.py under torchrun: every optimizer on DeepSpeed, without a break and taken
-up from a checkpoint; what came of it as JSON.
+"""Trains with each optimizer on DeepSpeed, once without a break and once resumed from a checkpoint, and prints the
+differences as JSON. tests/training/test_optimizers.py starts it under torchrun:
 
 … tests/support/deepspeed_resume.py MODEL_FOLDER ZERO_STAGE FOLDER_FOR_CHECKPOINTS OPTIMIZER …
 """
@@ -21,7 +21,7 @@ _STEPS, _SAVED_AFTER = 4, 2
 def engine_for(
     model_folder: str, stage: int, optimizer: str, arguments: TrainingArguments
 ) -> deepspeed.DeepSpeedEngine:
-    """A model and an optimizer as transformers makes it, on DeepSpeed in bfloat16."""
+    """A model in bfloat16 on DeepSpeed, with the optimizer that transformers makes for it."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder), dtype=torch.bfloat16)
     arguments.optim = optimizer
@@ -52,7 +52,7 @@ def masters(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
 
 
 def try_optimizer(model_folder: str, stage: int, folder: Path, optimizer: str, arguments: TrainingArguments) -> dict:
-    """How far the weights of a resumed training are from those of one without a break."""
+    """The distance between the weights of a resumed training and of one without a break."""
     whole = engine_for(model_folder, stage, optimizer, arguments)
     begun = masters(whole)
     for number in range(_STEPS):
@@ -65,7 +65,7 @@ def try_optimizer(model_folder: str, stage: int, folder: Path, optimizer: str, a
     fresh = engine_for(model_folder, stage, optimizer, arguments)
     refuse_unsafe_checkpoint(folder / optimizer)
     resumed.load_checkpoint(str(folder / optimizer), tag="saved")
-    # As one that is taken up with its weights, but without what its optimizer remembers.
+    # For comparison: resumed with the weights, but without the optimizer states.
     fresh.load_checkpoint(str(folder / optimizer), tag="saved", load_optimizer_states=False)
     for number in range(_SAVED_AFTER, _STEPS):
         step(resumed, number)

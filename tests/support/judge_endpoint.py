@@ -1,7 +1,7 @@
-"""A judge behind real HTTP that speaks chat completions and misbehaves on order, with a record of all it did.
+"""A judge behind real HTTP that answers chat completions, misbehaves as scripted, and records every request.
 
-`JudgeEndpoint(script)` asks `script(body, nth)` for each request how to behave: `body` is the request, `nth` counts
-from 0 how often this content was asked of this model. It runs in threads of this process, on 127.0.0.1.
+`JudgeEndpoint(script)` calls `script(body, nth)` for the behaviour on each request: `body` is the request, `nth` counts
+from 0 how often this model got this content before. The endpoint runs in threads of this process, on 127.0.0.1.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ USD_PER_PROMPT_TOKEN, USD_PER_COMPLETION_TOKEN = 0.30e-6, 2.50e-6
 
 @dataclass
 class Call:
-    """One request as the endpoint saw it. `billed_usd` is what it charges; `stated` whether its reply says so."""
+    """One request as the endpoint saw it. `billed_usd` is the charge; `stated` is whether the reply names it."""
 
     began: float
     body: dict
@@ -40,7 +41,7 @@ class Call:
 
 
 class Exchange:
-    """One request and the means to answer it, well or badly."""
+    """One request, with the methods to answer it, well or badly."""
 
     def __init__(self, handler: BaseHTTPRequestHandler, call: Call, closing: threading.Event):
         self._handler = handler
@@ -86,7 +87,7 @@ class Exchange:
             return True
 
     def drop(self) -> None:
-        """Break the connection without a word: the client sees a reset."""
+        """Break the connection without a reply: the client sees a reset."""
         self._handler.close_connection = True
         self._handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         os.close(self._handler.connection.detach())
@@ -147,7 +148,7 @@ def hangs() -> Behaviour:
 
 
 def drips(text: str, seconds: float, name: str = "drip") -> Behaviour:
-    """The right reply, spread over so many seconds, with never more than a tenth of them between two bytes."""
+    """The right reply, sent in pieces over `seconds`, with pauses of at most a tenth of that."""
 
     def act(exchange: Exchange) -> None:
         exchange.bill(text)
@@ -188,7 +189,7 @@ def empty() -> Behaviour:
 
 @dataclass
 class JudgeEndpoint:
-    """The running endpoint: its address, what was asked, what it billed."""
+    """The running endpoint: its address, its requests, and what it billed."""
 
     script: Script
     url: str = ""
@@ -238,14 +239,16 @@ def judge_endpoint(script: Script) -> Iterator[JudgeEndpoint]:
             endpoint.answer(self)
 
         def log_message(self, *_: object) -> None:
-            """Silent."""
+            """Log nothing."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 512
 
-        def handle_error(self, *_: object) -> None:
-            """A client that hung up is no news."""
+        def handle_error(self, *about: object) -> None:
+            """Print nothing when a client has hung up; any other error is one of the test's script."""
+            if not isinstance(sys.exception(), OSError):
+                super().handle_error(*about)
 
     server = Server(("127.0.0.1", 0), Handler)
     endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"

@@ -1,10 +1,10 @@
-"""Kills the trainer, the server and the engines of real runs with SIGKILL, again and again, starts what was killed
-again with its own command, and compares what comes out with a run that was left alone:
+"""Kills the trainer, the server and the engines of real runs with SIGKILL, again and again, restarts each killed
+program with its own command, and compares the results with those of an undisturbed run:
 
     python -m tests.support.kills [--kills 10] [--steps 18] [--targets trainer server engine] [--folder runs/kills]
 
-Each phase of a step (rollout, judging, publish, optimizer step, checkpoint) is hit in turn; within it, the moment is
-drawn. Ends with status 1 if a run differs, loses a conversation or asks for a verdict twice.
+The phases of a step (rollout, judging, publish, optimizer step, checkpoint) are hit in turn, at a random moment. The
+exit status is 1 if a run differs, loses a conversation or asks for a verdict twice.
 """
 
 import argparse
@@ -37,10 +37,14 @@ _PHASE_LIMIT_S = 40.0
 
 @dataclass
 class Outcome:
-    """What came of one run: the steps that were logged, and of each step's conversations the problem and the errors.
+    """The result of one run.
 
-    `played_twice` counts conversations of which a turn was sampled more than once, `judged_twice` verdicts that were
-    asked for more than once, `lost` conversations that were never finished.
+    Attributes:
+        steps: the logged steps.
+        schedules: step → (problem id, personas of the student's turns) of each conversation.
+        played_twice: the number of conversations with a turn that was sampled more than once.
+        judged_twice: the number of verdicts that were asked for more than once.
+        lost: the number of conversations that were never finished.
     """
 
     steps: list[int]
@@ -53,7 +57,7 @@ class Outcome:
 
 
 class Run:
-    """A server and a trainer on one run folder, each started again whenever it is found dead."""
+    """A server and a trainer on one run folder. Each is restarted whenever it is found dead."""
 
     def __init__(self, folder: Path, world: Path, steps: int, signals: Signals):
         self.folder, self.steps, self._signals = folder, steps, signals
@@ -75,7 +79,7 @@ class Run:
         return Child("the trainer", command, self._signals, self.folder / "trainer.log")
 
     def go_on(self) -> bool:
-        """Start again what died; False once the training has come to its end."""
+        """Restart what died; returns False once the training has ended."""
         self._signals.check()
         if self.server.poll() is not None:
             self.server.stop()
@@ -89,7 +93,7 @@ class Run:
         return True
 
     def pid_of(self, target: str) -> int | None:
-        """The process to kill; None if there is none at the moment."""
+        """The process id of the target; None if it is not running at the moment."""
         if target == "server":
             return self.server.pid if self.server.poll() is None else None
         if target == "trainer":
@@ -121,7 +125,7 @@ def _is_training(process: psutil.Process) -> bool:
 
 
 class Watch:
-    """Tells from what the run folder holds which phase a run is in."""
+    """Tells from the run folder which phase a run is in."""
 
     def __init__(self, folder: Path):
         self._journal, self._checkpoints = folder / JOURNAL_NAME, folder / "checkpoints" / "unfinished"
@@ -150,7 +154,7 @@ class Watch:
 
 
 def play(run: Run, target: str | None, kills: int, generator: random.Random) -> Counter:
-    """Let a run come to its end, and kill `target` this many times on the way; returns the kills by phase."""
+    """Let a run go on to its end, and kill `target` this many times on the way; returns the kills by phase."""
     done: Counter = Counter()
     wanted = [PHASES[i % len(PHASES)] for i in range(kills)] if target else []
     watch, moving_since = Watch(run.folder), None
@@ -160,7 +164,7 @@ def play(run: Run, target: str | None, kills: int, generator: random.Random) -> 
             raise SystemExit(f"The run in {run.folder} did not end within {_RUN_LIMIT_S:g} s; its logs are there.")
         phase = watch.phase()
         if phase is not None and moving_since is None:
-            moving_since = time.monotonic()  # what was killed last is back at work
+            moving_since = time.monotonic()  # the program that was killed last is working again
         impatient = moving_since is not None and time.monotonic() - moving_since > _PHASE_LIMIT_S
         if wanted and phase is not None and (phase == wanted[0] or impatient):
             time.sleep(generator.uniform(0, 0.3))
@@ -186,7 +190,7 @@ def _kill(pid: int) -> None:
 
 
 def outcome_of(folder: Path) -> Outcome:
-    """Read what a run left."""
+    """Read the result of a run from its folder."""
     events = list(read_journal(folder / JOURNAL_NAME))
     records = {event["conversation"]: event["record"] for event in events if event["event"] == "conversation"}
     turns = Counter(event["conversation"] for event in events if event["event"] == "turn")
@@ -210,7 +214,8 @@ def _verdict_key(event: dict) -> tuple[str, str, int]:
 
 
 def agrees(schedule: list, wanted: list) -> bool:
-    """Same problems in the same places, and the same errors as far as both conversations went."""
+    """Whether two schedules have the same problems in the same places, and the same personas as far as both
+    conversations go."""
     return len(schedule) == len(wanted) and all(
         problem == other and all(a == b for a, b in zip(personas, others, strict=False))
         for (problem, personas), (other, others) in zip(schedule, wanted, strict=True)
@@ -226,7 +231,7 @@ def make_world(folder: Path) -> Path:
 
 
 def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
-    """The run that is left alone, then one for each target."""
+    """Make the undisturbed run, then one run for each target."""
     world = make_world(arguments.folder)
     with Signals() as signals:
         for target in [None, *arguments.targets]:

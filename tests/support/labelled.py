@@ -1,7 +1,7 @@
-"""The hand-labelled conversations, and how far the rules agree with their labels.
+"""Compares the rules with the labels of the hand-labelled conversations.
 
-`python -m tests.support.labelled` prints the figures of docs/evaluation.md, `python -m tests.support.labelled judge` those of
-docs/rules.md.
+`python -m tests.support.labelled` prints the figures of docs/evaluation.md,
+`python -m tests.support.labelled judge` those of docs/rules.md.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from config.base import lesson_plans
+from config.load import ROOT
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.evaluation.metrics.student_fidelity import flips_role, parrots
 from src.message_rules.feedback import GIVING_KINDS, falsely_corrects, feedback_kind, hands_over, repairs, shows_uptake
@@ -28,13 +29,12 @@ from src.rollout.engines import Ledger
 from src.toy_language.rubric_judge import TurnFinding, verdict
 
 FILE = Path(__file__).parent / "labelled_conversations.yaml"
-ROOT = FILE.parents[2]
 Pair = tuple[Any, Any, str]
-"""A label, what the rule says, and where."""
+"""(label, the rule's answer, place)"""
 
 
 def conversations(half: str) -> list[dict[str, Any]]:
-    """The conversations of a half, each with the text of its problem under `problem`."""
+    """The conversations of a half (develop or held_out), each with the text of its problem under `problem`."""
     texts = {}
     for split in ("train", "test"):
         rows = (ROOT / f"data/lesson_plans/{split}.jsonl").read_text(encoding="utf-8").splitlines()
@@ -45,7 +45,7 @@ def conversations(half: str) -> list[dict[str, Any]]:
 
 
 def compare(half: str) -> dict[str, list[Pair]]:
-    """(label, rule's answer, where) of every labelled thing, by what is labelled."""
+    """What is labelled → (label, the rule's answer, place) of each item."""
     pairs: dict[str, list[Pair]] = defaultdict(list)
     for each in conversations(half):
         for name, label, found, place in _compare(each):
@@ -89,7 +89,8 @@ def _of_teacher(turn, before, plan, said, place) -> Iterator[tuple[str, Any, Any
 
 
 def kappa(pairs: list[Pair]) -> float | None:
-    """Cohen's: agreement beyond what the two sides' frequencies give by chance; None if that is all."""
+    """Cohen's κ: agreement beyond that expected by chance from the frequencies of both sides; None if chance agreement
+    is 1."""
     n = len(pairs)
     labels, found = [str(pair[0]) for pair in pairs], [str(pair[1]) for pair in pairs]
     chance = sum(labels.count(each) * found.count(each) for each in set(labels)) / n**2
@@ -98,23 +99,23 @@ def kappa(pairs: list[Pair]) -> float | None:
 
 
 def agreement(half: str) -> dict[str, tuple[int, int]]:
-    """(agreed, all) by what is labelled."""
+    """What is labelled → (number of items that agree, number of items)."""
     return {name: (sum(a == b for a, b, _ in pairs), len(pairs)) for name, pairs in compare(half).items()}
 
 
 # The `rules` judge ----------------------------------------------------------------------------------------------------
 
 PROMPTS = ("metalinguistic", "repetition", "clarification", "elicitation")
-"""Kinds of feedback that have the student find the form: scaffolds, where the form is not given besides."""
+"""Kinds of feedback that make the student find the form: scaffolds, unless the message gives the form as well."""
 
 
 @dataclass
 class JudgeAgreement:
-    """What the judge says beside what follows from the labels.
+    """The judge's findings beside those that follow from the labels.
 
     Attributes:
-        messages: pairs of single messages, by what is compared.
-        scores: (from the labels, the judge's before the cap, the judge's) of each conversation, by criterion.
+        messages: what is compared → pairs of single messages.
+        scores: criterion → for each conversation (score from the labels, judge's score before the cap, judge's score).
     """
 
     messages: dict[str, list[Pair]] = field(default_factory=lambda: defaultdict(list))
@@ -122,7 +123,7 @@ class JudgeAgreement:
 
 
 def judge_agreement(half: str) -> JudgeAgreement:
-    """The judge on the conversations on lesson plans (those of the quickstart are the rubric's)."""
+    """Run the judge on the conversations on lesson plans; those of the quickstart are for the rubric."""
     found = JudgeAgreement()
     for each in conversations(half):
         plan, turns = read_plan(each["problem"]), each["turns"]
@@ -161,13 +162,13 @@ def _scaffolds(turn: dict[str, Any]) -> bool:
 
 
 def _moves_on(turn: dict[str, Any]) -> bool:
-    """What labels tell of it; that a message explains again or drills was not labelled."""
+    """Whether a message moves on, as far as the labels say: repeated explanations and drills were not labelled."""
     held_up = turn.get("false_correction", False) or turn.get("hands_over", False)
     return not held_up and (turn["tasks"] == 1 or turn["tasks"] == 0 and END_OF_CONVERSATION in turn["teacher"])
 
 
 def labelled_scores(turns: list[dict[str, Any]]) -> dict[str, float]:
-    """Two of the criteria as the judge's prompt defines them, from the labels alone; momentum was not labelled."""
+    """Two of the criteria of the judge's prompt, computed from the labels alone; momentum was not labelled."""
     final = [_is_final(turn) for turn in turns if "teacher" in turn and turn["tasks"]]
     sides: dict[bool, list[bool]] = {True: [], False: []}
     for before, turn in zip(turns, turns[1:], strict=False):
@@ -180,7 +181,7 @@ def labelled_scores(turns: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def print_judge_agreement(half: str) -> None:
-    """Kappas of messages; of scores mean absolute error and rank correlation, before and after the cap."""
+    """Print κ for messages, and for scores the mean absolute error and rank correlation, before and after the cap."""
     found = judge_agreement(half)
     for name, pairs in found.messages.items():
         agreed, value = sum(a == b for a, b, _ in pairs), kappa(pairs)

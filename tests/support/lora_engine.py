@@ -1,9 +1,9 @@
-"""Started by tests/models/test_lora.py and tests/vllm/test_model_runners.py: an engine alone, which answers a line of stdin with a
-line of stdout.
+"""Runs a single engine that answers each line of stdin with a line on stdout. tests/models/test_lora.py and
+tests/vllm/test_model_runners.py start it.
 
-A line names a folder and the number of its policy version to load, or is empty; the answer holds the log-probs of one
-sampled turn and of one at a lower temperature, the version that it was sampled by, the ids of the adapters that vLLM
-has, and whether its model runner is the newer one.
+A line is empty, or names a folder to load and the number of its policy version. The answer holds the log-probs of one
+sampled turn and of one at a lower temperature, the policy version that sampled it, the ids of the adapters in vLLM, and
+whether vLLM uses its newer model runner.
 """
 
 import asyncio

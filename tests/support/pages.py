@@ -74,12 +74,12 @@ def check_command(command: str) -> None:
     elif words[0].startswith("./"):
         assert (ROOT / words[0]).is_file()
     else:
-        assert program is not None or words[1] == "-m", command
+        assert program is not None or words[1] in ("-m", "-c"), command
     assert program is None or (ROOT / program).is_file()
     folder, schema = PROGRAMS.get(program, ("train_rl", TrainRLConfig))
     for word in words:
         if re.fullmatch(r"(tests|config|src|benchmarks)/[\w./]+", word):
-            assert (ROOT / word).is_file(), word
+            assert (ROOT / word).exists(), word
         elif re.fullmatch(r"[a-z_]+(\.[a-z_]+)*=.*", word, re.DOTALL):
             _check_override(word, schema)
     if "--config-name" in words and "--config-dir" not in words:

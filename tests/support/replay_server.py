@@ -1,4 +1,4 @@
-"""What a server recorded, served again over HTTP: the same batches for trainers of any number of processes."""
+"""Serves the recorded batches of a server again over HTTP, to trainers with any number of processes."""
 
 import json
 import re
@@ -20,11 +20,11 @@ from src.server.schemas import Health, LoadWeightsRequest, LoadWeightsResponse
 
 Batches = list[list[ConversationRecord]]
 WEIGHTS = {"pedagogical": 1.0}
-"""By which the recorded rewards were summed up."""
+"""The reward weights of the recorded run."""
 
 
 def recorded_batches(run_folder: Path, steps: int, processes: int) -> Batches:
-    """The conversations that a run trained on, for each step in the order of the whole batch."""
+    """For each step, the conversations that a run trained on, in the order of the whole batch."""
     files = [
         [run_folder / "rollouts" / f"step_{step:06d}-{rank}.parquet" for rank in range(processes)]
         for step in range(steps)
@@ -36,9 +36,9 @@ class Replay:
     """Answers each process with its slice of the recorded batch.
 
     Args:
-        health: of the server that recorded.
-        batches: what is served, by step.
-        refuse: called with the number of the process that asks for conversations; may raise an error for the answer.
+        health: the health of the recorded server.
+        batches: the conversations of each step.
+        refuse: called with the rank that asks for conversations; an error that it raises becomes the answer.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Replay:
 
 @contextmanager
 def served(replay: Replay) -> Iterator[int]:
-    """Answer on a free port, which this gives, until the block ends."""
+    """Serve on a free port until the end of the block; yields the port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

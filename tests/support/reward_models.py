@@ -34,14 +34,14 @@ def save_classifier(folder: Path, blank: Path, logits: int = 1) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         model = Qwen3ForSequenceClassification(Qwen3Config(**SHAPE, **ids, head_dim=32, num_labels=logits))
-        torch.nn.init.normal_(model.score.weight)  # logits of several units, so that they differ
+        torch.nn.init.normal_(model.score.weight)  # so that logits differ by several units
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 def save_math_rm(folder: Path, blank: Path) -> Path:
-    """A Qwen2 with two linear layers over every token: how Qwen/Qwen2.5-Math-RM-72B is made and saved."""
+    """A Qwen2 with two linear layers over every token, built and saved as Qwen/Qwen2.5-Math-RM-72B is."""
     from safetensors.torch import save_file
 
     tokenizer = AutoTokenizer.from_pretrained(blank)
@@ -63,19 +63,19 @@ def math_rm_head(width: int) -> torch.nn.Sequential:
 
 
 def classifier_logit(folder: Path, messages: Messages) -> float:
-    """What transformers makes of a conversation."""
+    """The logit of transformers for a conversation."""
     return logits_of(folder, [rendered_ids(folder, messages)])[0]
 
 
 def logits_of(folder: Path, dialogues: Sequence[list[int]]) -> list[float]:
-    """What transformers makes of conversations that are tokens already."""
+    """The logits of transformers for tokenised conversations."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         return [model(input_ids=torch.tensor([ids])).logits.item() for ids in dialogues]
 
 
 def math_rm_logit(folder: Path, messages: Messages) -> float:
-    """The value after the last token, by transformers and torch alone."""
+    """The value after the last token, computed with transformers and torch alone."""
     from safetensors.torch import load_file
 
     weights = load_file(folder / "model.safetensors")
@@ -89,6 +89,6 @@ def math_rm_logit(folder: Path, messages: Messages) -> float:
 
 
 def rendered_ids(folder: Path, messages: Messages) -> list[int]:
-    """The conversation through the model's own chat template, by transformers."""
+    """The tokens of the conversation, rendered by transformers with the model's own chat template."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer.apply_chat_template(list(messages), add_generation_prompt=False, return_dict=False)

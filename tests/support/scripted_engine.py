@@ -1,4 +1,4 @@
-"""Engines that say what they are told to: for tests of the classroom without a model."""
+"""Engines whose text comes from a script, for tests of the classroom without a model."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Script = Callable[[str], str]
-"""From the prompt as text to what is said."""
+"""Prompt as text → the answer."""
 
 
 class ScriptedEngine:
@@ -49,7 +49,7 @@ class ScriptedEngine:
         return await self.generate(encode_text(self.tokenizer, "\n".join(markup)), sampling)
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Take up a policy that is really there; raises as a vLLM engine does."""
+        """Load a policy that exists on disk; raises the errors of a vLLM engine."""
         self.weights = check_policy(folder, policy)
         self.policy = policy
 
@@ -57,14 +57,14 @@ class ScriptedEngine:
         return EngineHealth(model="scripted", engine="scripted", engine_version="", pids=[])
 
     def check_alive(self) -> None:
-        """Nothing runs that could die."""
+        """Do nothing: no process runs."""
 
     def shutdown(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process runs."""
 
 
 class ScriptedJudge:
-    """A judge whose answers come from a function of (rule, conversation, attempt); it may raise."""
+    """A judge whose answers come from a function of (rule, conversation, attempt), which may raise."""
 
     def __init__(self, answer: Callable[[str, list[dict[str, str]], int], str]):
         self._answer = answer

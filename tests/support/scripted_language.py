@@ -1,5 +1,8 @@
-"""Language teachers and a student that follow a script, for lesson plans in any language: what the `rules` judge is
-tested with. A teacher is a function of the plan and the messages so far, and knows of an error what `erred` says."""
+"""Scripted language teachers and a scripted student for lesson plans in any language, for tests of the `rules` judge.
+
+A teacher is a function of the plan, the messages so far, and `erred`, which says whether the student's last message
+holds an error.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -49,7 +52,7 @@ def ideal(plan: ParsedPlan, messages: Sequence[Message], erred: bool) -> str:
 
 
 def introduces(plan: ParsedPlan, messages: Sequence[Message], erred: bool) -> str:
-    """Shows two phrases in every other message, and asks in which moment one of them fits."""
+    """Shows two phrases in every other message, and asks when one of them fits."""
     shown = [each for each in plan.phrases if any(f'"{each.text}"' in text for text in spoken(messages))]
     pair = [each for each in plan.phrases if each not in shown][:2]
     if erred or not pair or len(asked(plan, messages)) < len(shown) / 2:
@@ -71,7 +74,7 @@ def praises(plan: ParsedPlan, messages: Sequence[Message], erred: bool) -> str:
 
 
 def shows_three(plan: ParsedPlan, messages: Sequence[Message], erred: bool) -> str | None:
-    """The plan shown in the first messages, three phrases in each; None when it is through."""
+    """Shows the plan in the first messages, three phrases in each; None when all are shown."""
     turn = len(spoken(messages))
     if erred:
         return f"Try again, number {turn}."
@@ -166,7 +169,7 @@ def forges_a_verdict(plan: ParsedPlan, messages: Sequence[Message], erred: bool)
 
 
 def chats(plan: ParsedPlan, messages: Sequence[Message], erred: bool) -> str:
-    """Has a task in each message, none of the lesson's."""
+    """Sets a task in each message, but none of the lesson's."""
     return f"Good! What did you do at {len(messages) + 1} o'clock?"
 
 
@@ -205,15 +208,15 @@ BAD_TEACHERS = {
 
 
 def wrong(phrase: str) -> str:
-    """The phrase with a slip in it: a letter of its longest word doubled."""
+    """The phrase with an error: a letter of its longest word is doubled."""
     word = max(re.findall(r"[^\W\d_]+", phrase), key=len)
     half = len(word) // 2
     return phrase.replace(word, word[: half + 1] + word[half:], 1)
 
 
 def play(teacher: Teacher, plan: ParsedPlan, personas: Sequence[str]) -> tuple[list[Message], tuple[str | None, ...]]:
-    """A lesson that the teacher opens and closes, and the persona of each message. The student says the phrase it was
-    asked for, wrongly when that is drawn."""
+    """A lesson that the teacher opens and closes, and the persona of each message. The student says the phrase that it
+    was asked for, wrongly if its persona is the one that errs."""
     messages: list[Message] = []
     drawn: list[str | None] = []
     erred = False

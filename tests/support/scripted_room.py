@@ -1,4 +1,4 @@
-"""A classroom of scripted engines with a real tokenizer: what they say is set per test."""
+"""A classroom of scripted engines with a real tokenizer, whose text each test sets."""
 
 import asyncio
 import json
@@ -50,8 +50,8 @@ TEMPLATES = {
 
 
 class Room:
-    """A classroom of scripted engines: what they say is set per test. `turned_to` are the seats that each phase asked
-    for, if the schedule has phases."""
+    """A classroom of scripted engines, whose text each test sets. `turned_to` records the seats that each phase wakes,
+    if the schedule has phases."""
 
     def __init__(self, tokenizer, folder: Path):
         self.tokenizer = tokenizer
@@ -80,7 +80,7 @@ class Room:
         return BatchDesk(Runner(classroom, journal, weights, schedule), journal, keep)
 
     async def _turn_to(self, seats: tuple[str, ...]) -> None:
-        """In place of engines that sleep and wake."""
+        """Record the seats; real engines would sleep and wake here."""
         self.turned_to.append(seats)
         await asyncio.sleep(0)
 
@@ -90,7 +90,7 @@ class Room:
 
 
 def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
-    """Makes the server's real application, by host and port, with the room's scripted engines in its seats."""
+    """A function of host and port that makes the server's real application, with the room's scripted engines."""
 
     async def open_desk(*_: object) -> BatchDesk:
         return room.open(generation)
@@ -112,7 +112,7 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
 
 @contextmanager
 def serving(app: FastAPI, port: int) -> Iterator[str]:
-    """The URL at which the application listens, on this machine."""
+    """Serve the application on this machine until the end of the block; yields its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -36,7 +36,7 @@ def record_of(
     reward: Optional[float] = None,
     rejected: bool = False,
 ) -> ConversationRecord:
-    """A record with the given parts; no tokens."""
+    """A record with the given parts and three placeholder tokens."""
     return ConversationRecord(
         id=f"c-{index:04d}",
         request_id="r",
@@ -63,7 +63,7 @@ def record_of(
 
 
 def scored(task: float, forward: float, momentum: float, attempt: int = 0) -> Verdict:
-    """A judge attempt with scores."""
+    """A verdict with scores."""
     return Verdict(RULE, attempt, scores=Scores(task, forward, momentum), reasons={"task_final_score": "because"})
 
 
@@ -71,7 +71,7 @@ FAILED = Verdict(RULE, 0, error="JudgeOutputError: no JSON", raw="I would rather
 
 
 def played(teacher: Teacher, lesson: Lesson, personas: Sequence[str], index: int, judged: bool = True):
-    """The record of a scripted conversation, judged by the rubric through the real state machine and reward."""
+    """The record of a scripted conversation, judged by the rubric with the real state machine and reward."""
     problem = Problem.of(render_problem(lesson))
     messages = play(teacher, lesson, personas, random.Random(f"{index}|{problem.id}"))
     setup = Setup(ConversationType.GUIDED, "Sam", tuple(personas))
@@ -90,7 +90,7 @@ def played(teacher: Teacher, lesson: Lesson, personas: Sequence[str], index: int
 
 
 def write_evaluation(folder: Path, records: dict[str, list[ConversationRecord]], seconds: float = 20.0) -> dict:
-    """An evaluation's run folder, as eval.py leaves it."""
+    """Write the run folder of an evaluation as eval.py does; returns the metrics."""
     folder.mkdir(parents=True)
     metrics: dict[str, Any] = {
         "tutor": "runs/quickstart/sft/model",
@@ -109,7 +109,7 @@ def write_evaluation(folder: Path, records: dict[str, list[ConversationRecord]],
 
 
 def write_training(folder: Path, steps: Sequence[dict[str, Any]], config: Optional[dict] = None) -> None:
-    """A training's metrics and configuration, as train_rl.py leaves them."""
+    """Write a training's metrics and configuration as train_rl.py does."""
     (folder / "config").mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
     (folder / "config" / "train_rl.yaml").write_text(yaml.safe_dump(config or {}), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Run folders for the viewer's tests: a small one with everything in it, hostile text included, and a large one."""
+"""Run folders for the viewer's tests, a small one with everything in it (hostile text included) and a large one, and a
+client of the viewer."""
 
 import json
 import shutil
@@ -8,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from starlette.testclient import TestClient
 
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Verdict
@@ -16,6 +18,7 @@ from src.results.learning import Movement, write_learning
 from src.results.rollout_files import write_rollouts
 from src.results.run_folder import JUDGE_CHECKS_NAME
 from src.rollout.tokens import Turn
+from src.server.view_only import create_viewer
 from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 HOSTILE = {
@@ -36,10 +39,21 @@ GROUP = 4
 LESSONS = ("Lesson: at the market\nPlan: you, brother", "Lesson: a walk\nPlan: you, sister")
 HOSTILE_LESSON = f"Lesson: {HOSTILE['markup']}\n{HOSTILE['right to left']}"
 CONVERSATIONS = 10_000
+HERE = "http://127.0.0.1:8005"
+
+
+def client_on(folder: Path, token: str | None = None, base_url: str = HERE) -> TestClient:
+    return TestClient(create_viewer(folder, token), base_url=base_url, raise_server_exceptions=False)
+
+
+def listed(http: TestClient, **query: object) -> dict:
+    answer = http.get("/api/conversations", params={"where": "step-1", **query})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def turns_of(words: str, personas: Sequence[str], step: int) -> list[Turn]:
-    """A teacher's message, then one of each persona with the teacher's answer to it; spans of three tokens."""
+    """The teacher's message, then each persona's message with the teacher's answer; teacher turns have three tokens."""
     policy = PolicyVersion("run", step)
     said = [Turn("teacher", words, tokens=3, span=(0, 3), policy=policy)]
     for i, persona in enumerate(personas, start=1):
@@ -51,7 +65,8 @@ def turns_of(words: str, personas: Sequence[str], step: int) -> list[Turn]:
 
 
 def conversation(step: int, index: int, problem: str, words: str = "Hello.", **more: Any) -> ConversationRecord:
-    """One with the error persona where the index is odd, its third of a group unjudged, and rewards that rise."""
+    """A conversation. Odd indices have the error persona, the third of each group has no verdict, and rewards rise with
+    index and step."""
     personas = ("correct_student", "error_student" if index % 2 else "correct_student")
     judged = index % GROUP != 2
     reward = round(min(1.0, 0.1 * (index % GROUP + 1) + 0.1 * step), 4) if judged else None
@@ -70,7 +85,8 @@ def conversation(step: int, index: int, problem: str, words: str = "Hello.", **m
 
 
 def make_run(folder: Path, steps: int = 3) -> Path:
-    """A run with two lessons of four conversations in each step, a hostile one in the first, and both evaluations."""
+    """A run with two lessons and four conversations on each per step, hostile texts in the first step, and both
+    evaluations."""
     write_training(folder, [step_line(step + 1, 0.2 + 0.2 * step) for step in range(steps)], CONFIG)
     for step in range(steps):
         records = [conversation(step, i, LESSONS[i // GROUP]) for i in range(GROUP * len(LESSONS))]
@@ -86,7 +102,7 @@ def make_run(folder: Path, steps: int = 3) -> Path:
 
 
 def make_large_run(folder: Path, conversations: int = CONVERSATIONS, steps: int = 40) -> Path:
-    """A run of so many conversations, each of 15 messages and about 1,500 tokens, over so many steps."""
+    """A run with this many conversations of 15 messages and about 1,500 tokens each, over this many steps."""
     write_training(folder, [step_line(step + 1, 0.5) for step in range(steps)], CONFIG)
     words = "This is a message of the length that messages have in a lesson. " * 6
     ids = list(range(1500))
@@ -118,7 +134,7 @@ def _copy_for_step(path: Path, step: int) -> None:
 
 
 def write_journal(folder: Path, events: Sequence[dict[str, Any]]) -> Path:
-    """A journal with these events, times added in order."""
+    """Write a journal with these events; an event without a time gets a late one."""
     path = folder / "journal.jsonl"
     lines = [{"event": each["event"], "time": each.get("time", 4e9), **each} for each in events]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -126,8 +142,8 @@ def write_journal(folder: Path, events: Sequence[dict[str, Any]]) -> Path:
 
 
 def add_guards(folder: Path) -> None:
-    """What the guards of a run leave: whether it learned, and three checks of the judge, the second with two warnings,
-    the third without any score."""
+    """Add the files of the guards: whether the tutor learned, and three checks of the judge, the second with two
+    warnings, the third without a score."""
     write_learning(folder, Movement(0.0, 7, 7))
     warned = ["The judge can be fooled: b.", "The judge may be being fooled: a."]
     checks = [{"step": 0, "warnings": []}, {"step": 2, "warnings": warned}]
@@ -138,6 +154,6 @@ def add_guards(folder: Path) -> None:
 
 
 def add_tokenizer(folder: Path, tokenizer: Path) -> None:
-    """The tokenizer that the trained model of a run has."""
+    """Add the tokenizer of the trained model."""
     (folder / "model").mkdir(exist_ok=True)
     shutil.copy(tokenizer, folder / "model" / "tokenizer.json")

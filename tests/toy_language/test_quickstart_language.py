@@ -1,4 +1,4 @@
-"""The quickstart's world: its English, lessons, corpus, tokenizer and folder."""
+"""Tests of the quickstart's world: its English, lessons, corpus, tokenizer and folder."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The embedded rubric: the ten scripted teachers, the holes that were closed, and the answer's form."""
+"""Tests of the embedded rubric: the ten scripted teachers, loopholes that were closed, and the form of the answer."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ def hints_one_kind(lesson, messages):
 
 
 def hints_without_need(lesson, messages):
-    """Right about every slip; sees a slip in every right sentence, too."""
+    """Hints correctly at every slip, but also hints at slips in right sentences."""
     if not messages:
         return move_on(lesson, messages)
     return hint(slip_in_last(messages) or Slip("tense", "it", ""))
@@ -94,7 +94,7 @@ def leaves_before_the_end(lesson, messages):
 
 
 def models_each_answer(lesson, messages):
-    """Says a sentence of the kind that it asks for before asking."""
+    """Says an example of the answer before each question."""
     question = next_question(lesson, messages)
     slip = slip_in_last(messages)
     return hint(slip) if slip else f"Every day my sister cooks an egg in the kitchen. {question.text}"
@@ -110,12 +110,12 @@ def dumps_then_praises(lesson, messages):
 
 
 def stuffs_praise(lesson, messages):
-    """Asks on in order, under praise before and after the question, mistakes or not."""
+    """Asks the questions in order, with praise before and after each, and ignores mistakes."""
     return f"Good! You are so clever. I love it. {next_question(lesson, messages).text} You can do it!"
 
 
 def thinks_the_hints(lesson, messages):
-    """Says the right thing where the student cannot hear it."""
+    """Hints correctly, but inside thoughts, which the student does not see."""
     return f"<think>{ideal(lesson, messages)}</think>Good!"
 
 
@@ -143,7 +143,7 @@ def test_ideal_is_perfect_at_any_length_and_may_say_goodbye():
 
 
 def ends_after(count):
-    """The ideal for so many messages, then a goodbye."""
+    """The ideal teacher for this many messages, then a goodbye."""
 
     def teacher(lesson, messages):
         return FAREWELL if len(messages) >= 2 * count else ideal(lesson, messages)
@@ -162,7 +162,7 @@ def test_ending_early_does_not_pay(messages, max_turns):
 
 
 def test_no_score_is_above_the_share_of_the_plan_by_hand():
-    """One of three questions was asked; two were due, because one of three messages was for the slip."""
+    """One of three questions was asked. Two were due, because one of three messages went to the slip."""
     cut = dialogue(Q1, WRONG, "Check the tense here: boil. Say it again.")
     answer = verdict(analyse(cut, PROBLEM), coverage(analyse(cut, PROBLEM), PROBLEM, room=3))
     assert (answer["task_final_score"], answer["forward_progression_score"]) == (0.5, 0.5)
@@ -274,7 +274,7 @@ def test_what_is_a_false_correction(reply, falsely_corrected):
     [
         (Q2, True),
         (f"Good! {Q2}", True),
-        (f"Good! {Q2} Take your time.", True),  # that is for task-final discipline to say
+        (f"Good! {Q2} Take your time.", True),  # task-final discipline covers that
         (f"Good! {Q3}", True),
         (f"Good! Very well done! {Q2}", False),
         ("Good " + "so " * 14 + f"nice! {Q2}", False),

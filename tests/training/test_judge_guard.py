@@ -24,7 +24,7 @@ from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_verdict
 from src.errors import JudgeOutputError
 from src.results.agreement import rank_correlation
-from src.results.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
+from src.results.run_folder import JUDGE_CHECKS_NAME, has_score, read_lines
 from src.rollout.engines import Ledger
 from src.rollout.journal import read_journal
 from src.rollout.problem import Problem
@@ -209,7 +209,7 @@ def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog
     assert logged == {"guard/failed": 1, "guard/gap_n": 0, "guard/warnings": 0}
     assert "the judge was not checked at step 0" in caplog.text and "no finished conversation gone" in caplog.text
     [line] = read_lines(room.folder / JUDGE_CHECKS_NAME)
-    assert not found_something(line) and "no finished conversation gone" in line["error"]
+    assert not has_score(line) and "no finished conversation gone" in line["error"]
 
 
 def test_a_check_that_cannot_be_written_down_stops_nothing(room: Room, start, caplog) -> None:

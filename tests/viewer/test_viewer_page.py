@@ -1,4 +1,4 @@
-"""The page in a headless Chromium: somebody clicks through it."""
+"""Tests of the page in a headless Chromium, clicked through as by a user."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from src.rollout.requests import SampleRequest
 from src.server.error_responses import add_error_answers
 from src.server.view_only import create_viewer
 from src.viewer.routes import add_viewer
-from src.viewer.schemas import ChatOpening, ChatReply, ChatRequest
+from src.viewer.schemas import ChatBody, ChatOpening, ChatReply
 from src.viewer.text_spans import split_thoughts
 from tests.conftest import RunningServer, free_port
 from tests.support.browser import Browser, open_browser
@@ -37,7 +37,7 @@ ROWS = ".list tbody tr"
 
 
 class Tutor:
-    """Answers with what the student said last, and gets new weights after its second answer."""
+    """A tutor that repeats the student's last message, and has new weights after its second answer."""
 
     spent_usd = None
 
@@ -49,10 +49,10 @@ class Tutor:
     def policy(self) -> str:
         return f"run v{7 + self.answers // 2}"
 
-    def opening(self, request: ChatRequest) -> ChatOpening:
+    def opening(self, request: ChatBody) -> ChatOpening:
         return ChatOpening(system=f"Teach this: {request.problem}", turns=[], next="teacher")
 
-    async def reply(self, request: ChatRequest) -> ChatReply:
+    async def reply(self, request: ChatBody) -> ChatReply:
         await asyncio.sleep(0.05)
         self.lessons.append(request.problem)
         policy, self.answers = self.policy, self.answers + 1
@@ -62,7 +62,7 @@ class Tutor:
 
 
 def live_app(run: Path) -> FastAPI:
-    """The page of a server that has a tutor."""
+    """The application of a server that has a tutor."""
     app = FastAPI()
     add_error_answers(app)
     add_viewer(app, run, live=True)
@@ -90,11 +90,11 @@ def url(run: Path) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_complained_of(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No error in the console, no breach of the page's own security policy."""
+    """Check after each test that the console has no error and no violation of the page's security policy."""
     yield
     if "browser" in request.fixturenames:
         complaints = request.getfixturevalue("browser").complaints()
-        expected = ("401 (Unauthorized)", "net::ERR_")  # without its token; of a server that has ended with its test
+        expected = ("401 (Unauthorized)", "net::ERR_")  # without the token; after a server has ended with its test
         assert not [said for said in complaints if not any(each in said for each in expected)]
 
 
@@ -311,7 +311,7 @@ def test_somebody_talks_to_the_tutor(browser: Browser, run: Path) -> None:
 def test_a_server_with_engines_shows_its_run_and_lets_its_tutor_be_talked_to(
     browser: Browser, server: RunningServer, lessons: list[str]
 ) -> None:
-    """The page of a running vllm_server.py: a conversation that its engines played, then its teacher as it is."""
+    """The page of a running vllm_server.py shows a conversation that its engines played, and chats with its teacher."""
     asked = SampleRequest(problems=[lessons[0]] * 2, answers=[""] * 2, request_id="page", seed=1, step=0)
     played = server.client.sample(asked).conversations[1]
     browser.open(f"{server.client.url}/#/conversation?where=now&id={played.id}")

@@ -1,4 +1,5 @@
-"""The page on a running server: the chat gets what lessons get. And the program that shows a run without a model."""
+"""Tests of the page on a running server, whose chat gets the same prompts as lessons, and of `--view`, which shows a
+run without a model."""
 
 import asyncio
 import os
@@ -72,7 +73,7 @@ def test_nothing_of_a_chat_gets_into_the_run(http: TestClient, room: Room) -> No
     chat(http, ("teacher", "Say hello."), ("student", "<|im_end|> Hello."))
     assert (room.folder / "journal.jsonl").read_bytes() == before
     prompt, sampling, _ = room.teacher.calls[0]
-    assert prompt.count(room.teacher.frame.turn_end_id) == 3  # of system, teacher and student; none of the text
+    assert prompt.count(room.teacher.frame.turn_end_id) == 3  # of system, teacher and student; none from the text
     assert sampling.max_tokens == 48
 
 

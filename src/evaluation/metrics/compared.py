@@ -1,11 +1,11 @@
-"""The figures in which tutors are compared: what each is called, and its values lesson by lesson."""
+"""The figures that tutors are compared in: their labels, and their values for each lesson."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import CRITERIA
-from src.evaluation.metrics.language import ErrorLabels, read_lessons
+from src.evaluation.metrics.language import ErrorLabels, tutor_figures
 from src.evaluation.report.tables import Measure
 from src.message_rules.feedback import KINDS
 from src.results.evaluation_files import group_by_problem
@@ -18,22 +18,22 @@ ByLesson = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of a comparison. `wish`: +1 if more is better, −1 if less is, 0 if neither."""
+    """A row of a comparison. `direction` is +1 if higher is better, −1 if lower is better, 0 if neither."""
 
     key: str
     label: str
     is_share: bool = False
-    wish: int = 0
+    direction: int = 0
 
     @property
     def measure(self) -> Measure:
-        """How its estimate, {"mean", "ci95", "n"}, is printed."""
-        return Measure(self.label, ("mean",), ("ci95",), (), self.is_share, self.wish)
+        """How the figure's estimate, {"mean", "ci95", "n"}, is printed."""
+        return Measure(self.label, ("mean",), ("ci95",), (), self.is_share, self.direction)
 
 
 JUDGED = (
-    Figure("reward", "Reward", wish=1),
-    *(Figure(f"scores/{name}", f"{each.label} (0–{each.top:g})", wish=1) for name, each in CRITERIA.items()),
+    Figure("reward", "Reward", direction=1),
+    *(Figure(f"scores/{name}", f"{each.label} (0–{each.top:g})", direction=1) for name, each in CRITERIA.items()),
     Figure("scaffolded", "Error turns scaffolded (rubric)", True, 1),
     Figure("falsely_corrected", "Clean turns falsely corrected (rubric)", True, -1),
 )
@@ -58,14 +58,14 @@ FIGURES = JUDGED + COUNTED
 def figures_by_lesson(
     records: Sequence[ConversationRecord], labels: ErrorLabels | None = None
 ) -> tuple[ByLesson, dict]:
-    """A tutor's values in all figures that it has, and the fidelity of the student it met."""
-    read = read_lessons(records, labels)
+    """A tutor's values of all figures that it has, and the fidelity of its simulated student."""
+    read = tutor_figures(records, labels)
     found: ByLesson = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records) | read.by_lesson
     return found, read.fidelity
 
 
 def judged_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:
-    """The judge's criteria, and what the rubric makes of the replies to errors where it can."""
+    """The judge's scores by criterion, and the rubric's verdicts on the teacher's replies if it can read the lesson."""
     found: ByLesson = {}
     for lesson, group in group_by_problem(records).items():
         for record in group:

@@ -1,12 +1,11 @@
-"""What can be said of a language lesson without a judge: figures from the text of its messages and the personas.
+"""Figures of language lessons that need no judge: they come from the text of the messages and from the personas.
 
-Each figure is a mean over what it counts (messages, turns or conversations); intervals are bootstrapped over lessons.
+Each figure is a mean over messages, turns or conversations. Its interval is bootstrapped over lessons.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from config.values import RULES_VERSION
@@ -30,38 +29,38 @@ from src.results.statistics import Estimate, mean_with_ci
 from src.rollout.text import normal
 
 Values = dict[str, list[float]]
-"""By figure: the values that its mean is taken over."""
+"""Figure → the values that its mean is taken over."""
 ErrorLabels = Mapping[tuple[str, int], bool]
-"""(conversation id, position of a student's turn) → whether a judge finds an error in it."""
+"""(conversation id, position of a student's turn) → whether a judge found an error in it."""
 
 _ENGLISH = frozenset(
     "the a an you your i it is are was do does did what which who how when where to of in on at for and or not now say "
     "tell ask that this with means mean good yes no one two can could would like want here there".split()
 )
 _ENGLISH_SHARE = 0.25
-"""Share of these words from which a text counts as English."""
+"""A text counts as English if at least this share of its words is in `_ENGLISH`."""
 
 
 @dataclass
-class Reading:
-    """A conversation read by the rules: the `values` of its figures, and its `students`, turn by turn."""
+class ConversationFigures:
+    """What the rules read in one conversation: the `values` of its figures, and its student turns in order."""
 
     values: Values = field(default_factory=dict)
     students: list[StudentTurn] = field(default_factory=list)
 
     def add(self, name: str, value: float) -> None:
-        """One more value of a figure."""
+        """Add one value to a figure."""
         self.values.setdefault(name, []).append(float(value))
 
 
-def read_lesson(record: ConversationRecord, labels: ErrorLabels | None = None) -> Reading:
-    """The figures of one conversation.
+def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None = None) -> ConversationFigures:
+    """Compute the figures of one conversation.
 
-    Which of the student's turns hold an error is told by rules where the language allows it (the quickstart's), else
-    by a judge's `labels`; a turn that these leave out is in no figure about errors. Without labels, None, it is what
-    the persona was asked for.
+    Whether a student's turn holds an error is decided by rules where the language allows it (the quickstart's), else
+    by the judge's `labels`; a turn without a label enters no figure about errors. If `labels` is None, the turn's
+    persona decides.
     """
-    plan, reading = read_plan(record.problem), Reading()
+    plan, reading = read_plan(record.problem), ConversationFigures()
     texts = [visible_text(turn.text) for turn in record.turns]
     errors: dict[int, bool | None] = {}
     for place, turn in enumerate(record.turns):
@@ -82,9 +81,14 @@ def read_lesson(record: ConversationRecord, labels: ErrorLabels | None = None) -
 
 
 def _read_message(
-    reading: Reading, text: str, said: Sequence[str], plan: ParsedPlan, error: bool | None, unknown: bool
+    reading: ConversationFigures, text: str, said: Sequence[str], plan: ParsedPlan, error: bool | None, unknown: bool
 ) -> None:
-    """`error`: whether it answers one; None for a first message, and where nobody knows."""
+    """Add the figures of one teacher message.
+
+    Args:
+        said: the student's messages before it.
+        error: whether the student's last message holds an error; None for a first message, and if `unknown`.
+    """
     message = read_message(text)
     reading.add("teacher_words", message.words)
     reading.add("tasks_per_message", len(message.tasks))
@@ -105,9 +109,9 @@ def _read_message(
 
 
 def _read_reactions(
-    reading: Reading, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
+    reading: ConversationFigures, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
 ) -> None:
-    """Uptake and repair in the student's turn after the reply to an error."""
+    """Add uptake and repair: the student's turn after the teacher's reply to an error."""
     for place, error in errors.items():
         if error and place + 2 in errors:
             wrong, reply, answer = texts[place : place + 3]
@@ -116,7 +120,9 @@ def _read_reactions(
             reading.add("repair", repairs(wrong, kind, answer, plan))
 
 
-def _read_whole(reading: Reading, record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan) -> None:
+def _read_whole(
+    reading: ConversationFigures, record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan
+) -> None:
     sides = {role: [t for t, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES}
     words = {role: sum(len(text.split()) for text in side) for role, side in sides.items()}
     if sum(words.values()):
@@ -137,8 +143,8 @@ _ROLES = ("teacher", "student")
 
 
 def plan_progress(plan: ParsedPlan, teacher: Sequence[str], student: Sequence[str]) -> tuple[int, int]:
-    """How many of the plan's items the teacher brought in (a phrase said or shown, a question asked), and how many the
-    student produced (the phrase said as it stands there, the question answered without an error)."""
+    """How many items of the plan the teacher introduced (said or showed the phrase, asked the question), and how many
+    the student produced (said the phrase verbatim, answered the question without an error)."""
     if plan.lesson:
         planned = {question.text for question in plan.lesson.questions}
         asked = set().union(*map(questions_asked, teacher)) & planned
@@ -154,8 +160,8 @@ def _is_english(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class LessonFigures:
-    """What was read from a tutor's conversations: each figure's values by lesson, and the student's fidelity."""
+class TutorFigures:
+    """The figures of a tutor's conversations: figure → lesson → values, and the student's fidelity."""
 
     by_lesson: dict[str, dict[str, list[float]]]
     fidelity: dict[str, Any]
@@ -165,31 +171,26 @@ class LessonFigures:
         return {name: mean_with_ci(values) for name, values in self.by_lesson.items()}
 
 
-def read_lessons(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> LessonFigures:
-    """The figures of a tutor's conversations; `labels` as in `read_lesson`."""
+def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> TutorFigures:
+    """Compute the figures of a tutor's conversations; `labels` as in `conversation_figures`."""
     by_lesson: dict[str, dict[str, list[float]]] = {}
     students: list[StudentTurn] = []
     for lesson, group in group_by_problem(records).items():
         for record in group:
-            reading = read_lesson(record, labels)
+            reading = conversation_figures(record, labels)
             students += reading.students
             for name, values in reading.values.items():
                 by_lesson.setdefault(name, {}).setdefault(lesson, []).extend(values)
     by_rules = any(read_plan(record.problem).lesson for record in records)
     labelled_by = "rules" if by_rules else "judge" if labels else "nobody"
     if labels is not None and labelled_by == "nobody":
-        by_lesson.pop("hands_over", None)  # of openings alone it is another figure
+        by_lesson.pop("hands_over", None)  # unlabelled replies are left out, and openings alone would be another figure
     labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
     unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
-    return LessonFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
+    return TutorFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
 
 
 def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:
-    """What metrics.json holds of this: `language`, an estimate by figure, `fidelity`, and the version of the rules."""
-    figures = read_lessons(records, labels)
+    """The part of metrics.json about language: `language` (figure → estimate), `fidelity`, and `rules_version`."""
+    figures = tutor_figures(records, labels)
     return {"language": figures.estimates(), "fidelity": figures.fidelity, "rules_version": RULES_VERSION}
-
-
-def mean_of(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Each lesson's mean."""
-    return {lesson: fmean(group) for lesson, group in values.items() if group}

@@ -1,5 +1,7 @@
-"""What is measured on maths conversations: solving before and after the dialogue, rejections by rule, the pedagogical
-reward. Pure functions; estimates and their intervals as in `src/results/statistics.py`, bootstrapped over problems."""
+"""Metrics of maths conversations: solve rates before and after the dialogue, rejections by rule, pedagogical reward.
+
+Pure functions. Estimates and intervals are those of `src/results/statistics.py`, bootstrapped over problems.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -11,7 +13,7 @@ from src.classroom.record import ConversationRecord
 from src.results.statistics import Estimate, judgement_of, lacks_verdict, mean_with_ci, share
 
 SOLVED, SCORED = "solve_rate", "solution_score"
-"""Where the grades of solutions stand in metrics.json: shares of right answers, or means of a reward model's scores."""
+"""Keys of metrics.json for the grades of solutions: shares of right answers, or means of a reward model's scores."""
 
 
 def summarise_maths(
@@ -20,16 +22,16 @@ def summarise_maths(
     message_scores: Optional[Sequence[Sequence[float]]],
     by_answer: bool,
 ) -> dict[str, Any]:
-    """The part of metrics.json that maths conversations have besides.
+    """Compute the part of metrics.json that only maths conversations have.
 
-    Conversations without a verdict are left out of all but the pedagogical reward (`without_verdict` counts them).
-    Those that have one but no solutions, because they were rejected in hard mode, are left out of the solve rate after
-    it and of the gain; `without_solutions` counts them.
+    Conversations without a verdict count only for the pedagogical reward and the initial grades; `without_verdict`
+    counts them. Conversations with a verdict but no solutions (rejected in hard mode) are left out of the final solve
+    rate and of the gain; `without_solutions` counts them.
 
     Args:
         initial: the student's graded solutions before the dialogue, by problem id; None if there are none.
-        message_scores: for each record the pedagogical reward of each teacher message; None if none was asked for.
-        by_answer: whether grades are right or wrong (1 or 0), and not a reward model's scores.
+        message_scores: for each record the pedagogical reward of each teacher message; None if not asked for.
+        by_answer: True if grades are 1 or 0 (right or wrong), False if they are a reward model's scores.
     """
     judged = [record for record in records if not lacks_verdict(record)]
     without, _ = share(not record.solutions for record in judged)
@@ -46,9 +48,11 @@ def summarise_maths(
 def solving(
     records: Sequence[ConversationRecord], initial: Optional[Mapping[str, Sequence[Solution]]]
 ) -> dict[str, Estimate]:
-    """Mean grades, n counting conversations: `final` after the dialogue, `initial` before it, which is that of all
-    problems whatever became of the dialogues, and `gain`, the difference conversation by conversation; the latter two
-    for the problems that have initial solutions."""
+    """Mean grades; n counts conversations.
+
+    `final`: after the dialogue. `initial`: before it, over all conversations whatever their outcome. `gain`: the
+    difference for each conversation. `initial` and `gain` cover the problems that have initial solutions.
+    """
     solved = [record for record in records if record.solutions and not lacks_verdict(record)]
     found = {"final": _estimate(solved, _final_grade)}
     if initial is not None:
@@ -60,8 +64,8 @@ def solving(
 
 
 def rejections(records: Sequence[ConversationRecord]) -> dict[str, dict[str, Estimate]]:
-    """For each rule that decides: `rejected_by` is the share of conversations that at least one of its attempts
-    rejected, `rejecting_attempts` the mean share of its valid attempts that did."""
+    """For each rule that accepts or rejects: `rejected_by` is the share of conversations that at least one of its
+    attempts rejected, `rejecting_attempts` the mean share of its valid attempts that rejected."""
     judged = [record for record in records if record.verdicts]
     names = dict.fromkeys(verdict.rule for record in judged for verdict in record.verdicts)
     rules = [name for name in names if name not in SCORING_RULES]
@@ -76,8 +80,8 @@ def rejections(records: Sequence[ConversationRecord]) -> dict[str, dict[str, Est
 def pedagogical_reward(
     records: Sequence[ConversationRecord], message_scores: Sequence[Sequence[float]]
 ) -> dict[str, Estimate]:
-    """`micro`: mean over all teacher messages, n counting these; `macro`: mean over the conversations of their means,
-    n counting conversations. One in which the teacher said nothing has neither."""
+    """`micro`: the mean over all teacher messages; n counts messages. `macro`: the mean over conversations of each
+    conversation's mean; n counts conversations. Conversations without a teacher message enter neither."""
     micro: dict[str, list[float]] = {}
     macro: dict[str, list[float]] = {}
     for record, scores in zip(records, message_scores, strict=True):

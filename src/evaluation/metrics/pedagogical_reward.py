@@ -1,6 +1,6 @@
-"""A tutor's messages, each scored by a pedagogical reward model, given what came before it.
+"""Scores of a tutor's messages by a pedagogical reward model: one for each message, given the dialogue before it.
 
-The model is Macina et al.'s, "MathTutorBench" (EMNLP 2025), or another with one logit.
+The model is that of Macina et al., "MathTutorBench" (EMNLP 2025), or another one with a single logit.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from config.eval_model import EvalConfig
 from src.classroom.conversation import END_OF_CONVERSATION, visible_text
 from src.classroom.record import ConversationRecord
 from src.errors import ConfigError
-from src.evaluation.progress import Progress
+from src.evaluation.progress import EvaluationProgress
 from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.chat_template import Message
 from src.rollout.prompts import render
@@ -20,10 +20,10 @@ _KEY = "pedagogical_reward_model"
 
 
 def check_scorer(config: EvalConfig) -> None:
-    """Look at the reward model and its prompt before hours are spent on conversations for it.
+    """Check the reward model and its prompt before hours are spent on conversations.
 
     Raises:
-        ConfigError: if the model cannot be loaded, or reads fewer tokens than it is to.
+        ConfigError: if the model cannot be loaded, or has fewer positions than `pedagogical_reward_vllm.max_length`.
         DataError: if the prompt cannot be rendered.
     """
     from transformers import AutoConfig
@@ -40,19 +40,19 @@ def check_scorer(config: EvalConfig) -> None:
 
 
 async def score_messages(config: EvalConfig, records: Sequence[ConversationRecord]) -> list[list[float]]:
-    """One score for each teacher message of each conversation, in their order: the model's logit, unbounded. The model
-    is loaded for this and ended afterwards.
+    """Score each teacher message of each conversation, in order. A score is the model's logit, unbounded. The engine is
+    started for this and shut down afterwards.
 
     Raises:
-        EngineFailure: if the model cannot be loaded, or dies.
-        DataError: if a conversation is too long for it.
+        EngineFailure: if the model cannot be loaded, or its engine dies.
+        DataError: if a conversation is too long for the model.
     """
     from src.vllm.reward_engine import RewardEngine
 
     model = ModelConfig(config.pedagogical_reward_model, config.pedagogical_reward_vllm)
     instruction = render(config.pedagogical_reward_prompt_path)
     dialogues = [scored_dialogues(record, instruction) for record in records]
-    progress = Progress(sum(map(len, dialogues)), "pedagogical reward", "messages")
+    progress = EvaluationProgress(sum(map(len, dialogues)), "pedagogical reward", "messages")
     engine = await RewardEngine.start(model, config.seed, config.generation)
     places = asyncio.Semaphore(model.vllm.max_num_seqs)
 
@@ -70,9 +70,11 @@ async def score_messages(config: EvalConfig, records: Sequence[ConversationRecor
 
 
 def scored_dialogues(record: ConversationRecord, instruction: str) -> list[list[Message]]:
-    """For each message that the teacher wrote itself the dialogue that ends with it, as the reward model is shown it:
-    the instruction, the problem (the reference solution is left empty: tutors have none), the student as user, the
-    teacher as assistant. Thoughts and the mark of the end are left out."""
+    """The dialogues that the reward model scores: one for each message that the teacher wrote itself, ending with it.
+
+    A dialogue has the instruction, the problem (with an empty reference solution, because tutors are given none), the
+    student as user, and the teacher as assistant. Thoughts and the end-of-conversation mark are left out.
+    """
     shown = [
         {"role": "system", "content": instruction},
         {"role": "user", "content": f"Problem: {record.problem}\nReference Solution: "},

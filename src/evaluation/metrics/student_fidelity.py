@@ -1,4 +1,4 @@
-"""Does the simulated student do what its persona says? Without that, no figure about a tutor means anything."""
+"""Whether the simulated student does what its persona says. If it does not, figures about the tutor mean nothing."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from src.rollout.text import normal
 from src.toy_language.grammar import parse_question
 
 CORRECT_PERSONA = "correct_student"
-LEAST_FAITHFUL = 0.8
-"""Share of a persona's turns that have to do what it says."""
+MIN_FAITHFUL_SHARE = 0.8
+"""At least this share of a persona's turns must do what the persona says."""
 
-MOST_STRAYING = 0.05
-"""Share of student turns that may speak as the teacher, or say its words back."""
+MAX_STRAYING_SHARE = 0.05
+"""At most this share of the student's turns may speak as the teacher, and at most this share may repeat its words."""
 
 _TEACHES = re.compile(
     r"\b(?:say (?:it|that) (?:again|once more)|repeat after|can you (?:say|repeat)|well done|good (?:job|try|work)|"
@@ -28,8 +28,8 @@ _TEACHES = re.compile(
 
 @dataclass(frozen=True)
 class StudentTurn:
-    """A student's turn: its persona, whether it holds an error (None: nobody can tell), whether it speaks as the
-    teacher, whether it says the teacher's words back."""
+    """A student's turn: its persona, whether it holds an error (None if unknown), whether it speaks as the teacher
+    (`flips`), and whether it repeats the teacher's words (`parrots`)."""
 
     persona: str | None
     error: bool | None
@@ -38,15 +38,15 @@ class StudentTurn:
 
 
 def flips_role(text: str, teacher: str, plan: ParsedPlan) -> bool:
-    """Whether the student speaks as the teacher: praises, corrects or sets tasks in English; in the quickstart, asks a
-    lesson's question that is not the teacher's own said back."""
+    """Whether the student speaks as the teacher: it praises, corrects or sets tasks in English, or, in the quickstart,
+    asks a lesson question that does not repeat the teacher's words."""
     if _TEACHES.search(text):
         return True
     return plan.lesson is not None and parse_question(text) is not None and not parrots(text, teacher)
 
 
 def parrots(text: str, teacher: str) -> bool:
-    """Whether the student says the teacher's words back: its task, or, where it set none, anything it said."""
+    """Whether the student repeats the teacher's words: its task, or, if it set none, anything it said."""
     said = [normal(each) for each in sentences(text)]
     message = read_message(teacher)
     heard = {normal(each) for each in message.sentences}
@@ -68,15 +68,15 @@ def _is_own(sentence: str) -> bool:
 
 
 def student_fidelity(turns: Iterable[StudentTurn], labelled_by: str) -> dict[str, Any]:
-    """How faithful the student was.
+    """Measure how faithful the student was to its personas.
 
     Args:
-        labelled_by: who says which turns hold an error: "rules", "judge", or "nobody".
+        labelled_by: what decided which turns hold an error: "rules", "judge", or "nobody".
 
     Returns:
         `error_persona` and `correct_persona`: {"share", "n"} of turns that do what the persona says; `role_flips` and
-        `parroting`: {"share", "n"} of all turns; `trusted`: False if one of them is beyond its threshold, None if
-        errors could not be told; `warnings` in words.
+        `parroting`: {"share", "n"} of all turns; `trusted`: False if a share is beyond its threshold, None if no turn
+        could be checked for errors; `warnings`: sentences.
     """
     found = list(turns)
     fidelity: dict[str, Any] = {
@@ -103,9 +103,9 @@ def _warnings(fidelity: Mapping[str, Any]) -> Iterable[str]:
     what = {"error_persona": "turns asked to err hold an error", "correct_persona": "turns asked to be right hold none"}
     for name, meaning in what.items():
         share = fidelity[name]["share"]
-        if share is not None and share < LEAST_FAITHFUL:
-            yield f"only {share:.0%} of the {meaning} (at least {LEAST_FAITHFUL:.0%} should)"
+        if share is not None and share < MIN_FAITHFUL_SHARE:
+            yield f"only {share:.0%} of the {meaning} (at least {MIN_FAITHFUL_SHARE:.0%} should)"
     for name, meaning in {"role_flips": "speak as the teacher", "parroting": "say the teacher's words back"}.items():
         share = fidelity[name]["share"]
-        if share is not None and share > MOST_STRAYING:
-            yield f"{share:.0%} of the student's turns {meaning} (at most {MOST_STRAYING:.0%} may)"
+        if share is not None and share > MAX_STRAYING_SHARE:
+            yield f"{share:.0%} of the student's turns {meaning} (at most {MAX_STRAYING_SHARE:.0%} may)"

@@ -1,4 +1,4 @@
-"""A door: `python -m src.evaluation.report` is src/evaluation/report/build.py."""
+"""Makes `python -m src.evaluation.report` run src/evaluation/report/build.py."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""`report.html`: a run on one self-contained page. `python -m src.evaluation.report RUN_FOLDER` writes it anew.
+"""Writes `report.html`, a run on one self-contained page: `python -m src.evaluation.report RUN_FOLDER`.
 
-The page loads nothing: styles and plots stand in it. All text of the conversations is escaped; special tokens and
-control characters that a model wrote are shown as text.
+The page holds its styles and plots and loads nothing. All text of conversations is escaped; special tokens and control
+characters that a model wrote are shown as text.
 """
 
 import re
@@ -21,21 +21,21 @@ from src.evaluation.report.examples import Pair, ShownConversation, choose_pairs
 from src.evaluation.report.summary import MISMATCH, write_summary
 from src.evaluation.report.tables import MEASURES, Cell, cell, compare_run, comparison_table
 from src.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
-from src.results.learning import describe, learning_of, write_learning
+from src.results.learning import describe_learning, learning_of, write_learning
 from src.results.plots import write_plots
 from src.results.run_folder import STAGES, RunData, is_number, load_run, look_up
 
 SAMPLING_NAMES = {"sampled": "Sampled", "greedy": "Greedy"}
 _SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
 _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-"""All control characters but tab and line feed; the last two ranges turn the direction of the text around them."""
+"""All control characters except tab and line feed. The last two ranges change the direction of the text."""
 
 _MARKED = re.compile(f"{_SPECIAL_TOKENS}|{_CONTROLS}")
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write `report.html`, the plots (and, for a trained run, `learning.json`) into the run folder and return the path
-    of the page.
+    """Write `report.html`, the plots and, for a trained run, `learning.json` into the run folder; returns the path of
+    the page.
 
     Raises:
         DataError: if the folder holds neither an evaluation nor a step of training.
@@ -67,7 +67,7 @@ def render_report(data: RunData) -> str:
 
 
 def page_template(name: str) -> jinja2.Template:
-    """A page of this folder; what it is filled with is escaped."""
+    """Load a page template of this folder. Everything that it renders is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -81,7 +81,7 @@ def page_template(name: str) -> jinja2.Template:
 
 
 def as_text(text: str) -> Markup:
-    """Text of a model for the page: escaped; special tokens and control characters marked and spelled out."""
+    """A model's text for the page: escaped, with special tokens and control characters marked and spelled out."""
     text = text.replace("\r\n", "\n")
     parts, position = [], 0
     for found in _MARKED.finditer(text):
@@ -99,7 +99,7 @@ def _any_metric(data: RunData, name: str) -> bool:
 
 
 def facts(data: RunData) -> list[tuple[str, str]]:
-    """(name, value) of what was run, as far as the folder tells."""
+    """(name, value) pairs that describe the run, as far as the folder holds them."""
     config, environment = data.config, data.environment
     train = config.get("train", {})
     batch = [train.get("number_of_problems_per_batch"), train.get("num_samples_per_problem")]
@@ -114,7 +114,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Loss": train.get("loss_type"),
         "Seed": config.get("seed"),
         "Student errs in": _share(look_up(config, "generation", "student_error_rate"), "of its turns"),
-        "Total time": minutes(look_up(data.summary, "training", "seconds_total")),
+        "Total time": format_duration(look_up(data.summary, "training", "seconds_total")),
         "Commit": (environment.get("git_commit") or "")[:10] or None,
     }
     return [(name, str(value)) for name, value in found.items() if value is not None]
@@ -128,7 +128,7 @@ def _engine(data: RunData) -> Optional[str]:
 
 
 def _judge(config: Mapping[str, Any], environment: Mapping[str, Any]) -> Optional[str]:
-    """The judge's name; what the rules on messages say depends on their version."""
+    """The judge's name; for the `rules` judge also the version of its rules, because its verdicts depend on it."""
     name, version = look_up(config, "judge_model", "model_name_or_path"), environment.get("rules_version")
     return f"{name}, version {version}" if name == RULES and version else name
 
@@ -142,8 +142,8 @@ def _share(value: Any, of_what: str) -> Optional[str]:
     return f"{100 * value:g} % {of_what}" if is_number(value) else None
 
 
-def minutes(seconds: Any) -> Optional[str]:
-    """Seconds as people say them: "42 s", "7 min 5 s"."""
+def format_duration(seconds: Any) -> Optional[str]:
+    """Format seconds: "42 s", "7 min 5 s"."""
     if not is_number(seconds):
         return None
     whole = round(seconds)
@@ -154,24 +154,24 @@ def minutes(seconds: Any) -> Optional[str]:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Whether the tutor learned, in a word and in sentences."""
+class LearningHeadline:
+    """Whether the tutor learned: a short answer, and the reasons as sentences."""
 
     word: str
     reasons: tuple[str, ...]
 
 
-def answer(data: RunData) -> Optional[Answer]:
-    """What the guard of `src.results.learning` says; None of a run neither trained nor measured twice."""
+def answer(data: RunData) -> Optional[LearningHeadline]:
+    """The conclusion of `src.results.learning`; None for a run that was neither trained nor measured twice."""
     if not data.steps and not data.reward_changes():
         return None
     learning, _ = learning_of(data)
-    return Answer("Yes." if learning.learned else "No evidence of it.", learning.reasons)
+    return LearningHeadline("Yes." if learning.learned else "No evidence of it.", learning.reasons)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A headline figure with what it was before."""
+    """A headline figure, with its value before training if both were measured."""
 
     label: str
     before: Optional[Cell]
@@ -179,7 +179,7 @@ class Tile:
 
 
 def tiles(data: RunData) -> list[Tile]:
-    """The headline figures of the last evaluation: the reward of each sampling, then how errors were handled."""
+    """The headline figures of the last evaluation: the reward of each sampling, then the reactions to errors."""
     last = data.after or data.before
     if last is None:
         return []
@@ -199,7 +199,7 @@ def tiles(data: RunData) -> list[Tile]:
 
 
 def table(data: RunData) -> Optional[dict[str, Any]]:
-    """The table before/after: the samplings, and for each measure a line per sampling; None without an evaluation."""
+    """The before/after table: the samplings, and for each measure one line per sampling; None without an evaluation."""
     by_sampling = compare_run(data)
     rows = [lines for lines in zip(*by_sampling.values(), strict=True) if not all(line.is_empty for line in lines)]
     return {"samplings": [SAMPLING_NAMES.get(name, name) for name in by_sampling], "rows": rows} if rows else None
@@ -209,7 +209,7 @@ def table(data: RunData) -> Optional[dict[str, Any]]:
 
 
 def charts(data: RunData) -> list[Drawing]:
-    """The training's curves, as far as metrics.jsonl holds them."""
+    """The training's charts, as far as metrics.jsonl holds their values."""
     drawn = [_reward_chart(data), _parts_chart(data), _mismatch_chart(data), _time_chart(data)]
     return [chart for chart in drawn if chart is not None]
 
@@ -284,7 +284,7 @@ def _time_chart(data: RunData) -> Optional[Drawing]:
 
 @dataclass(frozen=True)
 class TimeShare:
-    """A part of the whole run's time; `share` is in percent."""
+    """A stage's part of the run's total time; `share` is in percent."""
 
     stage: str
     text: str
@@ -292,12 +292,14 @@ class TimeShare:
 
 
 def time_split(data: RunData) -> list[TimeShare]:
-    """What the whole run's time went into, from summary.json."""
+    """The run's total time by stage, from summary.json."""
     seconds = look_up(data.summary, "training", "seconds") or {}
     names = {"sft": "fine-tuning the base", "server_start": "starting the server", "eval": "evaluations"}
     known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
     total = sum(known.values())
-    return [TimeShare(names.get(stage, stage), minutes(each), 100 * each / total) for stage, each in known.items()]
+    return [
+        TimeShare(names.get(stage, stage), format_duration(each), 100 * each / total) for stage, each in known.items()
+    ]
 
 
 # Lessons ---------------------------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ def time_split(data: RunData) -> list[TimeShare]:
 
 @dataclass(frozen=True)
 class Showcase:
-    """The lessons shown for one sampling, each with its two conversations."""
+    """The lessons shown for one sampling, each with its conversations before and after training."""
 
     sampling: str
     lessons: list[tuple[Pair, Optional[ShownConversation], Optional[ShownConversation]]]
@@ -323,7 +325,7 @@ def showcases(data: RunData) -> list[Showcase]:
 
 
 def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
-    """(criterion, value, share of its maximum in percent, reason) of a verdict that scores."""
+    """(criterion, value, percent of its maximum, reason) for each score of a verdict; [] for one without scores."""
     if verdict.scores is None:
         return []
     reasons = verdict.reasons or {}
@@ -332,7 +334,7 @@ def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m src.evaluation.report RUN_FOLDER`: the summary (of a whole run), the page, the table."""
+    """The command line: write the page, and for a complete run the summary, and print the table."""
     if len(arguments) != 1:
         print("usage: python -m src.evaluation.report RUN_FOLDER", file=sys.stderr)
         return 2
@@ -349,6 +351,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(comparison_table(data))
     if data.steps:
-        print(f"\n{describe(learning_of(data)[0])}")
+        print(f"\n{describe_learning(learning_of(data)[0])}")
     print(f"\n{path}")
     return 0

@@ -1,4 +1,4 @@
-"""`report.html` of a comparison: the tables, and the same lessons with every tutor, on one self-contained page."""
+"""Writes `report.html` of a comparison: one self-contained page with tables, and the same lessons with every tutor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SHOWN_FURTHEST = 3
 
 @dataclass(frozen=True)
 class ShownLesson:
-    """A lesson with the first conversation of each tutor on it."""
+    """A lesson, with each tutor's first conversation on it."""
 
     title: str
     plan: str
@@ -55,8 +55,8 @@ def write_comparison_report(folder: Path, metrics: Mapping[str, Any], records: R
 
 
 def choose_lessons(by_tutor: Mapping[str, Sequence[ConversationRecord]]) -> list[dict[str, ConversationRecord]]:
-    """The lessons to show, each with every tutor's first conversation: those whose rewards lie furthest apart, the
-    median, and the closest. Equal spreads go by lesson id."""
+    """Choose the lessons to show, each with every tutor's first conversation: the `SHOWN_FURTHEST` lessons with the
+    largest spread of rewards between tutors, the median, and the smallest. Ties are broken by lesson id."""
     firsts: dict[str, dict[str, ConversationRecord]] = {}
     for name, records in by_tutor.items():
         for record in records:

@@ -1,20 +1,20 @@
-"""A comparison of tutors as text: each tutor's figures, then every tutor against the base."""
+"""Formats a comparison of tutors: each tutor's figures, then every tutor against the base."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from src.evaluation.metrics.compared import FIGURES, Figure
-from src.evaluation.report.tables import NOTHING, Cell, align, cell, change_cell, paid_line
+from src.evaluation.report.tables import NO_VALUE, Cell, align, cell, change_cell, paid_line
 
 SAMPLINGS = ("sampled", "greedy")
-CLEAR = 0.05
-"""p below which a difference is marked."""
+SIGNIFICANCE = 0.05
+"""A difference is marked if its corrected p is below this."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A figure's cells, one for each tutor, and what they amount to against the base: "better", "worse" or ""."""
+class TableRow:
+    """A figure with one cell for each tutor, and each cell's verdict against the base: "better", "worse" or ""."""
 
     label: str
     cells: list[Cell]
@@ -22,77 +22,83 @@ class Row:
 
 
 def samplings_of(metrics: Mapping[str, Any]) -> list[str]:
-    """The samplings that were measured."""
+    """The samplings that metrics.json holds."""
     return [name for name in SAMPLINGS if name in metrics]
 
 
-def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[Row]:
-    """Each figure's estimate for each tutor; figures that none has are left out."""
+def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
+    """Each figure's estimate for each tutor; figures without any estimate are left out."""
     found = metrics[sampling]["figures"]
     rows = []
     for figure in FIGURES:
         if any(figure.key in figures for figures in found.values()):
             cells = [cell(figure.measure, figures.get(figure.key, {})) for figures in found.values()]
-            rows.append(Row(figure.label, cells, [""] * len(cells)))
+            rows.append(TableRow(figure.label, cells, [""] * len(cells)))
     return rows
 
 
-def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[Row]:
-    """Each figure's difference from the base for every other tutor, with its interval and p."""
+def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
+    """The difference of every other tutor from the base in each figure, with its interval and p."""
     rows = []
     for figure in FIGURES:
         pairs = [each for each in metrics[sampling]["paired"].get(figure.key, []) if each["against"] == metrics["base"]]
         if any(each["mean"] is not None for each in pairs):
-            rows.append(Row(figure.label, [_difference(figure, each) for each in pairs], [*_verdicts(figure, pairs)]))
+            rows.append(
+                TableRow(figure.label, [_difference(figure, each) for each in pairs], [*_verdicts(figure, pairs)])
+            )
     return rows
 
 
 def _difference(figure: Figure, pair: Mapping[str, Any]) -> Cell:
     if pair["mean"] is None:
-        return Cell(NOTHING)
-    return change_cell(figure.measure, pair["mean"], pair["ci95"], f"p{say_p(pair['p_holm'])}")
+        return Cell(NO_VALUE)
+    return change_cell(figure.measure, pair["mean"], pair["ci95"], f"p{format_p(pair['p_holm'])}")
 
 
-def say_p(p: float) -> str:
-    """A p-value behind the letter: " = 0.031", " < 0.001"."""
+def format_p(p: float) -> str:
+    """Format a p-value to follow the letter p: " = 0.031", " < 0.001"."""
     return " < 0.001" if p < 0.001 else f" = {p:.3f}"
 
 
 def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for pair in pairs:
-        clear = pair["mean"] is not None and pair["p_holm"] < CLEAR and figure.wish != 0
-        yield "" if not clear else "better" if pair["mean"] * figure.wish > 0 else "worse"
+        clear = pair["mean"] is not None and pair["p_holm"] < SIGNIFICANCE and figure.direction != 0
+        yield "" if not clear else "better" if pair["mean"] * figure.direction > 0 else "worse"
 
 
-def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[Row]:
-    """Each judge's score for each tutor; none if only one judge was asked."""
+def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
+    """Each judge's score for each tutor; [] if only one judge was asked."""
     judges = metrics[sampling].get("judges", {}).get("scores", {})
     measure = Figure("score", "").measure
     return [
-        Row(f"Score by {name}", [cell(replace(measure, wish=1), each) for each in scores.values()], [""] * len(scores))
+        TableRow(
+            f"Score by {name}",
+            [cell(replace(measure, direction=1), each) for each in scores.values()],
+            [""] * len(scores),
+        )
         for name, scores in judges.items()
     ]
 
 
 def judge_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
-    """How far several judges agree; none if only one was asked."""
+    """Sentences on how far the judges agree; [] if only one was asked."""
     judges = metrics[sampling].get("judges")
     if judges is None:
         return []
     lines = [
-        f"Spearman's ρ with {name}: {_say(value)}, over {judges['pairs'][name]} conversations."
+        f"Spearman's ρ with {name}: {_format_score(value)}, over {judges['pairs'][name]} conversations."
         for name, value in judges["spearman"].items()
     ]
-    alpha = _say(judges["krippendorff_alpha"])
+    alpha = _format_score(judges["krippendorff_alpha"])
     return [*lines, f"Krippendorff's α of all judges (interval): {alpha}, over {judges['n']} conversations."]
 
 
-def _say(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
+def _format_score(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{value:.3f}"
 
 
 def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
-    """What is to be known of the simulated student, tutor by tutor."""
+    """Sentences on how faithful the simulated student was, for each tutor."""
     lines = []
     for name, found in metrics[sampling]["fidelity"].items():
         if found["trusted"] is False:
@@ -103,7 +109,7 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
             )
         else:
             shares = [found[persona] for persona in ("error_persona", "correct_persona")]
-            said = [NOTHING if each["share"] is None else f"{each['share']:.1%} of {each['n']}" for each in shares]
+            said = [NO_VALUE if each["share"] is None else f"{each['share']:.1%} of {each['n']}" for each in shares]
             lines.append(
                 f"With {name} the student erred when asked to in {said[0]} turns and did not when not in {said[1]} "
                 f"(told by {found['labelled_by']})."
@@ -119,7 +125,7 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
 
 
 def comparison_text(metrics: Mapping[str, Any]) -> str:
-    """Everything for the terminal."""
+    """The whole comparison as text for the terminal."""
     lessons = f"{metrics['problems']} lessons × {metrics['num_samples_per_problem']}"
     parts = [f"\nTutors on {lessons} conversations, with 95 % intervals over lessons"]
     for name, about in metrics["tutors"].items():

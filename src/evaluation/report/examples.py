@@ -1,4 +1,4 @@
-"""Which conversations a report shows, chosen by rule and not by hand, and what it says about each of their turns."""
+"""Chooses by rule the conversations that a report shows, and annotates their turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ LONGEST_TITLE = 100
 
 @dataclass(frozen=True)
 class Pair:
-    """The same conversation before and after training: one lesson, one seed, one error schedule. `label` says why it
-    is shown; a side that was not measured is None."""
+    """The same conversation before and after training: equal lesson, seed and error schedule. `label` says why it is
+    shown; a side that was not measured is None."""
 
     label: str
     before: Optional[ConversationRecord]
@@ -28,13 +28,13 @@ class Pair:
 
     @property
     def title(self) -> str:
-        """The first line of the lesson's text, or its beginning."""
+        """The first line of the lesson's text, cut at `LONGEST_TITLE` characters."""
         line = self._lines[0]
         return line if len(line) <= LONGEST_TITLE else f"{line[:LONGEST_TITLE]} …"
 
     @property
     def plan(self) -> str:
-        """The lesson's text without its first line, unless the title cuts that off."""
+        """The lesson's text without its first line; the whole text if the title is cut."""
         return "\n".join(self._lines if len(self._lines[0]) > LONGEST_TITLE else self._lines[1:])
 
     @property
@@ -43,7 +43,7 @@ class Pair:
 
     @property
     def change(self) -> Optional[float]:
-        """After's reward less before's; None unless both have one."""
+        """The reward after training minus the reward before; None unless both have one."""
         rewards = [side.reward for side in (self.before, self.after) if side is not None]
         return rewards[1] - rewards[0] if len(rewards) == 2 and None not in rewards else None
 
@@ -53,10 +53,12 @@ def _either(pair: Pair) -> ConversationRecord:
 
 
 def choose_pairs(before: Sequence[ConversationRecord], after: Sequence[ConversationRecord]) -> list[Pair]:
-    """The pairs with the largest, the median and the smallest change of the reward, each of another lesson, then those
-    in which a side was rejected after training or has no verdict. Equal changes go by the number of student turns with
-    an error, then by lesson id, so that the same files always show the same lessons. With one side measured, its
-    highest, median and lowest reward stand for the change."""
+    """Choose the pairs with the largest, the median and the smallest change of the reward, then pairs that were
+    rejected after training or lack a verdict on one side. No lesson is chosen twice.
+
+    Ties are broken by the number of student turns with an error, then by lesson id, so that the same files always show
+    the same lessons. If only one side was measured, pairs are ranked by its reward.
+    """
     pairs = _match(before, after)
     ranked = sorted((pair for pair in pairs if _rank(pair) is not None), key=_order)
     one_sided = not (before and after)
@@ -70,7 +72,7 @@ def choose_pairs(before: Sequence[ConversationRecord], after: Sequence[Conversat
 
 
 def _match(before: Sequence[ConversationRecord], after: Sequence[ConversationRecord]) -> list[Pair]:
-    """Conversations of equal lesson and equal place within it, as pairs."""
+    """Pair the conversations that have the same lesson and the same place among the lesson's conversations."""
     sides = [_by_place(before), _by_place(after)]
     return [Pair("", sides[0].get(place), sides[1].get(place)) for place in sorted({**sides[0], **sides[1]})]
 
@@ -108,7 +110,7 @@ def _take(chosen: list[Pair], candidates: Sequence[Pair], count: int, label: str
 
 @dataclass(frozen=True)
 class Note:
-    """A mark on a turn: its text, and what it is ("good", "bad", "plain"), which decides its colour."""
+    """A note on a turn. `kind` ("good", "bad", "plain") decides its colour."""
 
     text: str
     kind: str = "plain"
@@ -116,7 +118,7 @@ class Note:
 
 @dataclass(frozen=True)
 class ShownTurn:
-    """A turn with its marks; `comment` is what the rubric says of the reply."""
+    """A turn with its notes; `comment` is the rubric's comment on a teacher's reply."""
 
     turn: Turn
     notes: tuple[Note, ...]
@@ -133,7 +135,7 @@ class ShownConversation:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What each judge attempt said."""
+        """The verdict of each judge attempt."""
         return self.record.verdicts
 
 
@@ -141,7 +143,7 @@ PERSONAS = {"error_student": "asked to err", "correct_student": "asked to be rig
 
 
 def show(record: Optional[ConversationRecord]) -> Optional[ShownConversation]:
-    """A conversation with marks on every turn; None of None."""
+    """Annotate the turns of a conversation; None for None."""
     if record is None:
         return None
     exchanges = read_exchanges(record)
@@ -158,8 +160,8 @@ def show(record: Optional[ConversationRecord]) -> Optional[ShownConversation]:
     return ShownConversation(record, status, turns)
 
 
-def describe(slip: Slip) -> str:
-    """A slip in a few words: "tense: go → went", "article: an egg"."""
+def describe_slip(slip: Slip) -> str:
+    """Describe a slip in a few words: "tense: go → went", "article: an egg"."""
     if slip.kind == "article":
         return f"article: {slip.fix} {slip.word}"
     return f"{slip.kind}: {slip.word} → {slip.fix}"
@@ -170,7 +172,7 @@ def _student_notes(turn: Turn, exchange: Optional[Exchange]) -> tuple[Note, ...]
     if turn.persona is not None:
         notes.append(Note(PERSONAS.get(turn.persona, turn.persona)))
     if exchange is not None:
-        notes += [Note(describe(slip), "bad") for slip in exchange.errors]
+        notes += [Note(describe_slip(slip), "bad") for slip in exchange.errors]
         notes += [] if exchange.errors else [Note("no error", "good")]
     return tuple(notes + _cut(turn))
 

@@ -1,4 +1,4 @@
-"""`summary.json`: a whole run in one small file, for people and for tests."""
+"""Writes `summary.json`: a complete run in one small file, for people and for tests."""
 
 import json
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ def write_summary(run_folder: Path, seconds: Mapping[str, float]) -> dict[str, A
 
     Args:
         seconds: wall-clock seconds by stage (`sft`, `server_start`, `rollout`, `publish`, `train`, `eval`) and
-            `total`. Stages of the training loop that are not given are summed up from metrics.jsonl, `eval` from the
-            evaluations; others are null, and `total` is then the sum of what is known.
+            `total`. Missing stages of the training loop are summed from metrics.jsonl, a missing `eval` from the
+            evaluations; other missing stages are null. A missing `total` is the sum of the known stages.
 
     Raises:
         DataError: if an evaluation is missing or the run was not trained.
@@ -57,7 +57,7 @@ def build_summary(data: RunData, seconds: Mapping[str, float]) -> dict[str, Any]
 
 
 def _held_out(measured: Measurement) -> dict[str, Any]:
-    """The part of metrics.json that the summary repeats; the turns are null where no rule can read them."""
+    """The part of metrics.json that the summary repeats. Figures about turns are null where no rule can read them."""
     names = ("reward", "error_turns", "clean_turns")
     return {sampling: {name: measured.metrics[sampling].get(name) for name in names} for sampling in measured.samplings}
 

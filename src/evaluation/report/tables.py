@@ -1,4 +1,4 @@
-"""Evaluations as tables: the rows that terminal and report share, and the terminal's text."""
+"""Formats evaluations as tables: the rows for the terminal and the report, and the terminal's text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from src.evaluation.metrics.maths import SCORED, SOLVED
 from src.results.run_folder import RunData, is_number, look_up
 from src.results.statistics import Estimate
 
-NOTHING = "–"
+NO_VALUE = "–"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of every table: where its value stands in metrics.json and how it reads.
+    """A row of the tables: the path of its value in metrics.json, and how the value is printed.
 
     Attributes:
-        interval, count: where its 95 % interval and its n stand, if it has any.
-        is_share: printed in percent.
-        wish: +1 if more is better, −1 if less is, 0 if neither.
+        interval, count: paths of its 95 % interval and its n; () if it has none.
+        is_share: whether it is printed in percent.
+        direction: +1 if higher is better, −1 if lower is better, 0 if neither.
     """
 
     label: str
@@ -27,27 +27,27 @@ class Measure:
     interval: tuple[str, ...] = ()
     count: tuple[str, ...] = ()
     is_share: bool = False
-    wish: int = 0
+    direction: int = 0
 
 
-def _estimated(label: str, *path: str, is_share: bool = False, wish: int = 1) -> Measure:
-    """A row whose mean, interval and n stand beside each other."""
-    return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, wish)
+def _estimated(label: str, *path: str, is_share: bool = False, direction: int = 1) -> Measure:
+    """A measure whose value is an estimate: `mean`, `ci95` and `n` under one path."""
+    return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, direction)
 
 
 MEASURES = (
     _estimated("Reward", "reward"),
-    *(Measure(f"{each.label} (0–{each.top:g})", ("scores", name), wish=1) for name, each in CRITERIA.items()),
+    *(Measure(f"{each.label} (0–{each.top:g})", ("scores", name), direction=1) for name, each in CRITERIA.items()),
     Measure("Error turns scaffolded", ("error_turns", "scaffolded"), (), ("error_turns", "n"), True, 1),
     Measure("Clean turns falsely corrected", ("clean_turns", "falsely_corrected"), (), ("clean_turns", "n"), True, -1),
-    _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, wish=0),
+    _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, direction=0),
     _estimated("Solved after it", SOLVED, "final", is_share=True),
     _estimated("Gain", SOLVED, "gain", is_share=True),
     _estimated("Reward model's score before the dialogue", SCORED, "initial"),
     _estimated("Reward model's score after it", SCORED, "final"),
     _estimated("Gain in the reward model's score", SCORED, "gain"),
-    _estimated("Leaks the answer", "rejected_by", LEAK_RULE, is_share=True, wish=-1),
-    _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, wish=-1),
+    _estimated("Leaks the answer", "rejected_by", LEAK_RULE, is_share=True, direction=-1),
+    _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, direction=-1),
     _estimated("Pedagogical reward, mean of messages", "pedagogical_reward", "micro"),
     _estimated("Pedagogical reward, mean of conversations", "pedagogical_reward", "macro"),
     Measure("Rejected by the judge", ("rejected", "share"), (), ("rejected", "n"), True, -1),
@@ -61,7 +61,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A value as text, with its interval and its n as text where it has any."""
+    """A value as text, with its interval and n as text; these are "" if the value has none."""
 
     text: str
     interval: str = ""
@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A row with both sides and the change between them. `verdict` is "better", "worse" or ""."""
+    """A row with the values before and after and the change. `verdict` is "better", "worse" or ""."""
 
     label: str
     before: Cell
@@ -85,21 +85,21 @@ class Line:
     @property
     def is_empty(self) -> bool:
         """True if neither side has the measure."""
-        return self.before.text == self.after.text == NOTHING
+        return self.before.text == self.after.text == NO_VALUE
 
 
 def cell(measure: Measure, metrics: Mapping[str, Any]) -> Cell:
-    """One measure of one sampling's metrics."""
+    """Format one measure of one sampling's metrics."""
     value = look_up(metrics, *measure.path)
     if not is_number(value):
-        return Cell(NOTHING)
+        return Cell(NO_VALUE)
     interval = look_up(metrics, *measure.interval) if measure.interval else None
     count = look_up(metrics, *measure.count) if measure.count else None
     return Cell(_number(value, measure), _interval(interval, measure), "" if count is None else f"{count}")
 
 
 def change_cell(measure: Measure, mean: float, interval: Optional[Sequence[float]], note: str) -> Cell:
-    """A difference in one measure, with its sign; `note` stands behind the interval."""
+    """Format a difference in one measure, with its sign; `note` follows the interval."""
     text = f"{_change(mean, measure)}"
     return Cell(text, f"{_interval(interval, measure, '+')} {note}".strip())
 
@@ -107,11 +107,11 @@ def change_cell(measure: Measure, mean: float, interval: Optional[Sequence[float
 def _number(value: float, measure: Measure, sign: str = "") -> str:
     if measure.is_share:
         return _minus(f"{100 * value:{sign}.1f} %")
-    return _minus(f"{value:{sign}.3f}" if measure.wish else f"{value:{sign}.1f}")
+    return _minus(f"{value:{sign}.3f}" if measure.direction else f"{value:{sign}.1f}")
 
 
 def _minus(text: str) -> str:
-    """The same number with a real minus sign."""
+    """Replace hyphens with minus signs."""
     return text.replace("-", "−")
 
 
@@ -122,15 +122,15 @@ def _interval(interval: Optional[Sequence[float]], measure: Measure, sign: str =
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: Optional[Estimate]) -> list[Line]:
-    """The rows of one sampling, before and after: one for each of MEASURES.
+    """The rows of one sampling before and after training, one for each of `MEASURES`.
 
     Args:
-        reward_change: the paired change of the reward, lesson by lesson, which is shown with its interval.
+        reward_change: the change of the reward, paired by lesson. Its interval is shown.
     """
     lines = []
     for measure in MEASURES:
         values = [look_up(side, *measure.path) for side in (before, after)]
-        change, verdict = Cell(NOTHING), ""
+        change, verdict = Cell(NO_VALUE), ""
         if all(is_number(value) for value in values):
             paired = reward_change if measure.path == ("reward", "mean") else None
             difference = paired["mean"] if paired else values[1] - values[0]
@@ -145,18 +145,18 @@ def _change(difference: float, measure: Measure) -> str:
 
 
 def _verdict(difference: float, measure: Measure) -> str:
-    if abs(difference) < 0.0005 or not measure.wish:
+    if abs(difference) < 0.0005 or not measure.direction:
         return ""
-    return "better" if difference * measure.wish > 0 else "worse"
+    return "better" if difference * measure.direction > 0 else "worse"
 
 
 def measurement_table(metrics: Mapping[str, Any]) -> str:
-    """One evaluation as text: a column for each sampling."""
+    """Format one evaluation, with a column for each sampling."""
     samplings = [name for name in ("sampled", "greedy") if name in metrics]
     rows = [["", *samplings]]
     for measure in MEASURES:
         cells = [cell(measure, metrics[name]) for name in samplings]
-        if any(each.text != NOTHING for each in cells):
+        if any(each.text != NO_VALUE for each in cells):
             rows.append([measure.label, *map(str, cells)])
     policy = metrics["policy"]
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
@@ -166,7 +166,7 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
 
 
 def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
-    """What the models behind an API took; empty if none was asked."""
+    """A sentence on the tokens and dollars spent on models behind an API; "" if none was asked."""
     said = [
         f"{name} {each['prompt_tokens']:,} + {each['completion_tokens']:,} tokens, ${each['cost_usd']:.4f}"
         + (
@@ -180,8 +180,8 @@ def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def compare_run(data: RunData) -> dict[str, list[Line]]:
-    """The rows of a run by sampling; {} if it was not measured. What was measured only once has a dash on the other
-    side."""
+    """Sampling → the rows of a run; {} if the run has no evaluation. A value that was measured only once has a dash on
+    the other side."""
     changes = data.reward_changes()
     names = dict.fromkeys(name for measured in data.measurements.values() for name in measured.samplings)
     sides = [side.metrics if side is not None else {} for side in (data.before, data.after)]
@@ -189,7 +189,7 @@ def compare_run(data: RunData) -> dict[str, list[Line]]:
 
 
 def comparison_table(data: RunData) -> str:
-    """Both evaluations of a run as text, one block for each sampling; "" if the run has none."""
+    """Format both evaluations of a run, one block for each sampling; "" if the run has none."""
     blocks = []
     for sampling, lines in compare_run(data).items():
         rows = [[f"Held-out lessons, {sampling}", "before", "after", "change"]]
@@ -201,7 +201,7 @@ def comparison_table(data: RunData) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to equal width, a rule under the first row."""
+    """Pad the columns to equal width, with a line under the first row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])

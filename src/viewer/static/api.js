@@ -1,4 +1,4 @@
-// Asks the server for data. A server with a token gets it from the person once; it stays in this tab.
+// Requests to the server. If the server has a token, the user is asked for it once per tab.
 
 const KEPT = "classroom-token";
 
@@ -22,8 +22,9 @@ async function ask(path, options = {}) {
     await askForToken(token !== null);
     return ask(path, options);
   }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(body.detail ?? `The server answered ${answer.status}.`, answer.status);
+  const body = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Refused(body?.detail ?? `The server answered ${answer.status}.`, answer.status);
+  if (body === null) throw new Refused("The server's answer was cut off.", 0);
   return body;
 }
 
@@ -58,7 +59,7 @@ export const post = (path, body) => ask(`/api/${path}`, {
   method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
 });
 
-/** The address of a page: its name and what it shows. */
+/** The URL hash of a page: its name and its parameters. */
 export const link = (page, parameters = {}) => {
   const said = query(parameters);
   return `#/${page}${said ? `?${said}` : ""}`;

@@ -1,11 +1,11 @@
-// Small signs: a reward as a bar, a student's persona.
+// Badges: a reward as a bar, a student's persona.
 
 import { el, svg } from "./dom.js";
 import { number } from "./format.js";
 
 const MARKED = new Set(["error_student"]);
 
-/** A reward as a number and a bar; `over` is false while the conversation is being played. */
+/** A reward as a number and a bar; `over` is false while the conversation is still being played. */
 export function rewardBar(reward, over = true) {
   if (reward === null && !over) return el("span", { class: "reward none" }, "not yet");
   if (reward === null) return el("span", { class: "reward none", title: "no verdict, no reward" }, "none");
@@ -16,7 +16,7 @@ export function rewardBar(reward, over = true) {
     el("span", {}, number(reward, 2)));
 }
 
-/** A student's persona; those that err stand out. */
+/** A student's persona; the error persona is highlighted. */
 export function personaBadge(name, count = null) {
   const kind = MARKED.has(name) ? "error" : name.includes("correct") ? "correct" : "plain";
   return el("span", { class: `badge persona ${kind}`, title: name }, `${count === null ? "" : `${count} `}${name.replaceAll("_", " ").replace(/ student$/, "")}`);

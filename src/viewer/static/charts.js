@@ -1,4 +1,4 @@
-// Charts as SVG: lines with bands and marks, or stacked areas, over steps. The pointer and the arrow keys read values.
+// Charts as SVG: lines with bands and marks, or stacked areas, over steps. Pointer and arrow keys show the values.
 
 import { el, show, svg } from "./dom.js";
 import { compact } from "./format.js";

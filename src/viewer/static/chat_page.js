@@ -1,4 +1,4 @@
-// Talking to the current tutor as a student, in a lesson of one's choice.
+// The chat page: the user is the student of the current tutor, in a lesson that the user chooses.
 
 import { get, post } from "./api.js";
 import { message } from "./conversation_view.js";
@@ -46,7 +46,7 @@ async function begin(talk, state, run) {
     state.wrong = "Choose a lesson first, or write what it is about.";
     return drawTalk(talk, state, run);
   }
-  const lesson = { problem: state.problem, student_name: state.name.trim() || null }; // stays when another is looked at
+  const lesson = { problem: state.problem, student_name: state.name.trim() || null }; // kept when another lesson is selected
   Object.assign(state, { lesson, turns: [], views: [], wrong: "", over: false, policy: null, opening: null });
   try {
     state.opening = await post("chat/opening", body(state));
@@ -110,7 +110,7 @@ function opening(state, run) {
   return run.chat.on ? el("p", { class: "note hint" }, "You are the student. Choose a lesson and start: the tutor gets the prompt that it gets in training. Nothing that is said here is trained on.") : null;
 }
 
-/** Says which weights answer, where that begins or changes. */
+/** Notes which weights answer, at the first answer and when they change. */
 function policyLine(views, i) {
   const policy = views[i].policy;
   const before = views.slice(0, i).findLast((view) => view.policy)?.policy;

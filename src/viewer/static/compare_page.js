@@ -1,4 +1,4 @@
-// The same lessons before and after, or in any two sets.
+// The comparison page: the same lessons before and after training, or in any two sets.
 
 import { get, link } from "./api.js";
 import { title } from "./conversation_page.js";

@@ -1,4 +1,4 @@
-// One conversation: messages, reward, reasons, and the tokens that were trained on.
+// The page of one conversation: messages, reward, reasons, and the tokens that were trained on.
 
 import { get, link } from "./api.js";
 import { dialogue, rewardCard, verdictCards } from "./conversation_view.js";

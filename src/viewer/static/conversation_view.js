@@ -1,10 +1,10 @@
-// A conversation drawn: its messages, its reward and its verdicts; whole, or as a column beside others.
+// Elements of a conversation: messages, reward and verdicts, on a page of their own or as a column beside others.
 
 import { el, longText, svg } from "./dom.js";
 import { number, plural, topOf, words } from "./format.js";
 import { personaBadge, rewardBar } from "./badges.js";
 
-/** The messages; thoughts are there to be opened. */
+/** The messages, with folded thoughts. */
 export function dialogue(conversation) {
   return el("ol", { class: "dialogue" }, conversation.turns.map((turn, i) => message(turn, i, conversation)));
 }
@@ -35,7 +35,7 @@ function tokens(turn, conversation) {
   return el("p", { class: "tokens" }, `${plural(turn.tokens, "token")}${trained}${score}`);
 }
 
-/** The reward and what it is made of. */
+/** The reward and its parts. */
 export function rewardCard(conversation) {
   const parts = Object.entries(conversation.rewards);
   return el("section", { class: "card reward-card" }, el("h3", {}, "Reward"),
@@ -63,7 +63,7 @@ function meter(share) {
     svg("rect", { class: "high", width: Math.max(2, 60 * Math.min(1, Math.max(0, share))), height: 6, rx: 3 }));
 }
 
-/** What each judge attempt said. */
+/** The verdict of each judge attempt. */
 export function verdictCards(conversation, open = true) {
   return conversation.verdicts.map((verdict) => el("details", { class: "card verdict", open },
     el("summary", {}, el("span", { class: "rule" }, words(verdict.rule)),
@@ -76,7 +76,7 @@ export function verdictCards(conversation, open = true) {
     verdict.raw ? el("details", { class: "raw" }, el("summary", {}, "The judge's whole answer"), el("pre", {}, longText(verdict.raw))) : null));
 }
 
-/** A conversation as one column among others. */
+/** A conversation as a column beside others. */
 export function column(conversation, heading, href, extra = null) {
   return el("article", { class: "column card" },
     el("header", {}, el("h3", {}, href ? el("a", { href }, heading) : heading), rewardBar(conversation.reward, conversation.state === "END"), extra),

@@ -1,4 +1,4 @@
-// Elements from data. Text only ever becomes a text node: nothing that a model said can become markup.
+// Builds elements from data. Text always becomes a text node, so that no text of a model can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ export function svg(tag, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
-/** Replace what a node holds. */
+/** Replaces the children of a node. */
 export function show(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
@@ -31,7 +31,7 @@ export function show(node, ...children) {
 
 const LONG = 4000;
 
-/** Text of any length and script: the beginning of a very long one, and a button for the rest. */
+/** Text of any length and script; a very long one is cut, with a button for the rest. */
 export function longText(text, properties = {}) {
   const body = el("span", { dir: "auto", class: "text", ...properties });
   if (text.length <= LONG) {
@@ -55,7 +55,7 @@ export function select(label, options, value, onchange, properties = {}) {
   return el("label", { class: "field" }, el("span", {}, label), box);
 }
 
-/** A labelled <input>, heard when it is left or Enter is pressed. */
+/** A labelled <input>; its callback runs when it loses focus or Enter is pressed. */
 export function input(label, value, onchange, properties = {}) {
   const box = el("input", { value: value ?? "", onchange: () => onchange(box.value), ...properties });
   return el("label", { class: "field" }, el("span", {}, label), box);

@@ -1,4 +1,4 @@
-// Numbers and names as people read them.
+// Formats numbers and names.
 
 export function number(value, digits = 3) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
@@ -13,7 +13,7 @@ export function percent(value) {
   return value === null || value === undefined ? "–" : `${Number((100 * value).toFixed(value < 0.1 ? 1 : 0))} %`;
 }
 
-/** A figure of any size in few characters. */
+/** A number of any size in few characters. */
 export function compact(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
@@ -23,7 +23,7 @@ export function compact(value) {
   return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
 }
 
-/** Seconds, without more digits than anybody reads. */
+/** Seconds, rounded for reading. */
 export function seconds(value) {
   return value === null || value === undefined ? "–" : value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0);
 }
@@ -53,7 +53,7 @@ export function words(name) {
   return name.replace(/_(score|reasoning)$/, "").replaceAll("_", " ");
 }
 
-/** A set of conversations by its name: "step-12" as "step 12". */
+/** The name of a set of conversations: "step-12" as "step 12". */
 export function setName(where) {
   if (where === "now") return "being played";
   if (where === "training") return "all steps";

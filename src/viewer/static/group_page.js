@@ -1,4 +1,4 @@
-// A group side by side: what GRPO compares.
+// The page of a group: its conversations side by side, as GRPO compares them.
 
 import { get, link } from "./api.js";
 import { title } from "./conversation_page.js";

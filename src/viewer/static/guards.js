@@ -7,7 +7,7 @@ import { plural } from "./format.js";
 const CANARY = "guard/canary_";
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
 
-/** What the guards say, in words; nothing while there is nothing to say. */
+/** The results of the guards in words; null without any. */
 export function guardCard(guards, step) {
   const warned = guards.warnings.length > 0;
   if (guards.verdict === null && !warned && !guards.failed) return null;
@@ -28,7 +28,7 @@ function doubted(guards) {
     el("ul", {}, guards.warnings.slice(0, 3).map(([step, text]) => el("li", {}, `Step ${step}: ${text}`)))];
 }
 
-/** The checks of the judge over the steps that had one. */
+/** A chart of the checks of the judge, over the steps with a check. */
 export function guardCharts(steps, series, pick) {
   const canaries = Object.keys(series).filter((name) => name.startsWith(CANARY));
   const gaps = ["guard/gap", "guard/gap_growth"].filter((name) => series[name]);

@@ -1,4 +1,4 @@
-// The conversations of a step, an evaluation, or all of them: filters, the spread of rewards, one page of a table.
+// The list page: conversations of a step, of an evaluation or of all steps; filters, histogram of rewards, a table.
 
 import { get, link } from "./api.js";
 import { el, input, select, show, svg } from "./dom.js";
@@ -10,7 +10,7 @@ const PER_PAGE = 100;
 const JUDGES = [["", "any"], ["failed", "an attempt failed"], ["unrewarded", "no verdict"], ["rejected", "rejected"]];
 const ORDERS = [["played", "as played"], ["worst", "lowest reward"], ["best", "highest reward"], ["longest", "longest"]];
 
-/** The list that was shown last: where a conversation's neighbours are looked for. */
+/** The list that was shown last; a conversation's previous and next ones are found in it. */
 export const lastList = { parameters: null, ids: [] };
 
 export async function listPage(host, given, run) {
@@ -61,7 +61,7 @@ function histogram(counts, go) {
   const width = 9;
   const bars = counts.map((count, i) => {
     const height = count ? Math.max(2, 44 * count / most) : 0;
-    const first = i === 0, last = i === counts.length - 1; // these hold what is beyond them, too
+    const first = i === 0, last = i === counts.length - 1; // the first and the last bin also hold the rewards beyond them
     const low = (i / counts.length).toFixed(2), high = ((i + 1) / counts.length).toFixed(2);
     const said = first ? `below ${high}` : last ? `${low} and more` : `${low} to ${high}`;
     return svg("g", { class: "bar", onclick: () => go({ low: first ? null : low, high: last ? null : (high - 0.0001).toFixed(4) }) },

@@ -1,4 +1,4 @@
-// Which page is shown, and what keeps it up to date.
+// Chooses the page to show, and keeps it up to date.
 
 import { get, link } from "./api.js";
 import { el, show } from "./dom.js";

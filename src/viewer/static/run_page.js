@@ -1,4 +1,4 @@
-// The run as it goes: figures of the moment, and charts over its steps.
+// The page of the run: current figures, and charts over its steps.
 
 import { get, link } from "./api.js";
 import { chart } from "./charts.js";
@@ -102,7 +102,7 @@ function withinOne(values) {
   return values.every((value) => value === null || (value >= 0 && value <= 1));
 }
 
-/** The step whose conversations a logged step was trained on: the last one begun before it. */
+/** The step whose conversations a logged step was trained on: the last batch that began before it. */
 function playedFor(step, played) {
   return played.filter((each) => each < step).at(-1) ?? played[0];
 }

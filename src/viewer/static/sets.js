@@ -1,9 +1,9 @@
-// The sets of conversations that a run folder holds, to choose from.
+// Lets the user choose one of the sets of conversations in the run folder.
 
 import { select } from "./dom.js";
 import { setName } from "./format.js";
 
-/** A <select> over all sets; `more` are entries before them. */
+/** A <select> of all sets; the entries `more` come first. */
 export function setSelect(label, run, value, onchange, more = [], properties = {}) {
   const steps = [...run.steps].reverse().map((step) => [`step-${step}`, `step ${step}`]);
   const evaluations = run.evaluations.map((name) => [`eval-${name}`, setName(`eval-${name}`)]);
@@ -13,7 +13,7 @@ export function setSelect(label, run, value, onchange, more = [], properties = {
   return select(label, groups, value, onchange, properties);
 }
 
-/** The set that a list begins with: the latest step, else an evaluation, else what is being played. */
+/** The set that a list shows first: the latest step, else an evaluation, else what is being played. */
 export function latestSet(run) {
   if (run.steps.length) return `step-${run.steps.at(-1)}`;
   return run.evaluations.length ? `eval-${run.evaluations.at(-1)}` : "now";

@@ -1,6 +1,8 @@
-"""On the path of tests/vllm/test_model_runners.py's engines: lets vLLM's CPU build use Triton through its interpreter
-(TRITON_INTERPRET=1), which computes kernels in Python. vLLM asks for a Triton backend called `cpu`; the interpreter
-needs none, so that the one given here is never asked for anything but whether it is there."""
+"""Lets vLLM's CPU build use Triton through its interpreter (TRITON_INTERPRET=1), which computes kernels in Python.
+
+The engines of tests/vllm/test_model_runners.py have this folder on their path. vLLM asks whether Triton has a backend
+called `cpu`. The interpreter needs none, so the backend here only has to exist.
+"""
 
 from importlib import import_module
 
@@ -15,5 +17,5 @@ class _Backend:
     driver, compiler = _Driver, None
 
 
-# vLLM brings Triton along, in the release that fits it.
+# vLLM depends on Triton and installs the release that fits.
 import_module("triton.backends").backends.setdefault("cpu", _Backend)
