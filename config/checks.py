@@ -57,6 +57,11 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
     return module_of(config.environment, "config").default_weights(config.generation)
 
 
+def reward_names(config: TrainRLConfig) -> tuple[str, ...]:
+    """The rewards that the configuration's environment has."""
+    return module_of(config.environment, "config").REWARD_NAMES
+
+
 def check_hub(target: HuggingFaceConfig) -> None:
     """Raises:
     ConfigError: if there is to be a push and no repository is named.
@@ -349,7 +354,7 @@ def _check_batch(config: TrainRLConfig) -> None:
 
 def _check_rewards(config: TrainRLConfig) -> None:
     weights = reward_weights(config)
-    names = module_of(config.environment, "config").REWARD_NAMES
+    names = reward_names(config)
     unknown = sorted(set(weights) - set(names))
     if unknown or not weights:
         raise ConfigError(

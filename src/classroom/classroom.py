@@ -23,7 +23,6 @@ from src.errors import (
     ContextOverflow,
     DataError,
     RequestRefused,
-    UnknownConversation,
 )
 from src.rollout import seats as rollout_seats
 from src.rollout.chat_template import Message, encode_chat
@@ -146,8 +145,6 @@ class Classroom(Environment[Conversation, History]):
 
     def reward_of(self, name: str, record: ConversationRecord) -> float | None:
         """One of `REWARDS` of a finished conversation."""
-        if name not in REWARDS:
-            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(REWARDS)}.")
         try:
             return REWARDS[name](record.conversation(self._rules))
         except ValueError as error:

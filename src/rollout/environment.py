@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from src.errors import UnknownConversation
+from src.errors import DataError
 from src.rollout.engines import Sampling
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
@@ -204,14 +204,15 @@ class Environment(ABC, Generic[E, H]):
     # Afterwards --------------------------------------------------------------------------------------------------
 
     def reward_of(self, name: str, record: Trajectory) -> float | None:
-        """One reward of a finished episode, also one that the configuration gives no weight.
+        """One of the environment's rewards of a finished episode, also one without a weight in the configuration.
 
         Raises:
-            UnknownConversation: if there is no reward of this name.
             DataError: if the episode lacks what the reward is computed from.
         """
         if name not in record.rewards:
-            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(record.rewards)}.")
+            raise DataError(
+                f"The reward {name} was not computed for {record.id}: train.reward_weights does not name it."
+            )
         return record.rewards[name]
 
     @classmethod

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from config.checks import reward_weights
+from config.checks import reward_names, reward_weights
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom
-from src.errors import ClassroomError, ConfigError, EngineFailure
+from src.errors import ClassroomError, ConfigError, EngineFailure, UnknownConversation
 from src.models.policy_folder import inside_run_folder
 from src.models.policy_version import PolicyVersion
 from src.rollout.registry import environment_of
@@ -156,7 +156,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _end_and_answer)
     add_guards(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
-    _add_sampling_routes(app, environment_of(config).Record)
+    _add_sampling_routes(app, environment_of(config).Record, reward_names(config))
     _add_weight_routes(app)
     _add_rest_routes(app)
     _add_status_routes(app)
@@ -203,7 +203,7 @@ def _desk(request: Request) -> BatchDesk:
     return request.app.state.desk
 
 
-def _add_sampling_routes(app: FastAPI, record: type[Trajectory]) -> None:
+def _add_sampling_routes(app: FastAPI, record: type[Trajectory], names: Sequence[str]) -> None:
     @app.post("/sample_conversations", response_model=SampleResponse[record])
     async def sample_conversations(body: SampleRequest, request: Request) -> Response:
         return await unless_gone(request, _desk(request).sample_as_json(body))
@@ -224,6 +224,8 @@ def _add_sampling_routes(app: FastAPI, record: type[Trajectory]) -> None:
 
     @app.post("/get_{name}_reward")
     async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
+        if name not in names:
+            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(names)}.")
         return RewardResponse(rewards=[_desk(request).reward(name, each) for each in body.conversations])
 
 

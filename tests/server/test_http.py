@@ -216,7 +216,7 @@ def test_a_journal_that_was_deleted_is_told_with_what_to_do(http: TestClient, ro
     (room.folder / "journal.jsonl").unlink()
     for answer in (
         http.get(f"/conversations/{played}"),
-        http.post("/get_pedagogical_reward", json={"conversations": [played]}),
+        http.post("/get_length_reward", json={"conversations": [played]}),
         http.post("/sample_conversations", json=BODY | {"request_id": "next"}),
     ):
         assert answer.status_code == 507

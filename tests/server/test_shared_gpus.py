@@ -204,7 +204,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
         lambda garbage_collection: events.append("the trainer makes room"),
     )
     run.train(classroom.config)
-    rollout = [*AWAKE_FOR_WEIGHTS, "turns", *ASLEEP, "the trainer makes room", "step"]
+    rollout = [*AWAKE_FOR_WEIGHTS, "turns", *ASLEEP, "step"]
     assert in_order(events) == [*ASLEEP, *rollout, *rollout, *AWAKE_FOR_WEIGHTS]
     assert classroom.client.health().policy.version == 2
     assert not any(classroom.asleep())
@@ -250,7 +250,9 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     trainer.gpus.take()
     problem = Problem.of(_LESSON, "")
     guard = JudgeGuard(TrainRLConfig(), client, Path(folder))
-    rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, guard)
+    rollout = ClassroomRollout(
+        {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, guard, lambda records: {}
+    )
     rollout([problem.id] * 2, trainer)
     (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))
     state.wait_for_everyone()
