@@ -64,5 +64,8 @@ def test_the_page_shows_its_episodes(trained: RunningServer) -> None:
     get = trained.client._session.get
     page = get(f"{trained.client.url}/api/conversations", params={"where": "step-0"}, timeout=30).json()
     assert page["total"] == 128
-    shown = get(f"{trained.client.url}/api/conversations/step-0/{page['columns']['id'][0]}", timeout=30).json()
+    which = {"where": "step-0", "id": page["columns"]["id"][0]}
+    answer = get(f"{trained.client.url}/api/conversation", params=which, timeout=30)
+    assert answer.status_code == 200, answer.text
+    shown = answer.json()
     assert shown["turns"][0]["role"] == "teacher" and shown["verdicts"] == []

@@ -10,7 +10,8 @@ export function dialogue(conversation) {
 }
 
 export function message(turn, i, conversation) {
-  const name = turn.role === "teacher" ? "Tutor" : conversation.student_name ?? "Student";
+  const names = { teacher: "Tutor", student: conversation.student_name ?? "Student" };
+  const name = names[turn.role] ?? `${turn.role[0].toUpperCase()}${turn.role.slice(1)}`;
   return el("li", { class: `message ${turn.role}` },
     el("div", { class: "who" }, el("strong", { dir: "auto" }, name), el("span", { class: "nr" }, `${i + 1}`),
       turn.persona ? personaBadge(turn.persona) : null,
