@@ -38,7 +38,7 @@ from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
 from src.rollout.scheduler import Concurrent, PhaseClock
-from src.server.sampling_service import open_desk
+from src.server.sampling_service import open_service
 
 
 class DistantJudge:
@@ -123,15 +123,15 @@ async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[st
     """Seconds of each round, by schedule, after one that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     with tempfile.TemporaryDirectory() as folder:
-        desk = await open_desk(config, reward_weights(config), Path(folder))
-        seats = desk.environment.seats
+        service = await open_service(config, reward_weights(config), Path(folder))
+        seats = service.environment.seats
         try:
             judged = replace(seats, judge=DistantJudge(seats.judge, judge_s))
             said: dict[str, list[str]] = {}
             for number in range(rounds + 1):
                 for place, (name, schedule) in enumerate(SCHEDULES.items()):
                     journal, weights = Journal(Path(folder) / f"{number}-{name}"), reward_weights(config)
-                    classroom = Classroom(config.generation, judged, journal, weights, desk.environment.rules)
+                    classroom = Classroom(config.generation, judged, journal, weights, service.environment.rules)
                     runner = Runner(classroom, journal, weights, schedule())
                     started = time.perf_counter()
                     response = await runner.sample(request_of(config, len(SCHEDULES) * number + place))

@@ -31,7 +31,7 @@ from src.server.judge_check import open_judge_check
 from src.server.long_poll import unless_gone
 from src.server.middleware import add_guards
 from src.server.openai_routes import add_openai_routes
-from src.server.sampling_service import BatchDesk, open_desk
+from src.server.sampling_service import SamplingService, open_service
 from src.server.schemas import (
     Health,
     JudgeCheckRequest,
@@ -128,27 +128,27 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _failure_of_the_start(app):
-            desk = await open_desk(config, reward_weights(config), own_folder)
-        app.state.desk = desk
+            service = await open_service(config, reward_weights(config), own_folder)
+        app.state.service = service
         watch = asyncio.create_task(_end_with_an_engine(app))
         try:
             with _failure_of_the_start(app):
-                if isinstance(desk.environment, Classroom):
-                    app.state.judge_check = open_judge_check(config, desk, own_folder)
-                await desk.restore_policy(config.generation.load_weights_timeout_s)
+                if isinstance(service.environment, Classroom):
+                    app.state.judge_check = open_judge_check(config, service, own_folder)
+                await service.restore_policy(config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
-            await add_openai_routes(app, desk.environment.seats.policy, timeout_s)
-            if isinstance(desk.environment, Classroom):
-                app.state.tutor = SeatedTutor(desk.environment.seats, config.generation, timeout_s / 2)
+            await add_openai_routes(app, service.environment.seats.policy, timeout_s)
+            if isinstance(service.environment, Classroom):
+                app.state.tutor = SeatedTutor(service.environment.seats, config.generation, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield
         finally:
             watch.cancel()
-            desk.loan.close()
+            service.loan.close()
             if app.state.judge_check is not None:
                 app.state.judge_check.close()
-            desk.environment.seats.shutdown()
+            service.environment.seats.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
@@ -179,7 +179,7 @@ async def _end_with_an_engine(app: FastAPI) -> None:
     """A server without one of its engines is of no use, and starting anew is the one way back that is well tried."""
     while True:
         try:
-            app.state.desk.check_alive()
+            app.state.service.check_alive()
         except EngineFailure as failure:
             _end(app, failure)
             return
@@ -199,14 +199,14 @@ async def _end_and_answer(request: Request, error: Exception) -> JSONResponse:
     return await answer_with_message(request, error)
 
 
-def _desk(request: Request) -> BatchDesk:
-    return request.app.state.desk
+def _service(request: Request) -> SamplingService:
+    return request.app.state.service
 
 
 def _add_sampling_routes(app: FastAPI, record: type[Trajectory]) -> None:
     @app.post("/sample_conversations", response_model=SampleResponse[record])
     async def sample_conversations(body: SampleRequest, request: Request) -> Response:
-        return await unless_gone(request, _desk(request).sample_as_json(body))
+        return await unless_gone(request, _service(request).sample_as_json(body))
 
     @app.post("/check_judge", response_model=JudgeCheckResponse)
     async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
@@ -216,15 +216,15 @@ def _add_sampling_routes(app: FastAPI, record: type[Trajectory]) -> None:
 
     @app.get("/wait_batch", response_model=SampleResponse[record])
     async def wait_batch(request_id: str, request: Request) -> Response:
-        return await unless_gone(request, _desk(request).wait_as_json(request_id))
+        return await unless_gone(request, _service(request).wait_as_json(request_id))
 
     @app.get("/conversations/{conversation_id}", response_model=record)
     async def conversation(conversation_id: str, request: Request) -> Response:
-        return JSONResponse(_desk(request).record(conversation_id).model_dump(mode="json"))
+        return JSONResponse(_service(request).record(conversation_id).model_dump(mode="json"))
 
     @app.post("/get_{name}_reward")
     async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
-        return RewardResponse(rewards=[_desk(request).reward(name, each) for each in body.conversations])
+        return RewardResponse(rewards=[_service(request).reward(name, each) for each in body.conversations])
 
 
 def _add_weight_routes(app: FastAPI) -> None:
@@ -234,7 +234,7 @@ def _add_weight_routes(app: FastAPI) -> None:
         started = time.monotonic()
         policy = PolicyVersion(body.run_id, body.version)
         timeout_s = request.app.state.config.generation.load_weights_timeout_s
-        await _desk(request).load_policy(folder, policy, timeout_s)
+        await _service(request).load_policy(folder, policy, timeout_s)
         return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
 
 
@@ -244,18 +244,18 @@ def _add_rest_routes(app: FastAPI) -> None:
     @app.post("/sleep")
     async def sleep(body: SleepRequest, request: Request) -> RestResponse:
         started = time.monotonic()
-        await _desk(request).loan.lend(body.borrowers)
+        await _service(request).loan.lend(body.borrowers)
         return _rest_response(request, started)
 
     @app.post("/wake_up")
     async def wake_up(request: Request) -> RestResponse:
         started = time.monotonic()
-        await _desk(request).loan.take_back()
+        await _service(request).loan.take_back()
         return _rest_response(request, started)
 
 
 def _rest_response(request: Request, started: float) -> RestResponse:
-    engines = _desk(request).environment.seats.engines
+    engines = _service(request).environment.seats.engines
     asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
     return RestResponse(asleep=asleep, seconds=time.monotonic() - started)
 
@@ -263,26 +263,26 @@ def _rest_response(request: Request, started: float) -> RestResponse:
 def _add_status_routes(app: FastAPI) -> None:
     @app.get("/health")
     async def health(request: Request) -> Health:
-        desk = _desk(request)
-        seats = desk.environment.seats
+        service = _service(request)
+        seats = service.environment.seats
         return Health(
             status="ok",
             seats=seats.health(),
             policy=seats.policy.policy,
             run_folder=str(request.app.state.run_folder),
             server_index=request.app.state.config.generation.server_index,
-            running_requests=desk.running,
-            running_conversations=desk.runner.running,
-            finished_conversations=desk.runner.finished,
+            running_requests=service.running,
+            running_conversations=service.runner.running,
+            finished_conversations=service.runner.finished,
         )
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        desk = _desk(request)
-        POLICY_VERSION.set(desk.environment.seats.policy.policy.version)
-        RUNNING.set(desk.runner.running)
-        FINISHED.set(desk.runner.finished)
-        for seat, api in desk.environment.seats.apis.items():
+        service = _service(request)
+        POLICY_VERSION.set(service.environment.seats.policy.policy.version)
+        RUNNING.set(service.runner.running)
+        FINISHED.set(service.runner.finished)
+        for seat, api in service.environment.seats.apis.items():
             _show_calls(seat, api.ledger)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 

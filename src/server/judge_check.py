@@ -18,7 +18,7 @@ from src.inference_providers.chat_api import ChatApi
 from src.rollout.engines import Judge
 from src.rollout.usage import BATCH
 from src.server.open_models import open_second_judge
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ class JudgeCheck:
     """Makes checks by their ids, each once; what they find goes into the journal as an event of its own.
 
     Args:
-        desk: what was played, and by whom it is judged.
+        service: holds the conversations that were played, and the judge of the training.
         held_out: the second judge; None if there is none.
         api: what the second judge is asked through, if it is behind an API.
         timeout_s: how long judging one conversation may take.
     """
 
-    def __init__(self, desk: BatchDesk, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
-        self._desk = desk
+    def __init__(self, service: SamplingService, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
+        self._service = service
         self._held_out = held_out
         self._api = api
         self._timeout_s = timeout_s
@@ -56,7 +56,7 @@ class JudgeCheck:
             UnknownConversation: if a conversation did not finish here.
             ConfigError: if this server judges nothing.
         """
-        weights = self._desk.played_with(request.conversations)
+        weights = self._service.played_with(request.conversations)
         played_with, task = self._checks.get(request.request_id, (None, None))
         if task is None or played_with != weights:
             task = asyncio.create_task(self._run(request))
@@ -67,10 +67,10 @@ class JudgeCheck:
 
     @property
     def _classroom(self) -> Classroom:
-        return self._desk.environment
+        return self._service.environment
 
     def _conversation(self, conversation_id: str) -> Conversation:
-        return self._desk.record(conversation_id).conversation(self._classroom.rules)
+        return self._service.record(conversation_id).conversation(self._classroom.rules)
 
     async def run_as_json(self, request: JudgeCheckRequest) -> bytes:
         """What `run` finds, as JSON."""
@@ -98,7 +98,7 @@ class JudgeCheck:
             canaries=found[1],
             held_out=self._api.ledger.usage(request.request_id) if self._api is not None else None,
         )
-        self._desk.journal.append("judge_check", request=request.request_id, step=request.step, found=response)
+        self._service.journal.append("judge_check", request=request.request_id, step=request.step, found=response)
         return response
 
     async def _second_opinion(self, judge: Judge, conversation: Conversation) -> SecondOpinion:
@@ -112,7 +112,7 @@ class JudgeCheck:
         )
 
     async def _canaries(self, judge: Judge, conversation: Conversation, names: Iterable[str]) -> list[CanaryVerdict]:
-        with self._desk.runner.schedule.attend(1) as attendance:
+        with self._service.runner.schedule.attend(1) as attendance:
             await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
             return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
 
@@ -138,7 +138,7 @@ class JudgeCheck:
         return None if judgement is None else judgement.score
 
 
-def open_judge_check(config: "TrainRLConfig", desk: BatchDesk, run_folder: Path) -> JudgeCheck:
+def open_judge_check(config: "TrainRLConfig", service: SamplingService, run_folder: Path) -> JudgeCheck:
     """The checks of a server, with the held-out judge if one is configured.
 
     Raises:
@@ -149,4 +149,4 @@ def open_judge_check(config: "TrainRLConfig", desk: BatchDesk, run_folder: Path)
     judge, api = guards.held_out_judge_model, None
     if judge is not None:
         judge, api = open_second_judge(judge, config.generation, run_folder / HELD_OUT_CALLS_NAME, "held-out judge")
-    return JudgeCheck(desk, judge, api, guards.judge_check_timeout_s)
+    return JudgeCheck(service, judge, api, guards.judge_check_timeout_s)

@@ -60,7 +60,7 @@ class _Batch:
                 self.body = None
 
 
-class BatchDesk:
+class SamplingService:
     """Takes sample requests to the runner and keeps what came of them.
 
     Args:
@@ -250,9 +250,9 @@ def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
     return task.done() and any(record.reward is None for record in task.result().conversations)
 
 
-async def open_desk(
+async def open_service(
     config: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], run_folder: Path
-) -> BatchDesk:
+) -> SamplingService:
     """Load the models of a configuration and open its environment with them, the journal in `run_folder`.
 
     Raises:
@@ -262,7 +262,7 @@ async def open_desk(
     journal = Journal(run_folder)
     environment = environment_of(config).open_with(config, seats, journal, reward_weights)
     loan, schedule = await _open_schedule(config, environment)
-    return BatchDesk(Runner(environment, journal, reward_weights, schedule), journal, loan=loan)
+    return SamplingService(Runner(environment, journal, reward_weights, schedule), journal, loan=loan)
 
 
 async def _open_schedule(config: "TrainRLConfig | EvalConfig", environment: Environment) -> tuple[GpuLoan, Schedule]:

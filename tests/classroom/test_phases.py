@@ -253,11 +253,11 @@ def test_a_request_that_fails_leaves_the_others_and_the_clock_alone(tokenizer, t
     room.judge = ScriptedJudge(judge)
 
     async def scenario() -> None:
-        desk = room.open(maths)
+        service = room.open(maths)
         requests = [REQUEST.model_copy(update={"request_id": name}) for name in ("a", "b", "c")]
-        outcomes = await asyncio.gather(*map(desk.sample, requests), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(service.sample, requests), return_exceptions=True)
         assert sum(isinstance(outcome, ProviderFailure) for outcome in outcomes) == 1
-        again = await asyncio.gather(*map(desk.sample, requests))
+        again = await asyncio.gather(*map(service.sample, requests))
         assert all(record.reward is not None for response in again for record in response.conversations)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

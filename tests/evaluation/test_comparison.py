@@ -25,7 +25,7 @@ from src.results.agreement import krippendorff_alpha
 from src.results.paired_tests import DRAWS, differences, holm, sign_flip_p
 from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Sampling
 from src.rollout.tokens import Turn
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from src.toy_language.lessons import make_lessons, render_problem
 from src.toy_language.rubric_judge import RubricJudge
 from src.toy_language.scripted_teacher import ScriptedTeacher
@@ -166,7 +166,7 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     def student(prompt: str) -> str:
         return "Every day I cooks egg in the kitchen." if "mistake" in prompt else "Every day I cook an egg."
 
-    async def open_desk(config: EvalConfig, weights, folder: Path) -> BatchDesk:
+    async def open_service(config: EvalConfig, weights, folder: Path) -> SamplingService:
         name = config.teacher_model.model_name_or_path
         opened.append(name)
         room = Room(tokenizer, folder)
@@ -174,12 +174,12 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
         room.teacher = ScriptedEngine(tokenizer, lambda _: "Good! What do you say?" if "sft" in name else "Good.")
         if is_script(name):
             room.teacher = ScriptedTeacher(name)
-        desk = room.open(config.generation)
+        service = room.open(config.generation)
         if is_script(name):
-            del desk.environment.seats.engines["teacher"]
-        return desk
+            del service.environment.seats.engines["teacher"]
+        return service
 
-    monkeypatch.setattr("src.server.sampling_service.open_desk", open_desk)
+    monkeypatch.setattr("src.server.sampling_service.open_service", open_service)
     return opened
 
 

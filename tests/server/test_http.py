@@ -184,15 +184,15 @@ def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, ge
 
 
 def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
-    desk = room.open(generation)
+    service = room.open(generation)
 
     async def fail(_: SampleRequest) -> None:
-        desk._batches.clear()
+        service._batches.clear()
         raise EngineFailure("the cause")
 
-    desk.runner.sample = fail
+    service.runner.sample = fail
     with pytest.raises(EngineFailure, match="the cause"):
-        asyncio.run(desk.sample(SampleRequest(**BODY)))
+        asyncio.run(service.sample(SampleRequest(**BODY)))
 
 
 def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, capfd) -> None:

@@ -28,7 +28,7 @@ from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
 from src.rollout.scheduler import Concurrent, PhaseClock
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 SCORES = {
@@ -62,7 +62,7 @@ class Room:
         self.reward = None
         self.turned_to: list[tuple[str, ...]] = []
 
-    def open(self, generation: GenerationConfig, keep: int = 8) -> BatchDesk:
+    def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
         weights = default_weights(generation)
         rules = classroom_rules(generation, weights, teacher_context=900, graded=True)
         seats = Seats(
@@ -77,7 +77,7 @@ class Room:
         journal = Journal(self.folder)
         schedule = PhaseClock(self._turn_to, PHASES) if generation.schedule == PHASED else Concurrent()
         classroom = Classroom(generation, seats, journal, weights, rules)
-        return BatchDesk(Runner(classroom, journal, weights, schedule), journal, keep)
+        return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 
     async def _turn_to(self, seats: tuple[str, ...]) -> None:
         """In place of engines that sleep and wake."""
@@ -92,10 +92,10 @@ class Room:
 def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
     """Makes the server's real application, by host and port, with the room's scripted engines in its seats."""
 
-    async def open_desk(*_: object) -> BatchDesk:
+    async def open_service(*_: object) -> SamplingService:
         return room.open(generation)
 
-    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
+    monkeypatch.setattr(src.server.app, "open_service", open_service)
 
     def make(host: str = "127.0.0.1", port: int = 8005) -> FastAPI:
         config = load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'", f"generation.server_port={port}"])

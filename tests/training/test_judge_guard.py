@@ -106,10 +106,10 @@ def start(
 
 @contextmanager
 def listening(room: Room, config: TrainRLConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClassroomClient]:
-    async def open_desk(*_: object):
+    async def open_service(*_: object):
         return room.open(config.generation)
 
-    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
+    monkeypatch.setattr(src.server.app, "open_service", open_service)
     port = config.generation.server_port
     app = src.server.app.create_app(config, room.folder)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
@@ -167,8 +167,8 @@ def test_a_check_reaches_no_reward_and_no_record(room: Room, generation: Generat
     (event,) = list(read_journal(room.folder / "journal.jsonl"))[len(events) :]
     assert event["event"] == "judge_check" and event["request"] == "step0-judge-check", "one, though asked for twice"
     assert len(event["found"]["second_opinions"]) == 4 and len(event["found"]["canaries"]) == len(CANARIES)
-    desk = room.open(generation)  # a server that takes over
-    assert [desk.record(record.id) for record in before] == before
+    service = room.open(generation)  # a server that takes over
+    assert [service.record(record.id) for record in before] == before
 
 
 def test_a_judge_that_fails_in_a_check_is_counted_and_stops_nothing(room: Room, start, caplog) -> None:
@@ -248,11 +248,11 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
         return scores(0.25)
 
     async def check() -> JudgeCheckResponse:
-        desk = room.open(generation)
-        desk.runner.schedule = PhaseClock(turn_to, PHASES)
+        service = room.open(generation)
+        service.runner.schedule = PhaseClock(turn_to, PHASES)
         request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
-        played = (await desk.sample(request)).conversations
-        found = await JudgeCheck(desk, None, None, 60).run(
+        played = (await service.sample(request)).conversations
+        found = await JudgeCheck(service, None, None, 60).run(
             JudgeCheckRequest(request_id="check", step=0, conversations=[played[0].id])
         )
         await asyncio.sleep(0.01)
