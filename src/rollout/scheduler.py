@@ -82,13 +82,13 @@ class PhaseClock:
     """The present phase, who is counted, and who waits for which phase.
 
     Args:
-        turn_to: makes the engines of these seats ready, and has the others sleep.
+        wake_only: makes the engines of these seats ready, and has the others sleep.
         phases: in their order; it begins with the first.
     """
 
-    def __init__(self, turn_to: Callable[[Collection[str]], Awaitable[None]], phases: Sequence[Phase]):
+    def __init__(self, wake_only: Callable[[Collection[str]], Awaitable[None]], phases: Sequence[Phase]):
         self._phases = phases
-        self._turn_to = turn_to
+        self._wake_only = wake_only
         self._phase: Phase | None = phases[0]  # None: the engines could not be made ready
         self._counted = 0
         self._waiting: dict[Phase, list[asyncio.Future[None]]] = {phase: [] for phase in phases}
@@ -138,7 +138,7 @@ class PhaseClock:
     async def _move_to(self, phase: Phase) -> None:
         logger.info("phase: %s", phase.name)
         try:
-            await self._turn_to(phase.seats)
+            await self._wake_only(phase.seats)
         except BaseException as error:
             self._arrive(phase, error)
             if not isinstance(error, ClassroomError):

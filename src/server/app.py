@@ -38,10 +38,10 @@ from src.server.schemas import (
     JudgeCheckResponse,
     LoadWeightsRequest,
     LoadWeightsResponse,
-    RestResponse,
     RewardRequest,
     RewardResponse,
     SleepRequest,
+    SleepResponse,
 )
 from src.system.ports import refuse_taken_port
 from src.system.run_lock import claim
@@ -145,7 +145,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             yield
         finally:
             watch.cancel()
-            service.loan.close()
+            service.engine_sleep.close()
             if app.state.judge_check is not None:
                 app.state.judge_check.close()
             service.environment.seats.shutdown()
@@ -158,7 +158,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     add_guards(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
     _add_sampling_routes(app, environment_of(config).Record)
     _add_weight_routes(app)
-    _add_rest_routes(app)
+    _add_sleep_routes(app)
     _add_status_routes(app)
     add_viewer(app, run_folder, live=True)
     return app
@@ -238,26 +238,26 @@ def _add_weight_routes(app: FastAPI) -> None:
         return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
 
 
-def _add_rest_routes(app: FastAPI) -> None:
-    """For a trainer that uses the same GPUs. Both may be asked for again: what sleeps already, sleeps on."""
+def _add_sleep_routes(app: FastAPI) -> None:
+    """Sleep and wake-up, for a trainer that uses the same GPUs. Both routes are idempotent."""
 
     @app.post("/sleep")
-    async def sleep(body: SleepRequest, request: Request) -> RestResponse:
+    async def sleep(body: SleepRequest, request: Request) -> SleepResponse:
         started = time.monotonic()
-        await _service(request).loan.lend(body.borrowers)
-        return _rest_response(request, started)
+        await _service(request).engine_sleep.sleep(body.borrowers)
+        return _sleep_response(request, started)
 
     @app.post("/wake_up")
-    async def wake_up(request: Request) -> RestResponse:
+    async def wake_up(request: Request) -> SleepResponse:
         started = time.monotonic()
-        await _service(request).loan.take_back()
-        return _rest_response(request, started)
+        await _service(request).engine_sleep.wake_up()
+        return _sleep_response(request, started)
 
 
-def _rest_response(request: Request, started: float) -> RestResponse:
+def _sleep_response(request: Request, started: float) -> SleepResponse:
     engines = _service(request).environment.seats.engines
     asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
-    return RestResponse(asleep=asleep, seconds=time.monotonic() - started)
+    return SleepResponse(asleep=asleep, seconds=time.monotonic() - started)
 
 
 def _add_status_routes(app: FastAPI) -> None:

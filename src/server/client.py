@@ -38,9 +38,9 @@ from src.server.schemas import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     ProcessId,
-    RestResponse,
     RewardResponse,
     SleepRequest,
+    SleepResponse,
 )
 
 logger = logging.getLogger(__name__)
@@ -189,14 +189,14 @@ class ClassroomClient:
             raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
         return loaded
 
-    def sleep(self, borrowers: Sequence[ProcessId]) -> RestResponse:
+    def sleep(self, borrowers: Sequence[ProcessId]) -> SleepResponse:
         """Have all engines give their GPUs' memory back, until they are woken or none of the borrowers is left."""
         body = SleepRequest(borrowers=list(borrowers)).model_dump()
         limit_s = self._load_timeout_s + self._return_timeout_s
         answer = self._insist("POST", "/sleep", body, limit_s, "engines asleep", self._load_timeout_s)
-        return RestResponse.model_validate(answer)
+        return SleepResponse.model_validate(answer)
 
-    def wake_up(self) -> RestResponse:
+    def wake_up(self) -> SleepResponse:
         """Have all engines take their GPUs' memory again.
 
         Raises:
@@ -204,7 +204,7 @@ class ClassroomClient:
         """
         limit_s = self._load_timeout_s + self._return_timeout_s
         answer = self._insist("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
-        return RestResponse.model_validate(answer)
+        return SleepResponse.model_validate(answer)
 
     def _insist(
         self,

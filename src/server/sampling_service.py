@@ -24,7 +24,7 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.runner import Runner
 from src.rollout.scheduler import Concurrent, PhaseClock, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
-from src.server.engine_sleep import GpuLoan
+from src.server.engine_sleep import EngineSleep
 from src.server.open_models import open_seats
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ class SamplingService:
 
     Args:
         keep: how many answers stay in memory; older ones are made again from the journal.
-        loan: which engines are awake.
+        engine_sleep: puts the engines to sleep and wakes them.
     """
 
-    def __init__(self, runner: Runner, journal: Journal, keep: int = 8, loan: GpuLoan | None = None):
+    def __init__(self, runner: Runner, journal: Journal, keep: int = 8, engine_sleep: EngineSleep | None = None):
         self._runner = runner
         self._journal = journal
         self._keep = keep
-        self._loan = loan or GpuLoan({}, timeout_s=0.0)
+        self._engine_sleep = engine_sleep or EngineSleep({}, timeout_s=0.0)
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
         self._failure: EngineFailure | None = None
 
@@ -87,9 +87,9 @@ class SamplingService:
         return self._runner.environment
 
     @property
-    def loan(self) -> GpuLoan:
-        """Which engines are awake, and for whose sake the others sleep."""
-        return self._loan
+    def engine_sleep(self) -> EngineSleep:
+        """What puts the engines to sleep and wakes them."""
+        return self._engine_sleep
 
     @property
     def journal(self) -> Journal:
@@ -203,7 +203,7 @@ class SamplingService:
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
         """Give the teacher published weights, and remember it for a server that takes over from this one."""
         teacher = self.environment.seats.policy
-        async with self._loan.loading("teacher"):
+        async with self._engine_sleep.room_for_loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
 
@@ -216,7 +216,7 @@ class SamplingService:
         folder, policy = Path(event["path"]), PolicyVersion(**event["version"])
         try:
             check_policy(folder, policy)
-            async with self._loan.loading("teacher"):
+            async with self._engine_sleep.room_for_loading("teacher"):
                 await self.environment.seats.policy.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
@@ -261,15 +261,17 @@ async def open_service(
     seats = await open_seats(config, reward_weights, run_folder)
     journal = Journal(run_folder)
     environment = environment_of(config).open_with(config, seats, journal, reward_weights)
-    loan, schedule = await _open_schedule(config, environment)
-    return SamplingService(Runner(environment, journal, reward_weights, schedule), journal, loan=loan)
+    engine_sleep, schedule = await _open_schedule(config, environment)
+    return SamplingService(Runner(environment, journal, reward_weights, schedule), journal, engine_sleep=engine_sleep)
 
 
-async def _open_schedule(config: "TrainRLConfig | EvalConfig", environment: Environment) -> tuple[GpuLoan, Schedule]:
+async def _open_schedule(
+    config: "TrainRLConfig | EvalConfig", environment: Environment
+) -> tuple[EngineSleep, Schedule]:
     engines, timeout_s = environment.seats.engines, config.generation.load_weights_timeout_s
     phases = phases_of(config)
     if not phases:
-        return GpuLoan(engines, timeout_s), Concurrent()
-    loan = GpuLoan(engines, timeout_s, wanted=phases[0].seats)
-    await loan.turn_to(phases[0].seats)
-    return loan, PhaseClock(loan.turn_to, phases)
+        return EngineSleep(engines, timeout_s), Concurrent()
+    engine_sleep = EngineSleep(engines, timeout_s, wanted=phases[0].seats)
+    await engine_sleep.wake_only(phases[0].seats)
+    return engine_sleep, PhaseClock(engine_sleep.wake_only, phases)

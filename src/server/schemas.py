@@ -97,7 +97,7 @@ class SleepRequest(StrictModel):
     borrowers: list[ProcessId] = Field(min_length=1)
 
 
-class RestResponse(BaseModel):
+class SleepResponse(BaseModel):
     """Answer of `/sleep` and `/wake_up`: whether each seat's engine sleeps now, and how long it took, in seconds."""
 
     asleep: dict[str, bool]

@@ -71,12 +71,12 @@ class ClassroomRollout:
         """
         started = time.monotonic()
         request = self._request(prompts, trainer)
-        trainer.gpus.leave()
+        trainer.gpus.wake_engines()
         rank = trainer.accelerator.process_index
         response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
         records = response.conversations
         checked = self._guard.check(trainer.accelerator, request.step, records)  # while the engines are awake
-        trainer.gpus.take()
+        trainer.gpus.sleep_engines()
         self._check_judging(records)
         metrics = batch_metrics(records) | self._metrics(records) | checked
         for seat in dict.fromkeys(gather_object([*response.usage])):

@@ -85,7 +85,7 @@ class TrainingSession:
             trainer.save_progress()
             raise
         trainer.publisher.sync_weights()
-        self.gpus.leave()
+        self.gpus.wake_engines()
         if trainer.has_adapter:
             trainer.save_adapter(run_folder / "adapter")
         trainer.save_whole(run_folder / "model")
@@ -123,7 +123,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     client = on_every_process(state, lambda: connect(config, server))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
     gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
-    gpus.take()
+    gpus.sleep_engines()
     return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint)
 
 

@@ -14,7 +14,7 @@ from src.errors import EngineFailure, GpuFull, ProviderFailure
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest
 from src.rollout.scheduler import Concurrent, PhaseClock, phase_of
-from src.server.engine_sleep import GpuLoan, this_process
+from src.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 from tests.training.test_resume import judge_that_accepts
@@ -39,18 +39,18 @@ class Watched:
     def __init__(self) -> None:
         self.awake: tuple[str, ...] = DIALOGUE
         self.changing = False
-        self.turned_to: list[tuple[str, ...]] = []
+        self.woken: list[tuple[str, ...]] = []
         self.failure: Exception | None = None
-        self.clock = PhaseClock(self.turn_to, PHASES)
+        self.clock = PhaseClock(self.wake_only, PHASES)
 
-    async def turn_to(self, seats: tuple[str, ...]) -> None:
+    async def wake_only(self, seats: tuple[str, ...]) -> None:
         self.changing = True
         await asyncio.sleep(0.001)
         self.changing = False
         if self.failure is not None:
             raise self.failure
         self.awake = seats
-        self.turned_to.append(seats)
+        self.woken.append(seats)
 
     async def work(self, attendance, states: list[State], seconds: float = 0.0) -> None:
         for state in states:
@@ -79,7 +79,7 @@ def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
         return watched
 
     watched = asyncio.run(scenario())
-    assert watched.turned_to == [JUDGING, SOLUTIONS, DIALOGUE], "one round for all, and back when all are done"
+    assert watched.woken == [JUDGING, SOLUTIONS, DIALOGUE], "one round for all, and back when all are done"
 
 
 def test_a_request_that_comes_later_waits_for_the_clock_to_come_round() -> None:
@@ -92,7 +92,7 @@ def test_a_request_that_comes_later_waits_for_the_clock_to_come_round() -> None:
         await settle(watched)
         return watched
 
-    assert asyncio.run(scenario()).turned_to == [JUDGING, SOLUTIONS, DIALOGUE, JUDGING, DIALOGUE]
+    assert asyncio.run(scenario()).woken == [JUDGING, SOLUTIONS, DIALOGUE, JUDGING, DIALOGUE]
 
 
 async def settle(watched: Watched) -> None:
@@ -138,7 +138,7 @@ def test_engines_that_cannot_get_ready_fail_who_waits_for_them_and_are_tried_aga
             await asyncio.sleep(0.001)
         watched.failure = None
         await watched.request([State.TEACHER_TURN])
-        assert watched.turned_to == [DIALOGUE]
+        assert watched.woken == [DIALOGUE]
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
@@ -183,30 +183,28 @@ def test_all_conversations_finish_a_phase_before_the_next_begins(tokenizer, tmp_
     room.teacher = ScriptedEngine(tokenizer, teach)
     records = room.play(maths, problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
     assert phases_in(room) == ["dialogue", "judging", "solutions", "rewards"]
-    assert room.turned_to[:3] == [JUDGING, SOLUTIONS, REWARDS]
+    assert room.woken[:3] == [JUDGING, SOLUTIONS, REWARDS]
     assert all(record.reward is not None for record in records)
     together = scripted(Room(tokenizer, tmp_path / "concurrent"))
     together.teacher = ScriptedEngine(tokenizer, teach)
     together.play(replace(maths, schedule="concurrent"), problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
-    assert together.turned_to == [] and len(phases_in(together)) > 4, (
-        "without phases they do different things at a time"
-    )
+    assert together.woken == [] and len(phases_in(together)) > 4, "without phases they do different things at a time"
 
 
 def test_a_reward_model_grades_when_all_solutions_are_written(tokenizer, tmp_path, maths) -> None:
     room = scripted(Room(tokenizer, tmp_path / "run"))
-    turned_to = []
+    woken = []
 
     class Reward:
         model_name = "a reward model"
 
         async def score(self, messages: list[dict[str, str]]) -> float:
-            turned_to.append(room.turned_to[-1])
+            woken.append(room.woken[-1])
             return len(messages[-1]["content"]) / 100
 
     room.reward = Reward()
     records = room.play(maths, problems=["a", "bb"], answers=["1", "2"])
-    assert turned_to == [REWARDS] * 4 and room.turned_to[:3] == [JUDGING, SOLUTIONS, REWARDS]
+    assert woken == [REWARDS] * 4 and room.woken[:3] == [JUDGING, SOLUTIONS, REWARDS]
     assert [solution.grade for solution in records[0].solutions] == [
         len(solution.text) / 100 for solution in records[0].solutions
     ]
@@ -285,13 +283,13 @@ class Sleeper:
             self.events.append(f"+{self.name}")
 
 
-def three_engines() -> tuple[GpuLoan, dict[str, Sleeper], list[str]]:
+def three_engines() -> tuple[EngineSleep, dict[str, Sleeper], list[str]]:
     """As after a start with the phased schedule: each fell asleep when it was loaded, then the first phase's woke."""
     events: list[str] = []
     engines = {name: Sleeper(name, events) for name in ("teacher", "student", "judge")}
-    loan = GpuLoan(engines, 1.0, wanted=DIALOGUE)
+    engine_sleep = EngineSleep(engines, 1.0, wanted=DIALOGUE)
     engines["judge"].asleep = True
-    return loan, engines, events
+    return engine_sleep, engines, events
 
 
 def drain(events: list[str]) -> list[str]:
@@ -300,7 +298,7 @@ def drain(events: list[str]) -> list[str]:
 
 
 def test_engines_sleep_before_others_wake() -> None:
-    loan, _, events = three_engines()
+    engine_sleep, _, events = three_engines()
 
     async def scenario() -> None:
         for seats, changes in (
@@ -310,58 +308,58 @@ def test_engines_sleep_before_others_wake() -> None:
             (DIALOGUE, ["+teacher"]),
             (DIALOGUE, []),
         ):
-            await loan.turn_to(seats)
+            await engine_sleep.wake_only(seats)
             assert drain(events) == changes
 
     asyncio.run(scenario())
 
 
 def test_a_trainer_gets_all_engines_and_only_those_of_the_phase_come_back() -> None:
-    loan, engines, events = three_engines()
+    engine_sleep, engines, events = three_engines()
 
     async def scenario() -> None:
-        await loan.lend([this_process()])
+        await engine_sleep.sleep([this_process()])
         assert drain(events) == ["-teacher", "-student"]
-        await loan.take_back()
+        await engine_sleep.wake_up()
         assert drain(events) == ["+teacher", "+student"]
-        await loan.turn_to(JUDGING)
+        await engine_sleep.wake_only(JUDGING)
         drain(events)
-        await loan.lend([this_process()])
-        await loan.turn_to(SOLUTIONS)  # nothing wakes on the trainer's GPU
+        await engine_sleep.sleep([this_process()])
+        await engine_sleep.wake_only(SOLUTIONS)  # nothing wakes on the trainer's GPU
         assert drain(events) == ["-judge"] and all(engine.asleep for engine in engines.values())
-        await loan.take_back()
+        await engine_sleep.wake_up()
         assert drain(events) == ["+student"]
-        loan.close()
+        engine_sleep.close()
 
     asyncio.run(scenario())
 
 
 def test_weights_are_loaded_in_the_middle_of_another_phase() -> None:
-    loan, engines, events = three_engines()
+    engine_sleep, engines, events = three_engines()
 
     async def load() -> None:
-        async with loan.loading("teacher"):
+        async with engine_sleep.room_for_loading("teacher"):
             assert engines["student"].asleep and engines["judge"].asleep
             await engines["teacher"].wake_up()
 
     async def scenario() -> None:
-        await loan.turn_to(JUDGING)
+        await engine_sleep.wake_only(JUDGING)
         drain(events)
         await load()
         assert drain(events) == ["-judge", "+teacher", "-teacher", "+judge"]
-        await loan.lend([this_process()])
+        await engine_sleep.sleep([this_process()])
         drain(events)
         await load()
         assert drain(events) == ["+teacher", "-teacher"], "the GPU is the trainer's"
-        await loan.take_back()
+        await engine_sleep.wake_up()
         assert drain(events) == ["+judge"]
-        loan.close()
+        engine_sleep.close()
 
     asyncio.run(scenario())
 
 
 def test_a_loan_that_fails_wakes_what_was_awake() -> None:
-    loan, engines, events = three_engines()
+    engine_sleep, engines, events = three_engines()
 
     async def refuse(timeout_s: float) -> None:
         raise EngineFailure("it is dead")
@@ -370,7 +368,7 @@ def test_a_loan_that_fails_wakes_what_was_awake() -> None:
 
     async def scenario() -> None:
         with pytest.raises(EngineFailure):
-            await loan.lend([this_process()])
+            await engine_sleep.sleep([this_process()])
         assert drain(events) == ["-teacher", "+teacher"] and engines["judge"].asleep
 
     asyncio.run(scenario())

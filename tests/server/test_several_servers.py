@@ -19,7 +19,7 @@ from src.launch.cli import main as launcher
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.server.app import own_part
 from src.server.auth import TOKEN_VARIABLE
-from src.server.engine_sleep import GpuLoan, this_process
+from src.server.engine_sleep import EngineSleep, this_process
 from src.server.open_models import open_seats
 from src.server.schemas import ProcessId
 from src.system.run_lock import claim
@@ -161,11 +161,11 @@ def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
             self.awake = True
 
     async def awake_again(*borrowers: ProcessId) -> bool:
-        loan = GpuLoan({"teacher": (engine := Engine())}, 1.0)
-        await loan.lend(borrowers)
+        engine_sleep = EngineSleep({"teacher": (engine := Engine())}, 1.0)
+        await engine_sleep.sleep(borrowers)
         for _ in range(50):
             await asyncio.sleep(0.01)
-        loan.close()
+        engine_sleep.close()
         return engine.awake
 
     assert asyncio.run(awake_again(gone, elsewhere))

@@ -246,7 +246,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
         record_metric=lambda name, value: None,
         show_conversations=lambda records: None,
     )
-    trainer.gpus.take()
+    trainer.gpus.sleep_engines()
     problem = Problem.of(_LESSON, "")
     guard = JudgeGuard(TrainRLConfig(), client, Path(folder))
     rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, guard)

@@ -50,7 +50,7 @@ TEMPLATES = {
 
 
 class Room:
-    """A classroom of scripted engines: what they say is set per test. `turned_to` are the seats that each phase asked
+    """A classroom of scripted engines: what they say is set per test. `woken` are the seats that each phase asked
     for, if the schedule has phases."""
 
     def __init__(self, tokenizer, folder: Path):
@@ -60,7 +60,7 @@ class Room:
         self.student = ScriptedEngine(tokenizer, lambda _: "Hello.")
         self.judge = ScriptedJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
         self.reward = None
-        self.turned_to: list[tuple[str, ...]] = []
+        self.woken: list[tuple[str, ...]] = []
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
         weights = default_weights(generation)
@@ -75,13 +75,13 @@ class Room:
             reward=self.reward,
         )
         journal = Journal(self.folder)
-        schedule = PhaseClock(self._turn_to, PHASES) if generation.schedule == PHASED else Concurrent()
+        schedule = PhaseClock(self._wake_only, PHASES) if generation.schedule == PHASED else Concurrent()
         classroom = Classroom(generation, seats, journal, weights, rules)
         return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 
-    async def _turn_to(self, seats: tuple[str, ...]) -> None:
+    async def _wake_only(self, seats: tuple[str, ...]) -> None:
         """In place of engines that sleep and wake."""
-        self.turned_to.append(seats)
+        self.woken.append(seats)
         await asyncio.sleep(0)
 
     def play(self, generation: GenerationConfig, **request) -> list[ConversationRecord]:

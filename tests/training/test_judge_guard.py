@@ -240,7 +240,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
     """With generation.schedule: phased."""
     awake: list[tuple[str, ...]] = []
 
-    async def turn_to(seats: Collection[str]) -> None:
+    async def wake_only(seats: Collection[str]) -> None:
         awake.append(tuple(seats))
 
     def judge(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
@@ -249,7 +249,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
 
     async def check() -> JudgeCheckResponse:
         service = room.open(generation)
-        service.runner.schedule = PhaseClock(turn_to, PHASES)
+        service.runner.schedule = PhaseClock(wake_only, PHASES)
         request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
         played = (await service.sample(request)).conversations
         found = await JudgeCheck(service, None, None, 60).run(
