@@ -37,7 +37,7 @@ from src.rollout.engines import Judge
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
-from src.rollout.scheduler import Concurrent, PhaseClock
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
 from src.server.sampling_service import open_service
 
 
@@ -67,7 +67,7 @@ class Lockstep:
         self._counted = 0
         self._waiting: list[tuple[State, asyncio.Future[None]]] = []
 
-    def attend(self, count: int) -> Self:
+    def register(self, count: int) -> Self:
         self._counted += count
         return self
 
@@ -77,13 +77,13 @@ class Lockstep:
     def __exit__(self, *_: object) -> None:
         """All have left by themselves."""
 
-    async def reach(self, state: State) -> None:
+    async def wait_for_phase(self, state: State) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((state, turn))
         self._move_on()
         await turn
 
-    def leave(self) -> None:
+    def deregister_one(self) -> None:
         self._counted -= 1
         self._move_on()
 
@@ -101,7 +101,11 @@ async def _no_engine_sleeps(seats: object) -> None:
     """Phases cost their waiting alone."""
 
 
-SCHEDULES = {"concurrent": Concurrent, "phased": lambda: PhaseClock(_no_engine_sleeps, PHASES), "lockstep": Lockstep}
+SCHEDULES = {
+    "concurrent": ConcurrentSchedule,
+    "phased": lambda: PhasedSchedule(_no_engine_sleeps, PHASES),
+    "lockstep": Lockstep,
+}
 
 
 def request_of(config: TrainRLConfig, number: int) -> SampleRequest:

@@ -268,7 +268,7 @@ class Classroom(Environment[Conversation, History]):
             solutions = await self._write_solutions(play)
             self._journal.append("solutions", conversation=play.episode.id, solutions=solutions)
         if any(solution.grade is None for solution in solutions):
-            await play.attendance.reach(State.REWARD_TURN)  # where a reward model is awake, should one grade
+            await play.registration.wait_for_phase(State.REWARD_TURN)  # where a reward model is awake, should one grade
             texts = (visible_text(solution.text) for solution in solutions)
             grades = await asyncio.gather(*(self.seats.grade(play.episode.problem, text) for text in texts))
             self._journal.append("grades", conversation=play.episode.id, grades=grades)

@@ -15,7 +15,7 @@ from src.errors import UnknownConversation
 from src.rollout.engines import Sampling
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import Attendance, Concurrent, Phase
+from src.rollout.scheduler import ConcurrentSchedule, Phase, Registration
 from src.rollout.seats import POLICY_SEAT, LoadedModels, Seats
 from src.rollout.tokens import TokenBuffer, Turn
 from src.rollout.trajectory import Trajectory
@@ -71,7 +71,7 @@ class Play(Generic[E, H]):
         occurrence: how many episodes on the same problem stand before it in the request.
         weights: a fingerprint of the policy's weights when the request began.
         history: what the journal held of it from before.
-        attendance: says when it may go on.
+        registration: the episode's place in the schedule, which says when it may go on.
     """
 
     episode: E
@@ -80,7 +80,7 @@ class Play(Generic[E, H]):
     occurrence: int
     weights: str
     history: H
-    attendance: Attendance = field(default_factory=Concurrent)
+    registration: Registration = field(default_factory=ConcurrentSchedule)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
         """The sampling of the next answer, with a name of its own, and with a seed of its own where the request fixes

@@ -17,7 +17,7 @@ from src.rollout.environment import E, Environment, H, Play
 from src.rollout.journal import Journal, conversation_id
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
-from src.rollout.scheduler import Concurrent, Schedule
+from src.rollout.scheduler import ConcurrentSchedule, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.rollout.usage import BATCH
 
@@ -47,7 +47,7 @@ class Runner(Generic[E, H]):
         schedule: Schedule | None = None,
     ):
         self.environment = environment
-        self.schedule = schedule or Concurrent()
+        self.schedule = schedule or ConcurrentSchedule()
         self._journal = journal
         self._reward_weights = dict(reward_weights)
         self.running = self.finished = 0
@@ -80,9 +80,9 @@ class Runner(Generic[E, H]):
         )
         plays = self._open(request, weights)
         try:
-            with self.schedule.attend(len(plays)) as attendance:
+            with self.schedule.register(len(plays)) as registration:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._play(replace(play, attendance=attendance))) for play in plays]
+                    tasks = [group.create_task(self._play(replace(play, registration=registration))) for play in plays]
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
                 await api.land()
@@ -113,11 +113,11 @@ class Runner(Generic[E, H]):
         self.running += 1
         try:
             while not episode.finished:
-                await play.attendance.reach(episode.state)
+                await play.registration.wait_for_phase(episode.state)
                 await self.environment.advance(play)
         finally:
             self.running -= 1
-            play.attendance.leave()
+            play.registration.deregister_one()
         trajectory = self.environment.trajectory(play, weighted_sum(episode.rewards, self._reward_weights))
         if not self.environment.is_recorded(play.history):
             record = trajectory.model_dump(exclude=TOKEN_FIELDS)

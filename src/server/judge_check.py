@@ -112,8 +112,8 @@ class JudgeCheck:
         )
 
     async def _canaries(self, judge: Judge, conversation: Conversation, names: Iterable[str]) -> list[CanaryVerdict]:
-        with self._service.runner.schedule.attend(1) as attendance:
-            await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
+        with self._service.runner.schedule.register(1) as registration:
+            await registration.wait_for_phase(State.JUDGE_TURN)  # where a judge on an engine is awake
             return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
 
     async def _canary(self, judge: Judge, name: str, conversation: Conversation) -> CanaryVerdict:

@@ -22,7 +22,7 @@ from src.rollout.registry import environment_of, phases_of
 from src.rollout.replay import replay_tokens
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.runner import Runner
-from src.rollout.scheduler import Concurrent, PhaseClock, Schedule
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.server.engine_sleep import EngineSleep
 from src.server.open_models import open_seats
@@ -271,7 +271,7 @@ async def _open_schedule(
     engines, timeout_s = environment.seats.engines, config.generation.load_weights_timeout_s
     phases = phases_of(config)
     if not phases:
-        return EngineSleep(engines, timeout_s), Concurrent()
+        return EngineSleep(engines, timeout_s), ConcurrentSchedule()
     engine_sleep = EngineSleep(engines, timeout_s, wanted=phases[0].seats)
     await engine_sleep.wake_only(phases[0].seats)
-    return engine_sleep, PhaseClock(engine_sleep.wake_only, phases)
+    return engine_sleep, PhasedSchedule(engine_sleep.wake_only, phases)

@@ -13,7 +13,7 @@ from src.classroom.phases import PHASES
 from src.errors import EngineFailure, GpuFull, ProviderFailure
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import Concurrent, PhaseClock, phase_of
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, phase_of
 from src.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
@@ -30,18 +30,18 @@ def test_every_state_that_takes_work_belongs_to_one_phase() -> None:
         assert sum(state in phase.states for phase in PHASES) == 1 and state in phase_of(PHASES, state).states
 
 
-# The clock ----------------------------------------------------------------------------------------------------------
+# The schedule -------------------------------------------------------------------------------------------------------
 
 
 class Watched:
-    """A clock whose engines take a moment to change, and what is done under it."""
+    """A phased schedule whose engines take a moment to change, and what is done under it."""
 
     def __init__(self) -> None:
         self.awake: tuple[str, ...] = DIALOGUE
         self.changing = False
         self.woken: list[tuple[str, ...]] = []
         self.failure: Exception | None = None
-        self.clock = PhaseClock(self.wake_only, PHASES)
+        self.schedule = PhasedSchedule(self.wake_only, PHASES)
 
     async def wake_only(self, seats: tuple[str, ...]) -> None:
         self.changing = True
@@ -52,21 +52,21 @@ class Watched:
         self.awake = seats
         self.woken.append(seats)
 
-    async def work(self, attendance, states: list[State], seconds: float = 0.0) -> None:
+    async def work(self, registration, states: list[State], seconds: float = 0.0) -> None:
         for state in states:
-            await attendance.reach(state)
+            await registration.wait_for_phase(state)
             assert self.awake == phase_of(PHASES, state).seats and not self.changing
             await asyncio.sleep(seconds)
             assert self.awake == phase_of(PHASES, state).seats and not self.changing, (
                 "engines changed under a conversation"
             )
-        attendance.leave()
+        registration.deregister_one()
 
     async def request(self, *conversations: list[State]) -> None:
-        with self.clock.attend(len(conversations)) as attendance:
+        with self.schedule.register(len(conversations)) as registration:
             async with asyncio.TaskGroup() as group:
                 for states in conversations:
-                    group.create_task(self.work(attendance, states, random.random() / 500))
+                    group.create_task(self.work(registration, states, random.random() / 500))
 
 
 def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
@@ -82,7 +82,7 @@ def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
     assert watched.woken == [JUDGING, SOLUTIONS, DIALOGUE], "one round for all, and back when all are done"
 
 
-def test_a_request_that_comes_later_waits_for_the_clock_to_come_round() -> None:
+def test_a_request_that_comes_later_waits_for_its_phase_to_come_round() -> None:
     async def scenario() -> Watched:
         watched = Watched()
         first = asyncio.create_task(watched.request([State.TEACHER_TURN, State.JUDGE_TURN, State.GENERATE_SOLUTION]))
@@ -96,7 +96,7 @@ def test_a_request_that_comes_later_waits_for_the_clock_to_come_round() -> None:
 
 
 async def settle(watched: Watched) -> None:
-    while watched.clock._move is not None or watched.awake != DIALOGUE:
+    while watched.schedule._switch is not None or watched.awake != DIALOGUE:
         await asyncio.sleep(0.001)
 
 
@@ -134,7 +134,7 @@ def test_engines_that_cannot_get_ready_fail_who_waits_for_them_and_are_tried_aga
         with pytest.raises(BaseExceptionGroup) as caught:
             await watched.request([State.JUDGE_TURN], [State.JUDGE_TURN])
         assert all(isinstance(each, GpuFull) for each in caught.value.exceptions)
-        while watched.clock._move is not None:
+        while watched.schedule._switch is not None:
             await asyncio.sleep(0.001)
         watched.failure = None
         await watched.request([State.TEACHER_TURN])
@@ -376,9 +376,9 @@ def test_a_loan_that_fails_wakes_what_was_awake() -> None:
 
 def test_without_phases_nobody_waits() -> None:
     async def scenario() -> None:
-        with Concurrent().attend(3) as attendance:
+        with ConcurrentSchedule().register(3) as registration:
             for state in (State.JUDGE_TURN, State.TEACHER_TURN):
-                await attendance.reach(state)
-            attendance.leave()
+                await registration.wait_for_phase(state)
+            registration.deregister_one()
 
     asyncio.run(scenario())

@@ -27,7 +27,7 @@ from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
-from src.rollout.scheduler import Concurrent, PhaseClock
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
 from src.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
@@ -75,7 +75,7 @@ class Room:
             reward=self.reward,
         )
         journal = Journal(self.folder)
-        schedule = PhaseClock(self._wake_only, PHASES) if generation.schedule == PHASED else Concurrent()
+        schedule = PhasedSchedule(self._wake_only, PHASES) if generation.schedule == PHASED else ConcurrentSchedule()
         classroom = Classroom(generation, seats, journal, weights, rules)
         return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 

@@ -29,7 +29,7 @@ from src.rollout.engines import Ledger
 from src.rollout.journal import read_journal
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import PhaseClock
+from src.rollout.scheduler import PhasedSchedule
 from src.server.client import ClassroomClient
 from src.server.judge_check import JudgeCheck
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
@@ -249,7 +249,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
 
     async def check() -> JudgeCheckResponse:
         service = room.open(generation)
-        service.runner.schedule = PhaseClock(wake_only, PHASES)
+        service.runner.schedule = PhasedSchedule(wake_only, PHASES)
         request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
         played = (await service.sample(request)).conversations
         found = await JudgeCheck(service, None, None, 60).run(
