@@ -13,7 +13,7 @@ from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
 from src.classroom.prompt_check import check_lengths, check_prompts, refuse_long_opening
 from src.classroom.record import ConversationRecord
-from src.classroom.replay import History, graded, replay
+from src.classroom.replay import ReplayedState, graded, replay
 from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["Classroom", "Conversation", "parse_judge_output"]
 
 
-class Classroom(Environment[Conversation, History]):
+class Classroom(Environment[Conversation, ReplayedState]):
     """An environment: conversations with the models in `seats` by the rules in `generation`.
 
     Args:
@@ -132,13 +132,13 @@ class Classroom(Environment[Conversation, History]):
         conversation.start(opening_turns(self._generation, problem.text, setup.student_name))
         return conversation
 
-    def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
+    def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
         """Bring a conversation to where the journal leaves it."""
         return replay(episode, events, judge_again)
 
-    def is_recorded(self, history: History) -> bool:
+    def is_recorded(self, replayed: ReplayedState) -> bool:
         """Whether the journal holds the finished conversation."""
-        return history.finished
+        return replayed.finished
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
         """The record of a finished conversation."""
@@ -254,7 +254,7 @@ class Classroom(Environment[Conversation, History]):
         conversation.add_verdicts([attempt.result() for attempt in attempts])
 
     async def _judge_once(self, play: Play, rule: str, attempt: int) -> Verdict:
-        if known := play.history.verdicts.get((rule, attempt)):
+        if known := play.replayed.verdicts.get((rule, attempt)):
             return known
         conversation = play.episode
         about = (conversation.transcript(), conversation.problem.text)
@@ -263,7 +263,7 @@ class Classroom(Environment[Conversation, History]):
         return verdict
 
     async def _generate_solutions(self, play: Play) -> None:
-        solutions = play.history.solutions
+        solutions = play.replayed.solutions
         if solutions is None:
             solutions = await self._write_solutions(play)
             self._journal.append("solutions", conversation=play.episode.id, solutions=solutions)
@@ -294,7 +294,7 @@ class Classroom(Environment[Conversation, History]):
     async def _reward_turn(self, play: Play) -> None:
         conversation = play.episode
         rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
-        if not play.history.rewarded:
+        if not play.replayed.rewarded:
             self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
         conversation.add_rewards(rewards)
 

@@ -15,7 +15,7 @@ _TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapt
 
 
 @dataclass
-class History:
+class ReplayedState:
     """What the journal holds of a conversation beyond its turns.
 
     Attributes:
@@ -33,48 +33,48 @@ class History:
     failure: dict[str, Any] | None = None
 
 
-def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
+def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
     """Add the turns among `events` to a conversation that has just started, and return what else they tell.
 
     Args:
         judge_again: leave out judge attempts that brought no verdict, and what a model refused to answer, so that they
             are made again.
     """
-    history = History()
+    replayed = ReplayedState()
     for event in events:
-        if history.failure is not None and event["event"] in ("turn", "solutions"):  # it could go on later
-            history.failure, history.rewarded, history.finished = None, False, False
+        if replayed.failure is not None and event["event"] in ("turn", "solutions"):  # it could go on later
+            replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
             case "turn":
                 _add_turn(conversation, event)
             case "verdict":
                 verdict = _VERDICT.validate_python(event["verdict"])
-                history.verdicts[verdict.rule, verdict.attempt] = verdict
+                replayed.verdicts[verdict.rule, verdict.attempt] = verdict
             case "solutions":
-                history.solutions = _SOLUTIONS.validate_python(event["solutions"])
+                replayed.solutions = _SOLUTIONS.validate_python(event["solutions"])
             case "grades":
-                history.solutions = graded(history.solutions, event["grades"])
+                replayed.solutions = graded(replayed.solutions, event["grades"])
             case "cut_short":
                 conversation.cut_short(event["reason"])
             case "failure":
-                history.failure = event
+                replayed.failure = event
             case "rewards":
-                history.rewarded = True
+                replayed.rewarded = True
             case "conversation":
-                history.finished = True
-    failed = [key for key, verdict in history.verdicts.items() if not verdict.valid]
+                replayed.finished = True
+    failed = [key for key, verdict in replayed.verdicts.items() if not verdict.valid]
     if judge_again and failed:
         for key in failed:
-            del history.verdicts[key]
-        history.rewarded = history.finished = False
-    if history.failure is not None and judge_again:
-        history.failure, history.rewarded, history.finished = None, False, False
-    if history.failure is not None:
+            del replayed.verdicts[key]
+        replayed.rewarded = replayed.finished = False
+    if replayed.failure is not None and judge_again:
+        replayed.failure, replayed.rewarded, replayed.finished = None, False, False
+    if replayed.failure is not None:
         order = conversation.rules.judge_rules.index
-        conversation.verdicts = sorted(history.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
-        known = (history.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
-        conversation.give_up(*known, overflow=history.failure.get("overflow", False))
-    return history
+        conversation.verdicts = sorted(replayed.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
+        known = (replayed.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
+        conversation.give_up(*known, overflow=replayed.failure.get("overflow", False))
+    return replayed
 
 
 def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solution]:

@@ -141,9 +141,9 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
             recorded = recorded or event["event"] == "conversation"
         return recorded
 
-    def is_recorded(self, history: bool) -> bool:
+    def is_recorded(self, replayed: bool) -> bool:
         """Whether the journal holds the finished episode."""
-        return history
+        return replayed
 
     async def advance(self, play: Play[Dialogue, bool]) -> None:
         """Have the policy speak, or answer it."""

@@ -59,18 +59,18 @@ class Episode(Protocol):
 
 
 E = TypeVar("E", bound=Episode)
-H = TypeVar("H")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Play(Generic[E, H]):
+class Play(Generic[E, R]):
     """One episode of a request, while it is played.
 
     Attributes:
         index: its position in the request.
         occurrence: how many episodes on the same problem stand before it in the request.
         weights: a fingerprint of the policy's weights when the request began.
-        history: what the journal held of it from before.
+        replayed: what the journal held of it from before.
         registration: the episode's place in the schedule, which says when it may go on.
     """
 
@@ -79,7 +79,7 @@ class Play(Generic[E, H]):
     index: int
     occurrence: int
     weights: str
-    history: H
+    replayed: R
     registration: Registration = field(default_factory=ConcurrentSchedule)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
@@ -123,7 +123,7 @@ class Play(Generic[E, H]):
         }
 
 
-class Environment(ABC, Generic[E, H]):
+class Environment(ABC, Generic[E, R]):
     """Plays episodes, one state at a time.
 
     `config` is everywhere the whole configuration of the program: a `TrainRLConfig` or an `EvalConfig`.
@@ -186,19 +186,19 @@ class Environment(ABC, Generic[E, H]):
         """An episode before its first state."""
 
     @abstractmethod
-    def replay(self, episode: E, events: Iterable[dict[str, Any]], judge_again: bool) -> H:
+    def replay(self, episode: E, events: Iterable[dict[str, Any]], judge_again: bool) -> R:
         """Bring an episode to where the journal's events leave it, and return what else they tell."""
 
     @abstractmethod
-    def is_recorded(self, history: H) -> bool:
+    def is_recorded(self, replayed: R) -> bool:
         """Whether the journal holds the finished episode."""
 
     @abstractmethod
-    async def advance(self, play: Play[E, H]) -> None:
+    async def advance(self, play: Play[E, R]) -> None:
         """Do what the episode's state asks for, write it into the journal, and put the episode into the next state."""
 
     @abstractmethod
-    def trajectory(self, play: Play[E, H], reward: float | None) -> Trajectory:
+    def trajectory(self, play: Play[E, R], reward: float | None) -> Trajectory:
         """The record of a finished episode; `reward` is the weighted sum of its rewards."""
 
     # Afterwards --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, Generic
 from src.errors import PolicyMismatch
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import Completion
-from src.rollout.environment import E, Environment, H, Play
+from src.rollout.environment import E, Environment, Play, R
 from src.rollout.journal import Journal, conversation_id
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
@@ -25,7 +25,7 @@ _REMEMBERED = 100_000
 """Episodes whose rewards stay in memory: a few hundred bytes each."""
 
 
-class Runner(Generic[E, H]):
+class Runner(Generic[E, R]):
     """Plays batches of episodes.
 
     Args:
@@ -41,7 +41,7 @@ class Runner(Generic[E, H]):
 
     def __init__(
         self,
-        environment: Environment[E, H],
+        environment: Environment[E, R],
         journal: Journal,
         reward_weights: Mapping[str, float],
         schedule: Schedule | None = None,
@@ -95,7 +95,7 @@ class Runner(Generic[E, H]):
             usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
 
-    def _open(self, request: SampleRequest, weights: str) -> list[Play[E, H]]:
+    def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
         seen: Counter[str] = Counter()
         plays = []
         asked = list(zip(request.problems, request.answers, strict=True))
@@ -103,12 +103,12 @@ class Runner(Generic[E, H]):
         for index, each in enumerate(asked):
             problem = problems[each]
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
-            history = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
-            plays.append(Play(episode, request, index, seen[problem.id], weights, history))
+            replayed = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
+            plays.append(Play(episode, request, index, seen[problem.id], weights, replayed))
             seen[problem.id] += 1
         return plays
 
-    async def _play(self, play: Play[E, H]) -> Trajectory:
+    async def _play(self, play: Play[E, R]) -> Trajectory:
         episode = play.episode
         self.running += 1
         try:
@@ -119,7 +119,7 @@ class Runner(Generic[E, H]):
             self.running -= 1
             play.registration.deregister_one()
         trajectory = self.environment.trajectory(play, weighted_sum(episode.rewards, self._reward_weights))
-        if not self.environment.is_recorded(play.history):
+        if not self.environment.is_recorded(play.replayed):
             record = trajectory.model_dump(exclude=TOKEN_FIELDS)
             self._journal.append("conversation", conversation=trajectory.id, record=record)
         self.finished += 1
