@@ -14,7 +14,7 @@ from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.registry import environment_of
 from src.rollout.trajectory import Trajectory
-from src.training.judge_monitor import JudgeGuard
+from src.training.judge_monitor import JudgeMonitor
 from src.training.model_loading import device_for_weights, models_go_to
 from src.training.sample_batch import ClassroomRollout, reward
 from src.training.session import TrainingSession
@@ -51,7 +51,7 @@ class ClassroomGRPOTrainer(WholeCheckpoints, ConfiguredRates, TrlHooks):
             config.seed,
             reward_weights(config),
             config.judge_model.max_failed_share,
-            JudgeGuard(config, session.client, session.run_folder),
+            JudgeMonitor(config, session.client, session.run_folder),
             environment_of(config).batch_metrics,
         )
         model = config.teacher_model.model_name_or_path

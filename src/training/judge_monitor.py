@@ -26,7 +26,7 @@ from src.training.verdict_watch import VerdictWatch
 logger = logging.getLogger(__name__)
 
 
-NOTHING_FOUND: dict[str, Any] = {
+FAILED_CHECK: dict[str, Any] = {
     "gap": {"mean": None, "ci95": None, "n": 0},
     "growth": None,
     "training": None,
@@ -40,7 +40,7 @@ NOTHING_FOUND: dict[str, Any] = {
 """The line of a check that came to nothing."""
 
 
-class JudgeGuard:
+class JudgeMonitor:
     """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and warns. The
     verdicts of every batch are looked at besides: whether they depend on the conversation.
 
@@ -68,10 +68,10 @@ class JudgeGuard:
         if not self._judged:
             return {}
         check = self._check if self.is_due(step) else lambda *_: {}
-        return on_main_process(processes, lambda: self._look(step, records) | check(step, records))
+        return on_main_process(processes, lambda: self._look_at_verdicts(step, records) | check(step, records))
 
-    def _look(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        found = self._verdicts.look(records)
+    def _look_at_verdicts(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        found = self._verdicts.update(records)
         if found is None:
             return {}
         warning = self._verdicts.new_warning(found)
@@ -84,10 +84,10 @@ class JudgeGuard:
         """On the main process, of its conversations: their problems are a random part of the batch."""
         earlier = [line for line in read_lines(self._path) if line["step"] < step]
         try:
-            line = weigh_check(self._ask(step, records), self._guards, first_gap(earlier)) | {"step": step}
+            line = summarize_check(self._ask(step, records), self._guards, first_gap(earlier)) | {"step": step}
         except ClassroomError as error:
             logger.warning("the judge was not checked at step %d: %s", step, error)
-            line = NOTHING_FOUND | {"step": step, "error": str(error)}
+            line = FAILED_CHECK | {"step": step, "error": str(error)}
         for warning in line["warnings"]:
             logger.warning("step %d: %s", step, warning)
         try:
@@ -115,7 +115,7 @@ def first_gap(checks: Sequence[Mapping[str, Any]]) -> float | None:
     return next((check["gap"]["mean"] for check in checks if check["gap"]["mean"] is not None), None)
 
 
-def weigh_check(response: JudgeCheckResponse, guards: GuardsConfig, first: float | None) -> dict[str, Any]:
+def summarize_check(response: JudgeCheckResponse, guards: GuardsConfig, first: float | None) -> dict[str, Any]:
     """What a check says.
 
     Args:

@@ -21,7 +21,7 @@ from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
 from src.training.context import TrainerContext
-from src.training.judge_monitor import JudgeGuard
+from src.training.judge_monitor import JudgeMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ClassroomRollout:
         reward_weights: of the rewards' sum, as configured here.
         max_failed_share: above this share of conversations in a batch that have no verdict, or whose content the judge
             refused, over all ranks, the run stops.
-        guard: looks after the judge.
+        judge_monitor: checks the judge while it is trained on.
         metrics: what the environment tells of a batch besides.
     """
 
@@ -47,7 +47,7 @@ class ClassroomRollout:
         seed: int,
         reward_weights: dict[str, float],
         max_failed_share: float,
-        guard: JudgeGuard,
+        judge_monitor: JudgeMonitor,
         metrics: Callable[[Sequence[Trajectory]], dict[str, float]],
     ):
         self._problems = problems
@@ -57,7 +57,7 @@ class ClassroomRollout:
         self._seed = seed
         self._reward_weights = reward_weights
         self._max_failed_share = max_failed_share
-        self._guard = guard
+        self._judge_monitor = judge_monitor
         self._metrics = metrics
         self._first = True
 
@@ -75,7 +75,7 @@ class ClassroomRollout:
         rank = trainer.accelerator.process_index
         response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
         records = response.conversations
-        checked = self._guard.check(trainer.accelerator, request.step, records)  # while the engines are awake
+        checked = self._judge_monitor.check(trainer.accelerator, request.step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
         self._check_judging(records)
         metrics = batch_metrics(records) | self._metrics(records) | checked

@@ -72,7 +72,7 @@ class VerdictWatch:
         self._batches: deque[Sequence[ConversationRecord]] = deque()
         self._warned = False
 
-    def look(self, records: Sequence[ConversationRecord]) -> Dependence | None:
+    def update(self, records: Sequence[ConversationRecord]) -> Dependence | None:
         """What the latest conversations say; None while they are too few."""
         self._batches.append([record for record in records if any(verdict.valid for verdict in record.verdicts)])
         while sum(map(len, self._batches)) - len(self._batches[0]) >= LEAST_FOR_DEPENDENCE:

@@ -229,7 +229,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     from accelerate import PartialState
 
     from src.rollout.problem import Problem
-    from src.training.judge_monitor import JudgeGuard
+    from src.training.judge_monitor import JudgeMonitor
     from src.training.sample_batch import ClassroomRollout
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
@@ -248,8 +248,10 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     )
     trainer.gpus.sleep_engines()
     problem = Problem.of(_LESSON, "")
-    guard = JudgeGuard(TrainRLConfig(), client, Path(folder))
-    rollout = ClassroomRollout({problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, guard)
+    monitor = JudgeMonitor(TrainRLConfig(), client, Path(folder))
+    rollout = ClassroomRollout(
+        {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, monitor
+    )
     rollout([problem.id] * 2, trainer)
     (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))
     state.wait_for_everyone()

@@ -34,7 +34,7 @@ from src.server.client import ClassroomClient
 from src.server.judge_check import JudgeCheck
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 from src.toy_language.rubric_judge import RubricJudge
-from src.training.judge_monitor import JudgeGuard, weigh_check
+from src.training.judge_monitor import JudgeMonitor, summarize_check
 from tests.conftest import free_port
 from tests.support.judge_endpoint import Behaviour, Script, hangs, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedJudge
@@ -66,11 +66,11 @@ def honest(body: dict, nth: int) -> Behaviour:
 
 
 class Training:
-    """Server and guard of a training whose teacher says what it is told to."""
+    """Server and monitor of a training whose teacher says what it is told to."""
 
     def __init__(self, room: Room, config: TrainRLConfig, client: ClassroomClient):
         self.room, self.client = room, client
-        self.guard = JudgeGuard(config, client, room.folder)
+        self.monitor = JudgeMonitor(config, client, room.folder)
 
     def batch(self, step: int, says: str) -> list[ConversationRecord]:
         self.room.teacher._script = lambda _: says
@@ -82,7 +82,7 @@ class Training:
 
     def step(self, step: int, says: str) -> dict[str, float]:
         """What is logged of the judge at a step."""
-        return self.guard.check(PartialState(cpu=True), step, self.batch(step, says))
+        return self.monitor.check(PartialState(cpu=True), step, self.batch(step, says))
 
 
 @pytest.fixture
@@ -159,8 +159,8 @@ def test_a_check_reaches_no_reward_and_no_record(room: Room, generation: Generat
     with start() as training:
         before = training.batch(0, _PRAISE)
         events = list(read_journal(room.folder / "journal.jsonl"))
-        training.guard.check(PartialState(cpu=True), 0, before)
-        training.guard.check(PartialState(cpu=True), 0, before)
+        training.monitor.check(PartialState(cpu=True), 0, before)
+        training.monitor.check(PartialState(cpu=True), 0, before)
         assert training.batch(0, _PRAISE) == before
         rewards = training.client.rewards("pedagogical", [record.id for record in before])
     assert rewards == [record.reward for record in before] == [1.0] * 4
@@ -205,7 +205,7 @@ def test_a_judge_that_hangs_is_given_up(room: Room, start) -> None:
 def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog) -> None:
     with start(held_out=None) as training:
         gone = [record.model_copy(update={"id": "gone"}) for record in training.batch(0, _QUESTION)]
-        logged = training.guard.check(PartialState(cpu=True), 0, gone)
+        logged = training.monitor.check(PartialState(cpu=True), 0, gone)
     assert logged == {"guard/failed": 1, "guard/gap_n": 0, "guard/warnings": 0}
     assert "the judge was not checked at step 0" in caplog.text and "no finished conversation gone" in caplog.text
     [line] = read_lines(room.folder / JUDGE_CHECKS_NAME)
@@ -230,10 +230,10 @@ def test_canaries_alone_need_no_second_judge(room: Room, start) -> None:
 def test_a_batch_of_two_passes_is_checked_once_and_on_time(room: Room) -> None:
     config = TrainRLConfig(guards=GuardsConfig(judge_check_every_n_steps=5))
     config.train.mu = 2
-    guard = JudgeGuard(config, ClassroomClient("http://127.0.0.1:1"), room.folder)
-    assert [step for step in range(0, 30, 2) if guard.is_due(step)] == [0, 6, 10, 16, 20, 26]
+    monitor = JudgeMonitor(config, ClassroomClient("http://127.0.0.1:1"), room.folder)
+    assert [step for step in range(0, 30, 2) if monitor.is_due(step)] == [0, 6, 10, 16, 20, 26]
     config.guards.judge_check_every_n_steps = 0
-    assert not any(guard.is_due(step) for step in range(30))
+    assert not any(monitor.is_due(step) for step in range(30))
 
 
 def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generation: GenerationConfig) -> None:
@@ -275,11 +275,11 @@ def test_gap_growth_and_correlation() -> None:
     opinions = [opinion("a", 0.9, 0.5), opinion("a", 0.8, 0.2), opinion("b", 0.3, 0.1), opinion("b", None, 0.4)]
     canary = CanaryVerdict(canary="leak", problem_id="a", score=None, verdicts=[])
     response = JudgeCheckResponse(request_id="r", second_opinions=opinions, canaries=[canary])
-    found = weigh_check(response, GuardsConfig(largest_gap_growth=0.2), first=0.1)
+    found = summarize_check(response, GuardsConfig(largest_gap_growth=0.2), first=0.1)
     assert found["gap"]["mean"] == pytest.approx((0.4 + 0.6 + 0.2) / 3) and found["gap"]["n"] == 3
     assert found["growth"] == pytest.approx(0.3) and found["rank_correlation"] == pytest.approx(1.0)
     assert found["failed"] == 2 and len(found["warnings"]) == 1
-    assert weigh_check(response, GuardsConfig(largest_gap_growth=0.4), first=0.1)["warnings"] == []
+    assert summarize_check(response, GuardsConfig(largest_gap_growth=0.4), first=0.1)["warnings"] == []
 
 
 def test_rank_correlation_by_hand() -> None:
