@@ -19,7 +19,7 @@ def last_metrics(run_folder: Path) -> dict[str, Any]:
     return last_figures(read_lines(run_folder / METRICS_NAME))
 
 
-class Progress(TrainerCallback):
+class MetricsCallback(TrainerCallback):
     """Every optimizer step as a line of `metrics.jsonl`; a bar on a terminal, plain lines with an ETA elsewhere.
 
     Args:

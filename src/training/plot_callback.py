@@ -11,7 +11,7 @@ from src.results.plots import write_plots
 from src.results.run_folder import METRICS_NAME, load_run
 
 
-class PlotLog(TrainerCallback):
+class PlotCallback(TrainerCallback):
     """Draws the plots anew with every checkpoint and at the end, on the main process.
 
     Args:

@@ -29,11 +29,11 @@ from src.training.checkpoints import last_checkpoint, remove_leftovers, step_of
 from src.training.collective import on_every_process, on_main_process
 from src.training.gpu_sharing import SharedGpus
 from src.training.metrics_callback import last_metrics
-from src.training.plot_callback import PlotLog
+from src.training.plot_callback import PlotCallback
 from src.training.resume import check_resume
 from src.training.run_length import load_training_problems, report_length
 from src.training.server_assignment import OwnServer, own_server
-from src.training.step_progress import GRPOProgress
+from src.training.step_progress import GRPOMetricsCallback
 from src.training.weight_delta import parameter_movement
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ class TrainingSession:
         """
         config, run_folder, state = self.config, self.run_folder, PartialState()
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(GRPOProgress(run_folder))
-        trainer.add_callback(PlotLog(run_folder, trainer))
+        trainer.add_callback(GRPOMetricsCallback(run_folder))
+        trainer.add_callback(PlotCallback(run_folder, trainer))
         limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
         environment_of(config).check_problems(config, self.problems, trainer.processing_class, limit)
         on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(self.checkpoint)))

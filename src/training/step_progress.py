@@ -5,12 +5,12 @@ from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from src.training.metrics_callback import Progress
+from src.training.metrics_callback import MetricsCallback
 
 _OF_THE_BATCH = ("seconds/rollout", "seconds/publish")
 
 
-class GRPOProgress(Progress):
+class GRPOMetricsCallback(MetricsCallback):
     """Splits each step's time into rollout, publishing and training. A batch is sampled in the first of its passes."""
 
     _mark = 0.0

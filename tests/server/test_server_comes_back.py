@@ -162,7 +162,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
     kept.client.wait_until_up(60)
     events = kept.events
 
-    class Steps(run.GRPOProgress):
+    class Steps(run.GRPOMetricsCallback):
         def on_optimizer_step(self, arguments, state, *others, **named):
             if state.global_step == 0:
                 kept.kill()
@@ -176,7 +176,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
             lost.append(kept.kill())
         return score(self, *arguments, **named)
 
-    monkeypatch.setattr(run, "GRPOProgress", Steps)
+    monkeypatch.setattr(run, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
     monkeypatch.setattr("src.training.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM))
     run.train(kept.config)

@@ -184,7 +184,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
     classroom = open_classroom("generation.colocate=true", "train.max_steps=2")
     events = classroom.events
 
-    class Steps(run.GRPOProgress):
+    class Steps(run.GRPOMetricsCallback):
         def on_optimizer_step(self, *arguments, **named):
             assert all(classroom.asleep())
             events.append("step")
@@ -196,7 +196,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
         assert all(classroom.asleep()), "the trainer's model was loaded beside engines that were awake"
         build(self, *arguments, **named)
 
-    monkeypatch.setattr(run, "GRPOProgress", Steps)
+    monkeypatch.setattr(run, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(trainer, "__init__", load_model)
     monkeypatch.setattr(
         "src.training.gpu_sharing.clear_device_cache",
