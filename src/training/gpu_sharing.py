@@ -23,7 +23,7 @@ from src.server.client import ClassroomClient
 from src.server.engine_sleep import this_process
 from src.server.gpu_lease import GpuLease
 from src.server.schemas import Health, ProcessId
-from src.training.server_assignment import OwnServer
+from src.training.server_assignment import AssignedServer
 from src.vllm.worker_extension import gpu_id
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class SharedGpus:
         ClassroomError: each method, on every rank, if the server failed to sleep or wake.
     """
 
-    def __init__(self, client: ClassroomClient, server: OwnServer, shared: bool, run_folder: Path):
+    def __init__(self, client: ClassroomClient, server: AssignedServer, shared: bool, run_folder: Path):
         self._client = client
         self._server = server
         self._shared = shared
@@ -47,7 +47,7 @@ class SharedGpus:
 
     @classmethod
     def with_server(
-        cls, client: ClassroomClient, server: OwnServer, colocate: bool | None, run_folder: Path
+        cls, client: ClassroomClient, server: AssignedServer, colocate: bool | None, run_folder: Path
     ) -> "SharedGpus":
         """Set `shared` from `generation.colocate`; if that is null, from whether any server uses one of this trainer's
         GPUs.
@@ -57,7 +57,7 @@ class SharedGpus:
         """
         state = PartialState()
         own = gather_object([gpu_id(state.device)])
-        found = server.for_all(state, lambda: takes_turns(colocate, client.health(), own))
+        found = server.once_per_server(state, lambda: takes_turns(colocate, client.health(), own))
         shared = any(gather_object([found]))
         if shared and state.is_main_process:
             logger.info("server and trainer take turns on the GPUs (generation.colocate)")
@@ -68,20 +68,20 @@ class SharedGpus:
         if self._shared:
             processes = gather_object([(self._server.index, this_process())])
             trainer = [process for index, process in processes if index == self._server.index]
-            self._server.for_all(self._state, lambda: self._sleep_and_lease(trainer))
+            self._server.once_per_server(self._state, lambda: self._sleep_and_lease(trainer))
 
     def make_room(self) -> None:
         """Return cached memory to the GPUs and end the lease, before engines wake or a restarted server loads them."""
         if self._shared:
             clear_device_cache(garbage_collection=True)
             self._state.wait_for_everyone()
-            self._server.for_all(self._state, self._lease.end)
+            self._server.once_per_server(self._state, self._lease.end)
 
     def wake_engines(self) -> None:
         """Make room on the GPUs and have the server wake its engines."""
         if self._shared:
             self.make_room()
-            self._server.for_all(self._state, self._client.wake_up)
+            self._server.once_per_server(self._state, self._client.wake_up)
 
     def _sleep_and_lease(self, trainer: Sequence[ProcessId]) -> None:
         """Sleep first: with a lease, a server that died before its engines slept would not load them, so the call to

@@ -32,7 +32,7 @@ from src.training.metrics_callback import last_metrics
 from src.training.plot_callback import PlotCallback
 from src.training.resume import check_resume
 from src.training.run_length import load_training_problems, report_length
-from src.training.server_assignment import OwnServer, own_server
+from src.training.server_assignment import AssignedServer, assign_server
 from src.training.step_progress import GRPOMetricsCallback
 from src.training.weight_delta import parameter_movement
 
@@ -58,7 +58,7 @@ class TrainingSession:
     run_id: str
     problems: list[Problem]
     client: ClassroomClient
-    server: OwnServer
+    server: AssignedServer
     gpus: SharedGpus
     checkpoint: str | None
 
@@ -119,7 +119,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     problems = on_every_process(state, lambda: load_training_problems(config))
     if state.is_main_process:
         report_length(config, len(problems)).log()
-    server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
+    server = on_every_process(state, lambda: assign_server(config.generation, state.process_index, state.num_processes))
     client = on_every_process(state, lambda: connect(config, server))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
     gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
@@ -134,7 +134,7 @@ def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
     return last
 
 
-def connect(config: TrainRLConfig, server: OwnServer) -> ClassroomClient:
+def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
     """A client of this process's server, which answers.
 
     Raises:

@@ -8,7 +8,7 @@ from src.models.policy_version import PolicyVersion
 from src.server.client import ClassroomClient
 from src.training.collective import on_main_process
 from src.training.context import TrainerContext
-from src.training.server_assignment import OwnServer
+from src.training.server_assignment import AssignedServer
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 
 
@@ -23,7 +23,7 @@ class WeightPublisher:
         self,
         trainer: TrainerContext,
         client: ClassroomClient,
-        server: OwnServer,
+        server: AssignedServer,
         run_folder: Path,
         run_id: str,
         keep: int,
@@ -51,6 +51,6 @@ class WeightPublisher:
         save_trained = save_adapter_together if self._trainer.has_adapter else save_together
         save_trained(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
         self._trainer.gpus.make_room()
-        self._server.for_all(accelerator, lambda: self._client.load_weights(self.policy, folder))
+        self._server.once_per_server(accelerator, lambda: self._client.load_weights(self.policy, folder))
         on_main_process(accelerator, lambda: remove_old_policies(self._run_folder, self._keep))
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)

@@ -36,7 +36,7 @@ from src.server.auth import TOKEN_VARIABLE, token_for
 from src.server.client import ClassroomClient
 from src.server.middleware import BodyCheck, HostCheck
 from src.server.schemas import LARGEST_BODY
-from src.training.server_assignment import OwnServer, own_server
+from src.training.server_assignment import AssignedServer, assign_server
 from src.training.session import connect
 from tests.conftest import free_port
 from tests.rollout.test_durability import save_model
@@ -485,7 +485,7 @@ def test_a_server_for_others_does_not_start_without_a_token(app: Callable[..., F
     with pytest.raises(ConfigError, match=r"other machines can reach.*CLASSROOM_TOKEN.*openssl rand -hex 32"):
         app(host)
     with pytest.raises(ConfigError, match="CLASSROOM_TOKEN"):
-        own_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
+        assign_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert app(host) and token_for(host) == TOKEN
 
@@ -556,9 +556,9 @@ def test_the_server_of_another_run_is_refused_with_both_folders(listening: str, 
     def config(folder: Path) -> TrainRLConfig:
         return load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={folder}"])
 
-    assert connect(config(room.folder), OwnServer(0, listening, True)).url == listening
+    assert connect(config(room.folder), AssignedServer(0, listening, True)).url == listening
     with pytest.raises(ConfigError) as caught:
-        connect(config(tmp_path / "other"), OwnServer(0, listening, True))
+        connect(config(tmp_path / "other"), AssignedServer(0, listening, True))
     for part in (str(room.folder), str(tmp_path / "other"), "same logging.save_dir", "generation.server_port"):
         assert part in str(caught.value)
 

@@ -32,7 +32,7 @@ from src.server.client import ClassroomClient
 from src.server.engine_sleep import is_alive, this_process
 from src.server.schemas import Health, ProcessId
 from src.training.gpu_sharing import SharedGpus, takes_turns
-from src.training.server_assignment import own_server
+from src.training.server_assignment import assign_server
 from tests.conftest import free_port, quickstart_overrides
 from tests.support.scripted_room import SCORES
 
@@ -240,7 +240,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     client.sample = lambda request: (sample(request), time.sleep(2.0 * rank))[0]
     trainer = SimpleNamespace(
         accelerator=state,
-        gpus=SharedGpus(client, own_server(GenerationConfig(), rank, 2), True, Path(folder)),
+        gpus=SharedGpus(client, assign_server(GenerationConfig(), rank, 2), True, Path(folder)),
         policy=PolicyVersion(),
         state=SimpleNamespace(global_step=0),
         record_metric=lambda name, value: None,

@@ -182,7 +182,7 @@ def test_a_trainer_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) ->
     def stop(*_: object) -> None:
         raise ConfigError("far enough")
 
-    monkeypatch.setattr(src.training.session, "own_server", stop)
+    monkeypatch.setattr(src.training.session, "assign_server", stop)
     config = shipped("quickstart", *weak)
     folder = Path(config.logging.save_dir)
     with caplog.at_level(logging.INFO), pytest.raises(ConfigError, match="far enough"):
