@@ -44,7 +44,7 @@ class Range:
     Attributes:
         least, most: the ends, which are in it.
         rule: in words, without the upper end if that is one of sense.
-        sense: whether the upper end is one of sense.
+        sanity_limit: whether the upper end is one of sense.
         open_below, open_above: whether an end is not in it.
         also: a number outside of it that has a meaning.
     """
@@ -52,7 +52,7 @@ class Range:
     least: float
     most: float
     rule: str
-    sense: bool = False
+    sanity_limit: bool = False
     open_below: bool = False
     open_above: bool = False
     also: float | None = None
@@ -66,19 +66,19 @@ class Range:
 
     def rule_for(self, value: float) -> str:
         """The rule that a number outside of it breaks."""
-        if self.sense and isinstance(value, float) and not math.isfinite(value):
+        if self.sanity_limit and isinstance(value, float) and not math.isfinite(value):
             return f"{self.rule}, and finite"
-        return f"it must be at most {self.most}" if self.sense and value > self.most else self.rule
+        return f"it must be at most {self.most}" if self.sanity_limit and value > self.most else self.rule
 
 
 def at_least(least: float, most: float, rule: str | None = None, also: float | None = None) -> Range:
     """From `least` on; `most` is an end of sense."""
-    return Range(least, most, rule or f"it must be at least {least}", sense=True, also=also)
+    return Range(least, most, rule or f"it must be at least {least}", sanity_limit=True, also=also)
 
 
 def above(least: float, most: float) -> Range:
     """More than `least`; `most` is an end of sense."""
-    return Range(least, most, f"it must be above {least}", sense=True, open_below=True)
+    return Range(least, most, f"it must be above {least}", sanity_limit=True, open_below=True)
 
 
 def between(least: float, most: float) -> Range:

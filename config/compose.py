@@ -62,7 +62,7 @@ class CommandLine:
         return next((path for path in found if os.path.isfile(path)), None)
 
 
-def take_apart(arguments: Sequence[str], shipped: Path) -> CommandLine:
+def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
     """Tell the configuration's name and folders from overrides and other flags.
 
     Raises:

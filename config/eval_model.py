@@ -21,7 +21,7 @@ from config.checks import (
     check_server,
     check_vllm,
 )
-from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
+from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from config.train_rl_model import RewardModelConfig
 from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, check_url
 from src.errors import ConfigError
@@ -128,7 +128,7 @@ class EvalConfig:
             if not self.dataset.eval_datasets:
                 self.dataset.eval_datasets = [DatasetSource(MATHS_DATASET, split="test")]
                 filled["dataset.eval_datasets"] = MATHS_DATASET
-            tell(filled)
+            log_filled_in(filled)
         if not self.dataset.eval_datasets:
             self.dataset.eval_datasets = self.generation.implied_datasets("test")
 

@@ -34,10 +34,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from config.bounds import check_numbers
-from config.compose import CommandLine, compose, searching, take_apart, unreadable
+from config.compose import CommandLine, compose, parse_command_line, searching, unreadable
 from config.maths_classroom import fill_in
 from config.paths import check_texts, expand_paths
-from config.upstream_keys import leave_out, rename_keys, rename_values
+from config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
 from config.values import RULES_VERSION
 from src.errors import ClassroomError, ConfigError
 from src.rollout.registry import module_of
@@ -199,7 +199,7 @@ def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
     Raises:
         ConfigError: if it names no file or no override where it should.
     """
-    return take_apart(arguments, ROOT / "config" / folder)
+    return parse_command_line(arguments, ROOT / "config" / folder)
 
 
 def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) -> Config:
@@ -209,7 +209,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
         ConfigError: naming the key, the rule and the fix.
     """
     try:
-        leave_out(raw)
+        drop_keys_without_effect(raw)
         rename_keys(raw)
         rename_values(raw)
         schema = _with_environment(schema, raw)

@@ -51,10 +51,10 @@ def fill_in(raw: DictConfig, schema: type) -> None:
     filled = {key: value for key, value in own.items() if _value(raw, key) is None}
     for key, value in filled.items():
         OmegaConf.update(raw, key, value, force_add=True)
-    tell(filled)
+    log_filled_in(filled)
 
 
-def tell(filled: dict[str, Any]) -> None:
+def log_filled_in(filled: dict[str, Any]) -> None:
     """Say what was filled in; of several processes one does."""
     if filled and os.environ.get("RANK", "0") == "0":
         logger.warning(

@@ -32,7 +32,7 @@ RENAMED_KEYS = {"generation.ignore_penalty_for_rejected_judges": "generation.ign
 _MODELS = ("teacher_model", "student_model", "judge_model", "reward_model", "model")
 
 
-def leave_out(raw: DictConfig) -> None:
+def drop_keys_without_effect(raw: DictConfig) -> None:
     """Take the keys without a meaning out of a raw configuration, with a warning for each."""
     for pattern, replacement in REPLACED.items():
         for key in (pattern.replace("*", model) for model in _MODELS) if "*" in pattern else (pattern,):

@@ -19,11 +19,11 @@ from src.training.model_loading import device_for_weights, models_go_to
 from src.training.sample_batch import ClassroomRollout, reward
 from src.training.session import TrainingSession
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-from src.training.trainer_hooks import ConfiguredRates, WholeCheckpoints
+from src.training.trainer_hooks import AtomicCheckpoints, ConfiguredLearningRate
 from src.training.weight_publisher import WeightPublisher
 
 
-class ClassroomGRPOTrainer(WholeCheckpoints, ConfiguredRates, TrlHooks):
+class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
     """Publishes weights, samples episodes over HTTP, which come with their rewards, and trains on exactly the tokens
     that were sampled.
 

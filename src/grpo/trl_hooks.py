@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from src.training.checkpoints import OrderOfEpoch
+from src.training.checkpoints import EpochOrderSampler
 
 CHECKED_AGAINST = {"trl": "1.16.0"}
 SIGNATURES = {
@@ -52,13 +52,13 @@ class TrlHooks(GRPOTrainer):
         """Log a number with this step's metrics; it is averaged over processes."""
         self._log_metric(name, value)
 
-    def _get_train_sampler(self, dataset: Any = None) -> OrderOfEpoch:
+    def _get_train_sampler(self, dataset: Any = None) -> EpochOrderSampler:
         """TRL's sampler, with an order that follows from the epoch alone."""
         sampler = super()._get_train_sampler(dataset)
         steps_in_epoch = len(sampler) // (
             sampler.mini_repeat_count * sampler.batch_size * self.args.steps_per_generation
         )
-        return OrderOfEpoch(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
+        return EpochOrderSampler(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
         """As TRL does, but what is only scored is scored without an adapter's dropout: as the engine sampled it."""

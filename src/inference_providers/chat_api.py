@@ -160,7 +160,7 @@ class ChatApi:
         finally:
             self._waiting.pop(ticket, None)
 
-    async def land(self) -> None:
+    async def drain(self) -> None:
         """Give the replies that are on their way, and that nobody waits for any more, a moment to come."""
         if self._flights:
             await asyncio.wait(self._flights, timeout=_LAND_WITHIN_S)

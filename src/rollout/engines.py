@@ -97,13 +97,13 @@ class CallAccounts(Protocol):
 
 
 class Api(Protocol):
-    """What a seat behind an API is asked through. `land` waits for the requests that are under way."""
+    """What a seat behind an API is asked through. `drain` waits for requests in flight."""
 
     model: str
     url: str
     ledger: CallAccounts
 
-    async def land(self) -> None: ...
+    async def drain(self) -> None: ...
 
 
 class Judge(Protocol):

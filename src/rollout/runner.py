@@ -85,7 +85,7 @@ class Runner(Generic[E, R]):
                     tasks = [group.create_task(self._play(replace(play, registration=registration))) for play in plays]
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
-                await api.land()
+                await api.drain()
             raise _first(failures) from None
         return SampleResponse(
             request_id=request.request_id,

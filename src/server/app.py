@@ -28,8 +28,8 @@ from src.server.auth import token_for
 from src.server.error_responses import add_error_answers, answer_with_message
 from src.server.gpu_lease import GpuLease
 from src.server.judge_check import open_judge_check
-from src.server.long_poll import unless_gone
-from src.server.middleware import add_guards
+from src.server.long_poll import unless_disconnected
+from src.server.middleware import add_request_checks
 from src.server.openai_routes import add_openai_routes
 from src.server.sampling_service import SamplingService, open_service
 from src.server.schemas import (
@@ -81,16 +81,16 @@ def serve(config: TrainRLConfig) -> None:
     """
     host, port = config.generation.server_host, config.generation.server_port
     refuse_taken_port(host, port)
-    part = own_part(config.generation.server_index)
-    with claim("vllm_server", Path(config.logging.save_dir) / part):
-        run_folder = record_run(config, "vllm_server", part)
+    subfolder = server_subfolder(config.generation.server_index)
+    with claim("vllm_server", Path(config.logging.save_dir) / subfolder):
+        run_folder = record_run(config, "vllm_server", subfolder)
         lease = GpuLease(run_folder, config.generation.server_index)
         lease.wait_for_end(config.generation.sample_timeout_s)
         _run(create_app(config, run_folder), host, port)
 
 
-def own_part(server_index: int) -> str:
-    """The part of the run folder that is a server's own: its journal, its record of paid requests, its lock. The first
+def server_subfolder(server_index: int) -> str:
+    """The subfolder of the run folder that is a server's own: its journal, its record of paid requests, its lock. The first
     server's is the run folder itself; published weights are there for all."""
     return f"server{server_index}" if server_index else "."
 
@@ -123,7 +123,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     """The application; models are loaded as it starts up and their processes end as it shuts down. When an engine
     dies, `app.state.failure` says so and `app.state.end` is called."""
 
-    own_folder = run_folder / own_part(config.generation.server_index)
+    own_folder = run_folder / server_subfolder(config.generation.server_index)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -155,7 +155,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     app.state.judge_check = None
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _end_and_answer)
-    add_guards(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
+    add_request_checks(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
     _add_sampling_routes(app, environment_of(config).Record)
     _add_weight_routes(app)
     _add_sleep_routes(app)
@@ -206,17 +206,17 @@ def _service(request: Request) -> SamplingService:
 def _add_sampling_routes(app: FastAPI, record: type[Trajectory]) -> None:
     @app.post("/sample_conversations", response_model=SampleResponse[record])
     async def sample_conversations(body: SampleRequest, request: Request) -> Response:
-        return await unless_gone(request, _service(request).sample_as_json(body))
+        return await unless_disconnected(request, _service(request).sample_as_json(body))
 
     @app.post("/check_judge", response_model=JudgeCheckResponse)
     async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
         if request.app.state.judge_check is None:
             raise ConfigError("There is no judge to check: this environment has none.")
-        return await unless_gone(request, request.app.state.judge_check.run_as_json(body))
+        return await unless_disconnected(request, request.app.state.judge_check.run_as_json(body))
 
     @app.get("/wait_batch", response_model=SampleResponse[record])
     async def wait_batch(request_id: str, request: Request) -> Response:
-        return await unless_gone(request, _service(request).wait_as_json(request_id))
+        return await unless_disconnected(request, _service(request).wait_as_json(request_id))
 
     @app.get("/conversations/{conversation_id}", response_model=record)
     async def conversation(conversation_id: str, request: Request) -> Response:

@@ -26,7 +26,7 @@ _NAMES = (b"host", b"origin")
 _MAY_BE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
-def add_guards(
+def add_request_checks(
     app: FastAPI, token: str | None, allowed_hosts: Collection[str] = (), open_paths: Collection[str] = ()
 ) -> None:
     """Put the guards before every route, those of mounted applications and websockets included.

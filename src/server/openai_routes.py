@@ -51,7 +51,7 @@ async def _vllm_app(teacher: VllmEngine) -> FastAPI:
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     arguments.model = teacher.model_name
     arguments.served_model_name = list(dict.fromkeys([TEACHER, teacher.model_name]))
-    engine = _Held(teacher)
+    engine = _GatedEngine(teacher)
     await init_app_state(engine, app.state, arguments, await engine.get_supported_tasks())
     app.state.openai_serving_chat.default_sampling_params["stop_token_ids"] = teacher.stop_ids
     app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers set it; our server watches its engines
@@ -146,7 +146,7 @@ class _Answer:
             return  # uvicorn closes the connection of an answer without an end
 
 
-class _Held:
+class _GatedEngine:
     """The engine as vLLM's routes see it. Each of its answers holds the gate until the engine has done with it, which
     after a client has gone may be later than the end of its request, and is sampled with the current adapter."""
 

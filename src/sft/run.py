@@ -35,7 +35,7 @@ from src.system.distributed import communication_backend, keep_deepspeed_from_co
 from src.training.metrics_callback import MetricsCallback, last_metrics
 from src.training.model_loading import device_for_weights, weights_dtype
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-from src.training.trainer_hooks import ConfiguredRates
+from src.training.trainer_hooks import ConfiguredLearningRate
 
 logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"
@@ -120,7 +120,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     return trainer
 
 
-class _Trainer(ConfiguredRates, SFTTrainer):
+class _Trainer(ConfiguredLearningRate, SFTTrainer):
     """TRL's, but a run that goes on does so with the configured learning rate."""
 
 

@@ -62,7 +62,7 @@ def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
         shutil.rmtree(path)
 
 
-class OrderOfEpoch(Sampler):
+class EpochOrderSampler(Sampler):
     """TRL's sampler with an order that the epoch fixes: TRL's own draws the orders one after the other, so a run that
     is resumed in its second epoch would see the first one's again.
 

@@ -57,7 +57,7 @@ class SharedGpus:
         """
         state = PartialState()
         own = gather_object([gpu_id(state.device)])
-        found = server.once_per_server(state, lambda: takes_turns(colocate, client.health(), own))
+        found = server.once_per_server(state, lambda: engines_have_to_sleep(colocate, client.health(), own))
         shared = any(gather_object([found]))
         if shared and state.is_main_process:
             logger.info("server and trainer take turns on the GPUs (generation.colocate)")
@@ -90,7 +90,7 @@ class SharedGpus:
         self._lease.take(trainer)
 
 
-def takes_turns(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:
+def engines_have_to_sleep(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:
     """Whether the server's engines have to sleep while a trainer on the GPUs `own` steps.
 
     Raises:

@@ -28,7 +28,7 @@ SIGNATURES = {
 """The parameters of the overridden methods."""
 
 
-class ConfiguredRates(Trainer):
+class ConfiguredLearningRate(Trainer):
     """Goes on with the learning rate, the schedule and the saving that are configured. Transformers takes the first and
     the last from the checkpoint, whatever the configuration says."""
 
@@ -49,7 +49,7 @@ class ConfiguredRates(Trainer):
                 group["lr"], group["initial_lr"] = rate_now, rate
 
 
-class WholeCheckpoints(Trainer):
+class AtomicCheckpoints(Trainer):
     """Writes a checkpoint under another name until it is complete. A run without this would go on from half of one.
 
     Attributes:

@@ -262,7 +262,7 @@ def test_a_model_that_was_missed_by_a_request_that_nobody_waits_for_is_looked_fo
         while not endpoint.calls:
             await asyncio.sleep(0.01)
         asking.cancel()
-        await api.land()
+        await api.drain()
         return (await api.ask(question())).text
 
     with judge_endpoint(in_turn(late, says("pulled"))) as endpoint:
@@ -350,7 +350,7 @@ def test_a_reply_that_nobody_waits_for_any_more_is_still_taken_down(tmp_path):
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await api.land()
+        await api.drain()
 
     with judge_endpoint(in_turn(drips("yes", 0.3))) as endpoint:
         client = Client(endpoint, tmp_path)

@@ -17,7 +17,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.launch.cli import main as launcher
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.server.app import own_part
+from src.server.app import server_subfolder
 from src.server.auth import TOKEN_VARIABLE
 from src.server.engine_sleep import EngineSleep, this_process
 from src.server.open_models import open_seats
@@ -126,11 +126,11 @@ def test_the_launcher_tells_each_machines_server_its_place(capsys) -> None:
 
 def test_servers_work_side_by_side_in_a_run_folder(tmp_path) -> None:
     with (
-        claim("vllm_server", tmp_path / own_part(0)),
-        claim("vllm_server", tmp_path / own_part(1)),
+        claim("vllm_server", tmp_path / server_subfolder(0)),
+        claim("vllm_server", tmp_path / server_subfolder(1)),
         pytest.raises(ConfigError, match=f"Process {os.getpid()} works in"),
     ):
-        claim("vllm_server", tmp_path / own_part(1))
+        claim("vllm_server", tmp_path / server_subfolder(1))
 
 
 def test_servers_share_the_cap(tmp_path, generation) -> None:

@@ -31,7 +31,7 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.client import ClassroomClient
 from src.server.engine_sleep import is_alive, this_process
 from src.server.schemas import Health, ProcessId
-from src.training.gpu_sharing import SharedGpus, takes_turns
+from src.training.gpu_sharing import SharedGpus, engines_have_to_sleep
 from src.training.server_assignment import assign_server
 from tests.conftest import free_port, quickstart_overrides
 from tests.support.scripted_room import SCORES
@@ -416,12 +416,12 @@ def health(gpus: list[str], can_sleep: bool) -> Health:
     ],
 )
 def test_turns_are_taken_where_a_gpu_is_shared(colocate, server, own, wanted):
-    assert takes_turns(colocate, server, own) is wanted
+    assert engines_have_to_sleep(colocate, server, own) is wanted
 
 
 def test_turns_with_a_server_that_cannot_sleep_are_refused():
     with pytest.raises(ConfigError, match="started with generation.colocate=false"):
-        takes_turns(True, health([GPU], False), [GPU])
+        engines_have_to_sleep(True, health([GPU], False), [GPU])
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number():

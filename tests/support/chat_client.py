@@ -48,7 +48,7 @@ class Client:
             try:
                 return await work(api)
             finally:
-                await api.land()
+                await api.drain()
                 await api._client.close()
 
         return asyncio.run(whole())

@@ -15,7 +15,7 @@ from config.base import GenerationConfig
 from src.errors import EngineFailure, RequestConflict
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
-from src.training.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint, last_checkpoint
+from src.training.checkpoints import UNFINISHED, EpochOrderSampler, complete_checkpoint, last_checkpoint
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 
@@ -198,8 +198,8 @@ def test_old_checkpoints_go_after_the_new_one_is_complete(tmp_path: Path) -> Non
 @settings(max_examples=50)
 @given(problems=st.integers(4, 30), epochs=st.integers(1, 4), batch=st.integers(1, 4), seed=st.integers(0, 9))
 def test_order_of_a_resumed_epoch_is_that_of_an_uninterrupted_run(problems, epochs, batch, seed) -> None:
-    def sampler(epoch) -> OrderOfEpoch:
-        return OrderOfEpoch(RepeatSampler(range(problems), 2, batch, 1, seed=seed), epoch)
+    def sampler(epoch) -> EpochOrderSampler:
+        return EpochOrderSampler(RepeatSampler(range(problems), 2, batch, 1, seed=seed), epoch)
 
     at = [0]
     uninterrupted, orders = sampler(lambda: at[0]), []

@@ -23,7 +23,7 @@ from src.server.auth import TOKEN_VARIABLE
 from src.sft.run import _Trainer as SFTTrainer
 from src.training.checkpoints import UNFINISHED
 from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
-from src.training.trainer_hooks import ConfiguredRates
+from src.training.trainer_hooks import ConfiguredLearningRate
 from tests.conftest import free_port
 from tests.support.scripted_room import Room, application, serving
 
@@ -115,7 +115,7 @@ def test_the_launcher_refuses_before_any_model_is_loaded(tmp_path: Path, capsys:
 # What takes effect -----------------------------------------------------------------------------------------------
 
 
-class Tiny(ConfiguredRates, Trainer):
+class Tiny(ConfiguredLearningRate, Trainer):
     """The trainer of transformers that TRL's are built on."""
 
 
@@ -150,7 +150,7 @@ def test_a_resumed_training_steps_with_the_configured_rate_schedule_and_saving(w
 
 
 def test_both_trainers_go_on_with_the_configured_rate() -> None:
-    assert issubclass(ClassroomGRPOTrainer, ConfiguredRates) and issubclass(SFTTrainer, ConfiguredRates)
+    assert issubclass(ClassroomGRPOTrainer, ConfiguredLearningRate) and issubclass(SFTTrainer, ConfiguredLearningRate)
 
 
 def test_a_checkpoint_is_complete_with_what_it_was_made_with(tmp_path: Path) -> None:
