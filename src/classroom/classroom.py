@@ -258,7 +258,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
             return known
         conversation = play.episode
         about = (conversation.transcript(), conversation.problem.text)
-        verdict = await ask_for_verdict(self.seats.judge, rule, attempt, about, conversation.ledger)
+        verdict = await ask_for_verdict(self.seats.judge, rule, attempt, about, conversation.facts)
         self._journal.append("verdict", conversation=conversation.id, verdict=verdict)
         return verdict
 

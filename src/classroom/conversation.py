@@ -12,7 +12,7 @@ from itertools import dropwhile
 
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Judgement, Verdict, sum_up
-from src.rollout.engines import Ledger
+from src.rollout.engines import ConversationFacts
 from src.rollout.problem import Problem
 from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 
@@ -237,9 +237,9 @@ class Conversation:
         return [{"role": turn.role, "content": visible_text(turn.text)} for turn in self.turns]
 
     @property
-    def ledger(self) -> Ledger:
+    def facts(self) -> ConversationFacts:
         """What an embedded judge may know of it besides its transcript."""
-        return Ledger(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
+        return ConversationFacts(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
 
     @property
     def judgement(self) -> Judgement | None:

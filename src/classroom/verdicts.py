@@ -17,7 +17,7 @@ from typing import Any
 
 from config.values import SCORING_RULES
 from src.errors import ContentRefused, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
-from src.rollout.engines import EmbeddedJudge, Judge, Ledger, ask_judge
+from src.rollout.engines import ConversationFacts, EmbeddedJudge, Judge, ask_judge
 from src.rollout.text import nests_deeper, without_surrogates
 
 logger = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ async def ask_for_verdict(
     rule: str,
     attempt: int,
     about: tuple[list[dict[str, str]], str],
-    ledger: Ledger,
+    facts: ConversationFacts,
     stops: tuple[type[Exception], ...] = (EngineFailure, ProviderFailure, StorageError),
     timeout_s: float | None = None,
 ) -> Verdict:
@@ -324,7 +324,7 @@ async def ask_for_verdict(
     text = ""
     try:
         async with asyncio.timeout(timeout_s):
-            text = await ask_judge(judge, rule, *about, attempt, ledger)
+            text = await ask_judge(judge, rule, *about, attempt, facts)
         return parse_verdict(rule, attempt, text)
     except stops:
         raise

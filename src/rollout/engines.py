@@ -116,35 +116,40 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What the program holds for certain of a conversation. Models that judge do not get it.
+class ConversationFacts:
+    """What the program knows for certain about a conversation. Embedded judges may use it; judge models never see it.
 
     Attributes:
-        personas: for each message the student's prompt that was drawn for it; None for messages without one. () if
-            nothing is known.
-        max_turns: after how many messages the teacher closes, as in `config.base.GenerationConfig`; None if unknown.
+        personas: the persona drawn for each message; None for messages without one. () if unknown.
+        max_turns: the number of messages after which the teacher closes, as in `config.base.GenerationConfig`; None if
+            unknown.
     """
 
     personas: tuple[Optional[str], ...] = ()
     max_turns: Optional[int] = None
 
     def teacher_messages(self, conversation: Sequence[dict[str, str]]) -> Optional[int]:
-        """How many messages of the teacher a conversation that began like this one has room for; None if unknown."""
+        """The most messages that the teacher can have in a conversation that began like this one; None if unknown."""
         if self.max_turns is None:
             return None
         student_opens = bool(conversation) and conversation[0]["role"] == "student"
         return (self.max_turns + 1) // 2 if student_opens else self.max_turns // 2 + 1
 
 
-NO_LEDGER = Ledger()
+NO_FACTS = ConversationFacts()
 
 
 class EmbeddedJudge(ABC):
-    """A judge without a model, which may read the ledger of a conversation besides its words."""
+    """A judge without a model, which reads the facts of a conversation besides its messages."""
 
     @abstractmethod
     async def judge(
-        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+        self,
+        rule: str,
+        conversation: list[dict[str, str]],
+        problem: str,
+        attempt: int,
+        facts: ConversationFacts = NO_FACTS,
     ) -> str:
         """As `Judge.judge`."""
 
@@ -155,11 +160,11 @@ def ask_judge(
     conversation: list[dict[str, str]],
     problem: str,
     attempt: int,
-    ledger: Ledger,
+    facts: ConversationFacts,
 ) -> Awaitable[str]:
-    """A judge's answer; an embedded judge gets the ledger, too."""
+    """A judge's answer; only an embedded judge gets the facts."""
     if isinstance(judge, EmbeddedJudge):
-        return judge.judge(rule, conversation, problem, attempt, ledger)
+        return judge.judge(rule, conversation, problem, attempt, facts)
     return judge.judge(rule, conversation, problem, attempt)
 
 

@@ -128,7 +128,7 @@ class JudgeCheck:
         rules = self._classroom.rules.judge_rules
         about = (messages, conversation.problem.text)
         attempts = (
-            ask_for_verdict(judge, rule, 0, about, conversation.ledger, stops=(), timeout_s=self._timeout_s)
+            ask_for_verdict(judge, rule, 0, about, conversation.facts, stops=(), timeout_s=self._timeout_s)
             for rule in rules
         )
         return await asyncio.gather(*attempts)  # whatever fails in a check is recorded, and stops nothing

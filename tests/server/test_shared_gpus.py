@@ -228,6 +228,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
 
     from accelerate import PartialState
 
+    from src.classroom.metrics import batch_metrics
     from src.rollout.problem import Problem
     from src.training.judge_monitor import JudgeMonitor
     from src.training.sample_batch import ClassroomRollout
@@ -250,7 +251,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     problem = Problem.of(_LESSON, "")
     monitor = JudgeMonitor(TrainRLConfig(), client, Path(folder))
     rollout = ClassroomRollout(
-        {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, monitor
+        {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, monitor, batch_metrics
     )
     rollout([problem.id] * 2, trainer)
     (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))

@@ -25,7 +25,7 @@ from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_
 from src.errors import JudgeOutputError
 from src.results.agreement import rank_correlation
 from src.results.run_folder import JUDGE_CHECKS_NAME, found_something, read_lines
-from src.rollout.engines import Ledger
+from src.rollout.engines import ConversationFacts
 from src.rollout.journal import read_journal
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
@@ -342,5 +342,7 @@ def test_the_rubric_is_not_fooled(name: str, lessons: list[str]) -> None:
         real += [{"role": "student", "content": line}, {"role": "teacher", "content": "x"}]
     problem = Problem.of(lessons[0])
     planted = CANARIES[name].plant(real, problem)
-    judged = asyncio.run(RubricJudge().judge("pedagogical_eval", planted, problem.text, 0, Ledger(max_turns=9)))
+    judged = asyncio.run(
+        RubricJudge().judge("pedagogical_eval", planted, problem.text, 0, ConversationFacts(max_turns=9))
+    )
     assert parse_judge_output(judged).final_reward < 0.3

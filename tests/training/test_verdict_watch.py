@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from accelerate import PartialState
 
+from config.base import GenerationConfig
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Scores, Verdict
@@ -130,12 +131,14 @@ def test_small_batches_are_taken_together() -> None:
     assert looks[:7] == [None] * 7 and looks[7].conversations == 128 and looks[8].warning is not None
 
 
-def monitor_in(folder: Path) -> JudgeMonitor:
-    return JudgeMonitor(TrainRLConfig(), ClassroomClient("http://127.0.0.1:1"), folder)
+def monitor_in(folder: Path, judged: bool = True) -> JudgeMonitor:
+    rules = {"pedagogical_eval": "rubric"} if judged else {}
+    config = TrainRLConfig(generation=GenerationConfig(judges_rules_prompts_paths=rules))
+    return JudgeMonitor(config, ClassroomClient("http://127.0.0.1:1"), folder)
 
 
 def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With the guards' keys as they are by default: nobody is asked, and nothing is written."""
+    """With the default `guards` keys: no judge is asked, and nothing is written."""
     monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
     with caplog.at_level(logging.WARNING):
         logged = [
@@ -156,5 +159,7 @@ def test_a_judge_that_reads_is_logged_and_not_warned_about(tmp_path: Path, caplo
 
 
 def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:
-    monitor = monitor_in(tmp_path)
-    assert [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)] == [{}] * 3
+    for judged in (True, False):
+        monitor = monitor_in(tmp_path, judged)
+        found = [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)]
+        assert found == [{}] * 3
