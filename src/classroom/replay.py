@@ -1,4 +1,4 @@
-"""Bringing a conversation back to where the journal leaves it, so that nothing in it is played or judged twice."""
+"""Restores a conversation from the journal, so that nothing in it is played or judged twice."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,14 +16,14 @@ _TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapt
 
 @dataclass
 class ReplayedState:
-    """What the journal holds of a conversation beyond its turns.
+    """What the journal holds of a conversation besides its turns.
 
     Attributes:
         verdicts: by (rule, attempt).
-        solutions: None if they were not written yet.
-        rewarded: whether its rewards are in the journal already.
-        finished: whether its record is.
-        failure: why it could not go on, if it could not.
+        solutions: None if the student has not written them yet.
+        rewarded: whether the rewards are in the journal.
+        finished: whether the record is in the journal.
+        failure: the event that says why the conversation could not go on; None if there is none.
     """
 
     verdicts: dict[tuple[str, int], Verdict] = field(default_factory=dict)
@@ -34,15 +34,17 @@ class ReplayedState:
 
 
 def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
-    """Add the turns among `events` to a conversation that has just started, and return what else they tell.
+    """Add the turns among `events` to a conversation that has just started, and return what else the events hold.
 
     Args:
-        judge_again: leave out judge attempts that brought no verdict, and what a model refused to answer, so that they
-            are made again.
+        judge_again: leave out judge attempts without a verdict, and failures, so that they are tried again.
     """
     replayed = ReplayedState()
     for event in events:
-        if replayed.failure is not None and event["event"] in ("turn", "solutions"):  # it could go on later
+        if replayed.failure is not None and event["event"] in (
+            "turn",
+            "solutions",
+        ):  # the conversation went on after its failure
             replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
             case "turn":
@@ -78,7 +80,7 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
 
 
 def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solution]:
-    """The solutions with their grades."""
+    """The solutions with these grades."""
     return [replace(solution, grade=grade) for solution, grade in zip(solutions, grades, strict=True)]
 
 
