@@ -192,7 +192,7 @@ class Conversation:
         self.rewards = dict(rewards)
         self._advance()
 
-    # Derived values ------------------------------------------------------------------------------------------
+    # Derived values ----------------------------------------------------------------------------------------------
 
     @property
     def teacher_turns(self) -> list[Turn]:
@@ -262,7 +262,7 @@ class Conversation:
         low = judgement.scores is not None and judgement.scores.final_reward < self.rules.low_score_threshold
         return low or bool(judgement.rejecting_rules or judgement.refusing_rules)
 
-    # Transitions -----------------------------------------------------------------------------------------------
+    # Transitions -------------------------------------------------------------------------------------------------
 
     def _expect(self, state: State) -> None:
         if self.state is not state:

@@ -41,10 +41,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
     """
     replayed = ReplayedState()
     for event in events:
-        if replayed.failure is not None and event["event"] in (
-            "turn",
-            "solutions",
-        ):  # the conversation went on after its failure
+        # The conversation went on after its failure.
+        if replayed.failure is not None and event["event"] in ("turn", "solutions"):
             replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
             case "turn":

@@ -1,6 +1,6 @@
-"""The runner: moves the episodes of a batch through their states, one coroutine each, all of them at once.
+"""The runner: moves the episodes of a batch through their states concurrently, with one coroutine per episode.
 
-The engines merge whatever is ready to be sampled; an episode is scored the moment it ends, while others still go on.
+The engines batch whatever is ready to be sampled. An episode is scored as soon as it ends, while others go on.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.rollout.usage import BATCH
 
 _REMEMBERED = 100_000
-"""Episodes whose rewards stay in memory: a few hundred bytes each."""
+"""The number of episodes whose rewards stay in memory, at a few hundred bytes each."""
 
 
 class Runner(Generic[E, R]):
     """Plays batches of episodes.
 
     Args:
-        environment: whose episodes they are.
-        journal: where everything is written before it is used.
-        reward_weights: which rewards are computed for each episode, and their weights in its `reward`.
-        schedule: when episodes may do what.
+        environment: the environment that they are played in.
+        journal: every event is written to it before it is used.
+        reward_weights: the weight of each reward in an episode's `reward`.
+        schedule: decides when episodes may go on; None lets each go on at once.
 
     Attributes:
-        running, finished: how many episodes are being played, and were since the start.
-        rewards: of the last episodes that finished, by id and name.
+        running, finished: the numbers of episodes that are being played, and that finished since the start.
+        rewards: the rewards of the last finished episodes, by id and name.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Runner(Generic[E, R]):
         self.rewards: dict[str, Mapping[str, float | None]] = {}
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """Play and score one episode per entry of the request. What the journal holds of them from the same weights is
-        not done again.
+        """Play and score one episode per entry of the request. Events that the journal holds from the same weights are
+        replayed, not repeated.
 
         Raises:
-            PolicyMismatch: if other weights are loaded than the request names, now or before it is done, or others
-                under the same name before it is done.
-            DataError: if a problem does not fit into the policy's context. (If it is what was said that does not fit
-                into some model's, that episode ends.)
+            PolicyMismatch: if the loaded weights are not those that the request names, or change while it is played,
+                also if other weights get the same policy version.
+            DataError: if a problem does not fit into the policy's context. (If an episode's messages outgrow a model's
+                context, only that episode ends.)
             EngineFailure: if an engine died.
-            ProviderFailure: if a model behind an API refuses every request, or does not answer until its deadline.
+            ProviderFailure: if a model behind an API refuses every request, or does not answer before its deadline.
         """
         environment = self.environment
         BATCH.set(request.request_id)
@@ -132,12 +132,12 @@ class Runner(Generic[E, R]):
             del self.rewards[next(iter(self.rewards))]
 
     def _body(self, request: SampleRequest) -> str:
-        """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
+        """A hash of the request and the environment's identity: if it changes, the batch begins anew."""
         return hashlib.sha256(repr((request.digest, *self.environment.identity)).encode()).hexdigest()
 
 
 def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """The reward that is trained on, or None if any part of it is None."""
+    """The reward to train on; None if any of the weighted rewards is None."""
     parts = [rewards[name] for name in weights]
     if any(part is None for part in parts):
         return None
@@ -146,7 +146,7 @@ def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, floa
 
 def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
     """Raises:
-    PolicyMismatch: if the request names other weights than are loaded.
+    PolicyMismatch: if the request names another policy than the loaded one.
     """
     wanted = request.wanted_policy
     if wanted is not None and wanted != loaded:
@@ -157,11 +157,11 @@ def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
 
 
 def check_answer(play: Play[Any, Any], answer: Completion) -> None:
-    """Whether an answer is of the weights that its batch began with: a trainer that is started again may publish others
-    under the version that its batch asked for.
+    """Check that an answer was sampled with the weights that its batch began with. A restarted trainer may publish
+    other weights under the same policy version.
 
     Raises:
-        PolicyMismatch: if it is not.
+        PolicyMismatch: if it was not.
     """
     check_policy(play.request, answer.policy)
     if play.request.wanted_policy is not None and answer.weights != play.weights:
@@ -172,14 +172,14 @@ def check_answer(play: Play[Any, Any], answer: Completion) -> None:
 
 
 def _problems_once(request: SampleRequest) -> dict[str, list]:
-    """What a batch is about, without the repeats of its groups: `problems` with their answers, and in `problem_of` the
-    place in it of each episode's."""
+    """The distinct (problem, answer) pairs of a batch in `problems`, and the index of each episode's pair in
+    `problem_of`."""
     asked = list(zip(request.problems, request.answers, strict=True))
     places = {problem: place for place, problem in enumerate(dict.fromkeys(asked))}
     return {"problems": list(places), "problem_of": [places[problem] for problem in asked]}
 
 
 def _first(failures: BaseExceptionGroup) -> BaseException:
-    """The first error in a group, however deep."""
+    """The first error in an exception group, at any depth."""
     first = failures.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first

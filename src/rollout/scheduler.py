@@ -1,7 +1,7 @@
 """When the episodes of a server may go on: each for itself, or all through the same phase at a time.
 
-`generation.schedule: phased` is the latter. Only the engines of the current phase are awake; the others sleep, so models
-that do not fit on the GPU side by side can take turns.
+`generation.schedule: phased` is the latter. Only the engines of the current phase are awake; the others sleep, so
+models that do not fit on the GPU side by side can take turns.
 
 One schedule serves the whole server. A request registers its episodes when it begins, and each episode deregisters when
 it ends. An episode that needs another phase than the current one waits. Once all registered episodes wait, the schedule
