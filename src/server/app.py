@@ -1,4 +1,4 @@
-"""The server's routes: check, call, reply."""
+"""The server: its application, its routes, and its life from loading the models to the end of their processes."""
 
 import asyncio
 import logging
@@ -64,20 +64,19 @@ FINISHED = Gauge("classroom_finished_conversations", "Conversations that finishe
 
 @cache
 def _gauge(seat: str, what: str, description: str, *labels: str) -> Gauge:
-    """What a seat behind an API took; there is one for each seat that has such a model."""
+    """A Prometheus gauge of what a seat behind an API used, created once per seat."""
     return Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
 
 
 def serve(config: TrainRLConfig) -> None:
-    """Load the models, as soon as no trainer uses their GPUs, and answer on `generation.server_host:server_port` until
+    """Load the models as soon as no trainer uses their GPUs, and serve on `generation.server_host:server_port` until
     interrupted.
 
     Raises:
-        ConfigError: if the port is taken, another server works in the run folder, a prompt template or a model cannot
-            be used, or a token is missing.
+        ConfigError: if the port is taken, another server uses the run folder, a prompt template or a model cannot be
+            used, or a token is missing.
         DeadlineExceeded: if a trainer uses the GPUs and does not make room.
-        EngineFailure: if a model cannot be loaded, or an engine died: a server that is started again in its place
-            goes on from the journal.
+        EngineFailure: if a model cannot be loaded, or an engine died; a restarted server goes on from the journal.
     """
     host, port = config.generation.server_host, config.generation.server_port
     refuse_taken_port(host, port)
@@ -90,8 +89,8 @@ def serve(config: TrainRLConfig) -> None:
 
 
 def server_subfolder(server_index: int) -> str:
-    """The subfolder of the run folder that is a server's own: its journal, its record of paid requests, its lock. The first
-    server's is the run folder itself; published weights are there for all."""
+    """The server's own subfolder of the run folder, for its journal, its ledgers of paid requests and its lock. The
+    first server uses the run folder itself, where the published weights of all servers are."""
     return f"server{server_index}" if server_index else "."
 
 
@@ -108,7 +107,7 @@ def _run(app: FastAPI, host: str, port: int) -> None:
     app.state.end = lambda: setattr(server, "should_exit", True)
     try:
         server.run()
-    except SystemExit:  # so uvicorn ends when the application cannot start
+    except SystemExit:  # raised by uvicorn if the application cannot start
         if app.state.failure is None:
             raise
     if app.state.failure is not None and not server.started:
@@ -120,19 +119,18 @@ def _run(app: FastAPI, host: str, port: int) -> None:
 
 
 def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
-    """The application; models are loaded as it starts up and their processes end as it shuts down. When an engine
-    dies, `app.state.failure` says so and `app.state.end` is called."""
-
+    """The application, which loads the models as it starts up and ends their processes as it shuts down. If an engine
+    dies, the failure is stored in `app.state.failure` and `app.state.end` is called."""
     own_folder = run_folder / server_subfolder(config.generation.server_index)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with _failure_of_the_start(app):
+        with _keep_startup_failure(app):
             service = await open_service(config, reward_weights(config), own_folder)
         app.state.service = service
-        watch = asyncio.create_task(_end_with_an_engine(app))
+        watch = asyncio.create_task(_stop_when_engine_dies(app))
         try:
-            with _failure_of_the_start(app):
+            with _keep_startup_failure(app):
                 if isinstance(service.environment, Classroom):
                     app.state.judge_check = open_judge_check(config, service, own_folder)
                 await service.restore_policy(config.generation.load_weights_timeout_s)
@@ -154,7 +152,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
     app.state.judge_check = None
     add_error_answers(app)
-    app.add_exception_handler(EngineFailure, _end_and_answer)
+    app.add_exception_handler(EngineFailure, _stop_and_answer)
     add_request_checks(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
     _add_sampling_routes(app, environment_of(config).Record)
     _add_weight_routes(app)
@@ -165,8 +163,8 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
 
 
 @contextmanager
-def _failure_of_the_start(app: FastAPI) -> Iterator[None]:
-    """Keeps the failure for `serve`, which ends with its message; uvicorn would bury that in a traceback."""
+def _keep_startup_failure(app: FastAPI) -> Iterator[None]:
+    """Stores the error for `serve`, which ends with its message; uvicorn would show a traceback."""
     try:
         yield
     except ClassroomError as error:
@@ -175,27 +173,27 @@ def _failure_of_the_start(app: FastAPI) -> Iterator[None]:
         raise
 
 
-async def _end_with_an_engine(app: FastAPI) -> None:
-    """A server without one of its engines is of no use, and starting anew is the one way back that is well tried."""
+async def _stop_when_engine_dies(app: FastAPI) -> None:
+    """Check the engines until one died, then stop the server: only a restart brings an engine back."""
     while True:
         try:
             app.state.service.check_alive()
         except EngineFailure as failure:
-            _end(app, failure)
+            _stop(app, failure)
             return
         await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _end(app: FastAPI, failure: EngineFailure) -> None:
+def _stop(app: FastAPI, failure: EngineFailure) -> None:
     if app.state.failure is None:
         logger.error("%s", failure)
         app.state.failure = failure
         app.state.end()
 
 
-async def _end_and_answer(request: Request, error: Exception) -> JSONResponse:
+async def _stop_and_answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, EngineFailure):
-        _end(request.app, error)
+        _stop(request.app, error)
     return await answer_with_message(request, error)
 
 

@@ -1,5 +1,5 @@
-"""Which engines of a server sleep. While a living trainer uses their GPU, all of them sleep. Otherwise all are awake, or
-with `generation.schedule: phased` those of the current phase."""
+"""Which engines of a server sleep. While a living trainer uses their GPU, all of them sleep. Otherwise all are awake,
+or with `generation.schedule: phased` those of the current phase."""
 
 import asyncio
 import logging

@@ -1,7 +1,7 @@
-"""Requests by their id: each piece of work runs once, however often and over however many connections it is asked for,
-as long as the teacher's weights are the same.
+"""Runs sample requests by id: as long as the teacher's weights are the same, each request runs once, however often and
+over however many connections it is sent.
 
-The last answers stay in memory; all conversations are in the journal, those of servers before this one included.
+The last answers stay in memory. All conversations are in the journal, including those of earlier servers.
 """
 
 import asyncio
@@ -36,9 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Batch:
-    """One piece of work, under way or done. `weights` stands for the content of the weights that it began with (None:
-    it has not begun), `given_up` says that others took their place. `readers` wait for its answer, which is serialised
-    once for all of them."""
+    """The run of one request, finished or not.
+
+    `weights` is a fingerprint of the weights that it began with (None: it has not begun). `given_up` means that other
+    weights replaced them. `readers` counts the connections that wait for the answer, which is serialised once for all.
+    """
 
     digest: str
     task: "asyncio.Task[SampleResponse]"
@@ -61,10 +63,10 @@ class _Batch:
 
 
 class SamplingService:
-    """Takes sample requests to the runner and keeps what came of them.
+    """Runs sample requests with the runner, and keeps their answers.
 
     Args:
-        keep: how many answers stay in memory; older ones are made again from the journal.
+        keep: the number of answers that stay in memory; older ones are restored from the journal.
         engine_sleep: puts the engines to sleep and wakes them.
     """
 
@@ -78,12 +80,12 @@ class SamplingService:
 
     @property
     def runner(self) -> Runner:
-        """What plays the batches."""
+        """The runner that plays the batches."""
         return self._runner
 
     @property
     def environment(self) -> Environment:
-        """What is played."""
+        """The environment that is played."""
         return self._runner.environment
 
     @property
@@ -93,18 +95,18 @@ class SamplingService:
 
     @property
     def journal(self) -> Journal:
-        """Where everything that happens is written."""
+        """The journal of this server."""
         return self._journal
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """The answer to a request, run now unless it ran or runs already with the weights that the teacher has; what
-        the journal holds of it from these is not done again.
+        """The answer to a request. It runs now, unless it ran or runs already with the teacher's current weights. What
+        the journal holds of it from these weights is replayed, not repeated.
 
         Raises:
             RequestConflict: if the id was used with another body.
             DataError: if the request asks for more conversations than a server holds.
-            PolicyMismatch: if it was given up because it was asked for again under other weights.
-            ClassroomError: whatever the classroom raised; the id may then be used again.
+            PolicyMismatch: if it was given up because the same request came again under other weights.
+            ClassroomError: any error of the environment; the id can be used again afterwards.
         """
         return await asyncio.shield((await self._batch(request)).task)
 
@@ -131,7 +133,7 @@ class SamplingService:
         return batch
 
     async def _give_up(self, request_id: str, batch: _Batch) -> None:
-        """Forget a batch of other weights; it writes nothing more into the journal then."""
+        """Cancel and forget a batch of other weights, so that it writes nothing more to the journal."""
         logger.warning("request %s is asked for again under other weights: it is played anew", request_id)
         batch.given_up = True
         batch.task.cancel()
@@ -143,10 +145,10 @@ class SamplingService:
             del self._batches[request_id]
 
     async def wait_as_json(self, request_id: str) -> bytes:
-        """The answer to a request that was made before, as JSON.
+        """The answer to an earlier request, as JSON.
 
         Raises:
-            UnknownConversation: if there was none with this id, or it failed or was dropped since.
+            UnknownConversation: if there was no request with this id, or it failed, or its answer was dropped.
         """
         batch = self._batches.get(request_id)
         if batch is None:
@@ -154,10 +156,10 @@ class SamplingService:
         return await batch.as_json()
 
     def record(self, conversation_id: str) -> Trajectory:
-        """The record of any conversation that finished in this run folder.
+        """The record of a conversation that finished in this run folder.
 
         Raises:
-            UnknownConversation: if none with this id did.
+            UnknownConversation: if no conversation with this id did.
         """
         events = self._journal.events(conversation_id)
         records = [event["record"] for event in events if event["event"] == "conversation"]
@@ -170,8 +172,9 @@ class SamplingService:
         return self.environment.Record.model_validate(records[-1] | tokens)
 
     def reward(self, name: str, conversation_id: str) -> float | None:
-        """One reward of an episode that finished in this run folder. What this server computed comes from memory;
-        what an earlier one computed, and rewards without a weight in this run, come from the episode's record.
+        """One reward of an episode that finished in this run folder. Rewards that this server computed come from
+        memory. Those that an earlier server computed, and rewards without a weight in this run, come from the episode's
+        record.
 
         Raises:
             UnknownConversation: if no episode with this id finished, or there is no such reward.
@@ -183,13 +186,14 @@ class SamplingService:
         return self.environment.reward_of(name, self.record(conversation_id))
 
     def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
-        """What stands for the weights that these conversations were played with, by request; None: there was none."""
+        """The fingerprints of the weights that these conversations were played with, by request; None for a request
+        that never began."""
         begun = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
         return {request: event["weights"] if event is not None else None for request, event in begun.items()}
 
     def check_alive(self) -> None:
         """Raises:
-        EngineFailure: if an engine died, or failed in a batch, whether anyone waited for that or not.
+        EngineFailure: if an engine died, or failed in a batch, even if no connection waited for that batch.
         """
         if self._failure is not None:
             raise self._failure
@@ -197,19 +201,19 @@ class SamplingService:
 
     @property
     def running(self) -> list[str]:
-        """Ids of the requests that are being worked on."""
+        """The ids of the requests that are running."""
         return [name for name, batch in self._batches.items() if not batch.task.done()]
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Give the teacher published weights, and remember it for a server that takes over from this one."""
+        """Load published weights into the teacher's engine, and record that for a server that replaces this one."""
         teacher = self.environment.seats.policy
         async with self._engine_sleep.room_for_loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
 
     async def restore_policy(self, timeout_s: float) -> None:
-        """Give the teacher the weights that the server before this one held, if they are still there: so a batch that
-        it left unfinished can go on."""
+        """Load the weights that the previous server had, if their folder still exists, so that its unfinished batch can
+        go on."""
         event = self._journal.loaded_weights()
         if event is None:
             return
@@ -253,7 +257,7 @@ def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
 async def open_service(
     config: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], run_folder: Path
 ) -> SamplingService:
-    """Load the models of a configuration and open its environment with them, the journal in `run_folder`.
+    """Load the models of a configuration and open its environment with them; the journal is in `run_folder`.
 
     Raises:
         EngineFailure: if a model cannot be loaded.
