@@ -1,4 +1,5 @@
-"""Publishing the trainer's weights: written once, flushed, marked complete, loaded in place by each server."""
+"""Publishes the trainer's weights: writes them once, flushes them, marks the folder as complete, and has each server
+load them in place."""
 
 import time
 from pathlib import Path
@@ -13,10 +14,10 @@ from src.training.sharded_save import save_adapter_together, save_together, weig
 
 
 class WeightPublisher:
-    """What TRL asks to synchronise its weights before a rollout.
+    """In place of TRL's `vllm_generation`, which TRL asks to sync the weights before a rollout.
 
     Attributes:
-        policy: the version that was published last and that the next batch has to be sampled from.
+        policy: the version that was published last; the next batch is sampled from it.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class WeightPublisher:
         self.policy = PolicyVersion(run_id, -1)
 
     def sync_weights(self) -> None:
-        """Publish the current weights as the version that the optimizer's step counts, of an adapter that alone; all
-        ranks take part.
+        """Publish the current weights, or only the adapter if one is trained; the version is the optimizer step. All
+        ranks call this together.
 
         Raises:
             ClassroomError: on every rank, if a server did not load them.
