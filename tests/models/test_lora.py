@@ -24,7 +24,8 @@ from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from config.values import ADAPTER_BIASES, SERVED_RANKS
 from src.errors import ConfigError, DataError
-from src.grpo.trainer import ClassroomGRPOTrainer, _without_dropout
+from src.grpo.trainer import ClassroomGRPOTrainer
+from src.grpo.trl_hooks import _without_dropout
 from src.models.lora import adapter_shape, check_checkpoint, check_published, peft_config
 from src.models.policy_folder import MARKER, check_policy, write_policy
 from src.models.policy_version import PolicyVersion
