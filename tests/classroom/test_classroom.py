@@ -1,4 +1,5 @@
-"""The classroom with scripted engines and a real tokenizer: who hears what, what is trained on, what fails how."""
+"""The classroom with scripted engines and a real tokenizer: which model sees what, which tokens are trained on, and how
+each failure ends."""
 
 import asyncio
 import json

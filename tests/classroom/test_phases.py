@@ -1,4 +1,5 @@
-"""The phased schedule: who may speak when, which engines are awake meanwhile, and that nobody waits for ever."""
+"""The phased schedule: which episodes may go on, which engines are awake meanwhile, and that no episode waits
+forever."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""A whole classroom judged over real HTTP by an endpoint that misbehaves: rewards, costs, stops and what is kept.
+"""A whole classroom with a judge over real HTTP that misbehaves: rewards, costs, stops, and what is stored.
 
-Time runs `SPEED` times as fast for the judge's pauses and deadlines; nothing here depends on how long anything takes.
+Time runs `SPEED` times as fast for the judge's pauses and deadlines; no test depends on how long anything takes.
 """
 
 import asyncio

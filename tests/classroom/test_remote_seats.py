@@ -1,4 +1,4 @@
-"""Students and teachers behind real HTTP: what they are sent, what is kept and paid for once, and what stops a batch.
+"""Students and teachers behind real HTTP: what they are sent, what is stored and paid for once, and what stops a batch.
 
 Time runs `SPEED` times as fast for pauses and deadlines, as in tests/support/chat_client.py.
 """

@@ -1,4 +1,4 @@
-"""The trainer's own parts: options handed to TRL, conversations to columns, metrics, and what stops a run."""
+"""The trainer's own parts: options handed to TRL, conversations to columns, metrics, and errors that stop a run."""
 
 import math
 from pathlib import Path

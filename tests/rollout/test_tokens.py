@@ -1,4 +1,4 @@
-"""Token in, token out, on a real engine: what the server returns is what the engine was given and sampled.
+"""Token in, token out, on a real engine: the server returns exactly the tokens that the engine was given and sampled.
 
 The model has random weights and a chat template that drops thoughts from history, and it is made to think often.
 """

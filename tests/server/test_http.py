@@ -1,4 +1,4 @@
-"""The server's HTTP side with scripted engines: who is let in, what is refused, and what is said then."""
+"""The server's HTTP side with scripted engines: access, refused requests, and error messages."""
 
 import asyncio
 import ipaddress

@@ -1,4 +1,4 @@
-"""A server that lives longer than its trainers and their connections."""
+"""A server that outlives its trainers and their connections."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""OpenAI's API on the teacher: real clients against real engines, and the answers that a training may not wait for."""
+"""OpenAI's API on the teacher: real clients with real engines, and answers that training does not wait for."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""A server that dies while a trainer uses its GPU, and weights that were loaded half. vLLM itself is replaced by the
-recording engines of test_shared_gpus.py; everything from the routes to the optimizer's step is real."""
+"""A server that dies while a trainer uses its GPU, and weights that were loaded only in part. The recording engines of
+test_shared_gpus.py replace vLLM; everything from the routes to the optimizer's step is real."""
 
 import json
 import socket

@@ -1,4 +1,5 @@
-"""One server for each machine: which process talks to which, what each server keeps, and that all get the weights."""
+"""One server per machine: which process talks to which server, what each server stores, and that all load the
+weights."""
 
 import asyncio
 import os

@@ -1,5 +1,5 @@
-"""Server and trainer take turns on a GPU. vLLM itself is replaced by engines that write down what they are told to do;
-everything from the routes to the optimizer's step is real."""
+"""Server and trainer take turns on a GPU. Engines that record their calls replace vLLM; everything from the routes to
+the optimizer's step is real."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Fine-tuning an adapter: what is left, what it was learned in, and a run that goes on."""
+"""Fine-tuning an adapter: the files it leaves, the dtype of its weights, and resuming."""
 
 import subprocess
 import sys

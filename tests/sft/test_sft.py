@@ -1,4 +1,5 @@
-"""A real fine-tuning of a few steps on a tiny model: what is learned from, what is left behind, what is refused."""
+"""A real fine-tuning of a few steps on a tiny model: which tokens are trained on, which files it leaves, what it
+refuses."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""Full disks and missing permissions: the message has path, space and what to do, and what was there is still there.
+"""Full disks and missing permissions: the message has path, free space and advice, and existing files stay intact.
 
-The refusals are the kernel's own: /dev/full, a limit to the size of files, a file where a folder has to be.
+The errors are the kernel's own: /dev/full, a limit on file sizes, a file where a folder has to be.
 """
 
 import errno

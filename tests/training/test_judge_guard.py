@@ -1,5 +1,5 @@
-"""Is the judge being fooled? A judge that rewards the word "Great", a held-out one over HTTP that does not, and what
-the checks of a training say; the server is the real application with scripted engines."""
+"""Whether the checks of a training notice a fooled judge: one that rewards the word "Great", beside a held-out judge
+over HTTP that does not. The server is the real application with scripted engines."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a killed server or trainer leaves, and that whoever comes next goes on from there."""
+"""What a killed server or trainer leaves behind, and that its successor goes on from there."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A training that goes on with another configuration: what takes effect does, and what may not change is refused."""
+"""A training that resumes with a changed configuration: allowed changes take effect, others are refused."""
 
 import json
 from collections.abc import Iterator

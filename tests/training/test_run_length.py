@@ -1,5 +1,5 @@
-"""How long a run is and how far it can move a weight: worked out by hand, and as torch, TRL, transformers and PEFT do
-it."""
+"""The length of a run and how far it can move a weight: compared with values worked out by hand, and with torch, TRL,
+transformers and PEFT."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whether verdicts depend on the conversation: by hand, with judges that roll dice, and as a monitor says it."""
+"""Whether verdicts depend on the conversation: hand-worked cases, judges that roll dice, and the monitor's warnings."""
 
 import logging
 import random
