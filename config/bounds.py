@@ -202,9 +202,7 @@ def range_of(group: type, name: str) -> Range | None:
 
 
 def check_numbers(config: Any) -> None:
-    """Raises:
-    ConfigError: if a number is out of its range.
-    """
+    """Raise a `ConfigError` if a number is out of its range."""
     for group, item, key in each_field(config):
         value = getattr(group, item.name)
         allowed = range_of(type(group), item.name) or ANY_NUMBER

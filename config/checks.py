@@ -58,9 +58,7 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
 
 
 def check_hub(target: HuggingFaceConfig) -> None:
-    """Raises:
-    ConfigError: if `push_to_hub` is true and no repository is named.
-    """
+    """Raise a `ConfigError` if `push_to_hub` is true and no repository is named."""
     if target.push_to_hub and not target.name:
         raise ConfigError(
             "huggingface.push_to_hub is true, but huggingface.name is null: name the repository, user/name."

@@ -264,8 +264,10 @@ class _OpenNodes:
         self._anchored: dict[str, _Node] = {}
 
     def follow(self, event: yaml.Event, where: str) -> None:
-        """Raises:
-        ConfigError: if the configuration is nested too deeply, has too many values, or contains itself.
+        """Take in the next event.
+
+        Raises:
+            ConfigError: if the configuration is nested too deeply, has too many values, or contains itself.
         """
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append(_Node(event.anchor))

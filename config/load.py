@@ -46,7 +46,7 @@ from src.system.storage import storage_errors
 ROOT = Path(__file__).resolve().parent.parent
 _QUIET_HYDRA = (
     "hydra.run.dir=.",
-    "hydra.sweep.dir=multirun",  # where Hydra writes down what a multirun ran
+    "hydra.sweep.dir=multirun",  # where Hydra records the runs of a multirun
     "hydra.sweep.subdir=.",
     "hydra.output_subdir=null",
     "hydra/job_logging=none",
@@ -244,9 +244,8 @@ def _with_environment(schema: type[Config], raw: DictConfig) -> type[Config]:
 
 
 def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
-    """Raises:
-    ConfigError: for an override that sets a group of keys to a list, which Hydra refuses without a reason.
-    """
+    """Raise a `ConfigError` for an override that sets a group of keys to a list, which Hydra refuses without a
+    reason."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         if value.startswith("[") and any(each.startswith(f"{key}.") for each in config_keys(schema)):

@@ -49,9 +49,11 @@ def expand_paths(config: Any) -> None:
 
 
 def check_texts(config: Any) -> None:
-    """Raises:
-    ConfigError: if a list or mapping of strings holds another type, and for a string that UTF-8 cannot encode because
-        it holds a lone surrogate.
+    """Check the strings of a configuration.
+
+    Raises:
+        ConfigError: if a list or mapping of strings holds another type, and for a string that UTF-8 cannot encode
+            because it holds a lone surrogate.
     """
     for group, item, key in each_field(config):
         value = getattr(group, item.name)

@@ -61,33 +61,25 @@ _HOST_NAME = re.compile(r"\w([\w.-]*\w)?\.?")
 
 
 def check_at_least(key: str, value: float, least: float) -> None:
-    """Raises:
-    ConfigError: for a smaller value, and for nan and infinity.
-    """
+    """Raise a `ConfigError` for a smaller value, and for nan and infinity."""
     if not (value >= least and math.isfinite(value)):
         raise ConfigError(f"{key} is {value}; it must be at least {least}.")
 
 
 def check_between(key: str, value: float, least: float, most: float) -> None:
-    """Raises:
-    ConfigError: for a value outside of [least, most].
-    """
+    """Raise a `ConfigError` for a value outside of [least, most]."""
     if not least <= value <= most:
         raise ConfigError(f"{key} is {value}; it must be from {least} to {most}.")
 
 
 def check_finite(key: str, value: float) -> None:
-    """Raises:
-    ConfigError: for infinity and nan.
-    """
+    """Raise a `ConfigError` for infinity and nan."""
     if not math.isfinite(value):
         raise ConfigError(f"{key} is {value}; it must be a finite number.")
 
 
 def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
-    """Raises:
-    ConfigError: for a value that is none of `choices`.
-    """
+    """Raise a `ConfigError` for a value that is none of `choices`."""
     if value not in choices:
         raise ConfigError(f"{key} is {value}; it must be one of {', '.join(choices)}.")
 
@@ -128,9 +120,7 @@ def check_path(key: str, path: str) -> str:
 
 
 def check_host(key: str, host: str) -> None:
-    """Raises:
-    ConfigError: if `host` is neither an IP address nor a hostname.
-    """
+    """Raise a `ConfigError` if `host` is neither an IP address nor a hostname."""
     if ":" in host or re.fullmatch(r"[0-9.]+", host):
         try:
             ip_address(host)
@@ -141,9 +131,7 @@ def check_host(key: str, host: str) -> None:
 
 
 def check_url(key: str, url: str) -> None:
-    """Raises:
-    ConfigError: if `url` is not an http or https address.
-    """
+    """Raise a `ConfigError` if `url` is not an http or https address."""
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname

@@ -350,7 +350,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         seeds = [None if base.seed is None else base.seed + i for i in range(self._rules.solutions)]
         return [replace(base, seed=seed, draw=(*base.draw, i)) for i, seed in enumerate(seeds)]
 
-    # Small parts ---------------------------------------------------------------------------------------------------
+    # Helpers ----------------------------------------------------------------------------------------------------
 
     def _student_said(self, answer: Completion, persona: str | None) -> Turn:
         return Turn("student", visible_text(answer.text), persona, answer.tokens, answer.ended)

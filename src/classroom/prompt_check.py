@@ -87,9 +87,7 @@ def _check_teacher_prompt(generation: GenerationConfig) -> None:
 def check_lengths(
     problems: Sequence[Problem], generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", limit: int
 ) -> None:
-    """Raises:
-    DataError: if a problem's teacher prompt leaves no room for a turn in `limit` tokens; names the first such problem.
-    """
+    """Raise a `DataError` for the first problem whose teacher prompt leaves no room for a turn in `limit` tokens."""
     longest_name = max(generation.student_names or [None], key=lambda name: len(name or ""))
     for problem in problems:
         opening = opening_turns(generation, problem.text, longest_name)
@@ -98,9 +96,7 @@ def check_lengths(
 
 
 def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
-    """Raises:
-    DataError: if a teacher prompt of `length` tokens leaves no room for a turn.
-    """
+    """Raise a `DataError` if a teacher prompt of `length` tokens leaves no room for a turn."""
     if length + _LEAST_TURN > limit:
         raise DataError(
             f"Problem {problem.id} ({problem.text[:60]!r}) makes a teacher prompt of {length} tokens, but a "

@@ -167,7 +167,12 @@ def load_rows(source: DataSource) -> "datasets.Dataset":
             files = glob.escape(str(path))  # otherwise datasets reads [ ] * ? in the name as a pattern
             return datasets.load_dataset(_LOADERS[path.suffix], data_files=files, split="train")
         return datasets.load_dataset(source.name_or_path, split=source.split)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: a script
+    except (
+        datasets.exceptions.DatasetsError,
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: needs a script
         reason = str(error.__cause__ or error)
         if path.suffix == ".jsonl":
             reason = _broken_line(path) or reason

@@ -35,7 +35,7 @@ from src.system.storage import storage_errors
 
 JOURNAL_NAME = "journal.jsonl"
 _HEAD = re.compile(rb'\{"event": "(\w+)", "time": ([\d.e+]+), "\w+": "([^"]*)"')
-_HEAD_LENGTH = 400  # ids are at most 200 characters
+_HEAD_LENGTH = 400  # bytes; ids have at most 200 characters
 
 
 class Journal:

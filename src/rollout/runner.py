@@ -145,9 +145,7 @@ def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, floa
 
 
 def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
-    """Raises:
-    PolicyMismatch: if the request names another policy than the loaded one.
-    """
+    """Raise a `PolicyMismatch` if the request names another policy than the loaded one."""
     wanted = request.wanted_policy
     if wanted is not None and wanted != loaded:
         raise PolicyMismatch(

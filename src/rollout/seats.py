@@ -41,9 +41,7 @@ class LoadedModels:
         return own | {seat: engine.health() for seat, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if an engine died.
-        """
+        """Raise an `EngineFailure` if an engine died."""
         for engine in self.engines.values():
             engine.check_alive()
 

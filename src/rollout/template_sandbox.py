@@ -168,9 +168,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {_COUNTED: _counted, _JOINED: _joined}
 
     def refuse_other_files(self, tree: nodes.Template) -> None:
-        """Raises:
-        TemplateSyntaxError: if a template includes, imports or extends another file.
-        """
+        """Raise a `TemplateSyntaxError` if a template includes, imports or extends another file."""
         for node in tree.find_all(tuple(_OTHER_FILES)):
             raise jinja2.TemplateSyntaxError(
                 f"{_OTHER_FILES[type(node)]} takes in another file, but a prompt template is one file: copy what it "

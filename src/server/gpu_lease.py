@@ -71,7 +71,7 @@ class GpuLease:
                 "trainer runs."
             ) from error
         if not is_claimed("train_rl", self._run_folder):
-            return []  # also where the trainer ran on another machine, or in a container that is gone
+            return []  # also if the trainer ran on another machine, or in a container that ended
         return [each for each in written if is_alive(each)]
 
     def wait_for_end(self, timeout_s: float) -> None:

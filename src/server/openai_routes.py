@@ -54,9 +54,8 @@ async def _vllm_app(teacher: VllmEngine) -> FastAPI:
     engine = _GatedEngine(teacher)
     await init_app_state(engine, app.state, arguments, await engine.get_supported_tasks())
     app.state.openai_serving_chat.default_sampling_params["stop_token_ids"] = teacher.stop_ids
-    app.state.server = SimpleNamespace(
-        should_exit=False
-    )  # vLLM's handlers set it; our server checks its engines itself
+    # vLLM's handlers set `should_exit`; our server checks its engines itself.
+    app.state.server = SimpleNamespace(should_exit=False)
     return app
 
 

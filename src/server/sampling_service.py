@@ -192,9 +192,8 @@ class SamplingService:
         return {request: event["weights"] if event is not None else None for request, event in begun.items()}
 
     def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if an engine died, or failed in a batch, even if no connection waited for that batch.
-        """
+        """Raise an `EngineFailure` if an engine died, or failed in a batch, even if no connection waited for that
+        batch."""
         if self._failure is not None:
             raise self._failure
         self.environment.seats.check_alive()

@@ -108,7 +108,7 @@ def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
-    disable_progress_bar()  # that of loading and saving; the training has one of its own
+    disable_progress_bar()  # the bars of loading and saving; the training has its own
     run_folder, state = Path(config.logging.save_dir).resolve(), PartialState()
     main = state.is_main_process
     with on_every_process(state, lambda: claim("train_rl", run_folder) if main else nullcontext()):

@@ -52,8 +52,10 @@ def parameter_movement(trainer: TrainerContext, start: str) -> Optional[Movement
 
 
 def _compare(pieces: Iterator[Weights], start: str) -> Movement:
-    """Raises:
-    ConfigError: if the start cannot be read, or holds none of the weights.
+    """Compare the gathered weights with those of the start.
+
+    Raises:
+        ConfigError: if the start cannot be read, or holds none of the weights.
     """
     moved = before = 0.0
     compared = of = 0
