@@ -37,7 +37,7 @@ NAME = "pedagogical"
 
 
 def open_service(run_folder: Path, most: int) -> tuple[SamplingService, list[str]]:
-    """A service without models on a run's journal, with the ids and the remembered rewards of its last conversations."""
+    """A service without models on a run's journal, with the ids and rewards of its last conversations."""
     config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart"])
     weights, journal = reward_weights(config), Journal(run_folder)
     environment = environment_of(config).open_with(config, Seats({"teacher": None, "student": None}), journal, weights)

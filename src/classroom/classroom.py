@@ -289,8 +289,11 @@ class Classroom(Environment[Conversation, ReplayedState]):
             ),
             return_exceptions=True,  # waits for all requests, so none runs on after the conversation has ended
         )
-        for failure in (said for said in texts if isinstance(said, BaseException)):
-            raise failure
+        failures = [said for said in texts if isinstance(said, BaseException)]
+        for message in dict.fromkeys(str(each) for each in failures[1:] if str(each) != str(failures[0])):
+            logger.warning("conversation %s: another solution failed, too: %s", conversation.id, message)
+        if failures:
+            raise failures[0]
         return [Solution(said.text) for said in texts]
 
     async def _reward_turn(self, play: Play) -> None:

@@ -26,16 +26,16 @@ def module_of(environment: str, module: str) -> ModuleType:
     Raises:
         ConfigError: if there is no such environment.
     """
-    package = ENVIRONMENTS.get(environment, environment)
+    package, cause = ENVIRONMENTS.get(environment, environment), None
     try:
         there = find_spec(f"{package}.{module}") is not None
-    except (ImportError, ValueError):
-        there = False
+    except (ImportError, ValueError) as error:
+        there, cause = False, error
     if not there:
         raise ConfigError(
             f"environment is {environment!r}; there are {', '.join(ENVIRONMENTS)}, and every package with the modules "
             "that docs/environments.md names, by its dotted name."
-        )
+        ) from cause
     return import_module(f"{package}.{module}")
 
 

@@ -5,6 +5,7 @@ The engines batch whatever is ready to be sampled. An episode is scored as soon 
 
 import asyncio
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +21,8 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.scheduler import ConcurrentSchedule, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.rollout.usage import BATCH
+
+logger = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
 """The number of episodes whose rewards stay in memory, at a few hundred bytes each."""
@@ -86,7 +89,10 @@ class Runner(Generic[E, R]):
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
                 await api.drain()
-            raise _first(failures) from None
+            first, *others = _errors_in(failures)
+            for message in dict.fromkeys(str(each) for each in others if str(each) != str(first)):
+                logger.warning("another episode of request %s failed, too: %s", request.request_id, message)
+            raise first from None
         return SampleResponse(
             request_id=request.request_id,
             policy=policy,
@@ -177,7 +183,9 @@ def _problems_once(request: SampleRequest) -> dict[str, list]:
     return {"problems": list(places), "problem_of": [places[problem] for problem in asked]}
 
 
-def _first(failures: BaseExceptionGroup) -> BaseException:
-    """The first error in an exception group, at any depth."""
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+def _errors_in(failures: BaseExceptionGroup) -> list[BaseException]:
+    """The errors in an exception group, at any depth, in order."""
+    found: list[BaseException] = []
+    for each in failures.exceptions:
+        found += _errors_in(each) if isinstance(each, BaseExceptionGroup) else [each]
+    return found

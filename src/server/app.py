@@ -181,6 +181,9 @@ async def _stop_when_engine_dies(app: FastAPI) -> None:
         except EngineFailure as failure:
             _stop(app, failure)
             return
+        except Exception:  # nothing awaits this task, so the error would not be seen
+            logger.exception("the engines are no longer checked")
+            raise
         await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 

@@ -148,6 +148,9 @@ class EngineSleep:
                 return
             except ClassroomError as failure:  # the trainer's memory may not be free yet: try again
                 logger.error("%s", failure)
+            except Exception:  # nothing awaits this task, so the error would not be seen
+                logger.exception("the engines cannot be woken after the trainer has ended")
+                raise
 
 
 def this_process() -> ProcessId:
