@@ -18,7 +18,7 @@ from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
-from src.classroom.verdicts import Verdict, ask_for_verdict, parse_judge_output
+from src.classroom.verdicts import Verdict, ask_for_verdict
 from src.errors import (
     ContextOverflow,
     DataError,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["Classroom", "Conversation", "parse_judge_output"]
 
 
 class Classroom(Environment[Conversation, ReplayedState]):

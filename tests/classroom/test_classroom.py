@@ -246,3 +246,13 @@ def test_group_shares_its_draw_and_ranks_agree(room: Room, generation: Generatio
     assert all(len(draws) == 1 for draws in by_problem.values()) and len(set(map(str, by_problem.values()))) > 1
     split = room.play(generation, request_id="rank1", problems=lessons[3:][::-1], answers=[""] * 3, step=7)
     assert all({draw(record)} == by_problem[record.problem] for record in split)
+
+
+def test_three_names_can_be_imported_from_the_package_itself() -> None:
+    from src import classroom
+
+    assert classroom.Classroom.__module__ == "src.classroom.classroom"
+    assert classroom.Conversation.__module__ == "src.classroom.conversation"
+    assert classroom.parse_judge_output.__module__ == "src.classroom.verdicts"
+    with pytest.raises(AttributeError, match="no attribute 'Lesson'"):
+        _ = classroom.Lesson
