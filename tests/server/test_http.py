@@ -545,15 +545,6 @@ def test_a_request_that_no_server_takes_is_not_sent(listening: str, room: Room) 
     assert not [event for event in read_journal(room.folder / "journal.jsonl") if event["event"] == "batch"]
 
 
-def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(listening: str) -> None:
-    from src.vllm import client
-
-    port = int(listening.rpartition(":")[2])
-    [played] = client.sample_conversations(SampleRequest(**BODY), port).conversations
-    assert client.get_pedagogical_reward([played.id], port) == [played.rewards["pedagogical"]] != [None]
-    assert client.get_reward("length", [played.id], port) == [0.0]
-
-
 def test_the_client_says_which_conversation_is_unknown(listening: str) -> None:
     with pytest.raises(UnknownConversation, match="no finished conversation none"):
         ClassroomClient(listening).rewards("pedagogical", ["none"])

@@ -251,3 +251,15 @@ def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room:
             requests.post(url, json=BODY | {"run_id": None, "policy_version": None}, timeout=0.5)
         room.judge.free.set()
         assert ended.wait(30) and "the judge's engine hangs" in str(application.state.failure)
+
+
+def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(app: Callable[..., FastAPI]) -> None:
+    from src.vllm import client
+
+    port = free_port()
+    with serving(app(port=port), port):
+        request = REQUEST.model_copy(update={"run_id": None, "policy_version": None})
+        played = client.sample_conversations(request, port).conversations
+        ids = [record.id for record in played]
+        assert client.get_pedagogical_reward(ids, port) == [record.rewards["pedagogical"] for record in played]
+        assert client.get_reward("length", ids, port) == [0.0, 0.0]
