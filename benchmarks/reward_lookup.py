@@ -30,14 +30,14 @@ from src.rollout.journal import JOURNAL_NAME, Journal, read_journal
 from src.rollout.registry import environment_of
 from src.rollout.runner import Runner
 from src.rollout.seats import Seats
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from src.server.schemas import RewardRequest, RewardResponse
 
 NAME = "pedagogical"
 
 
-def open_desk(run_folder: Path, most: int) -> tuple[BatchDesk, list[str]]:
-    """A desk without models on a run's journal, and the ids of its last conversations; it remembers their rewards."""
+def open_service(run_folder: Path, most: int) -> tuple[SamplingService, list[str]]:
+    """A service without models on a run's journal, with the ids and rewards of its last conversations."""
     config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart"])
     weights, journal = reward_weights(config), Journal(run_folder)
     environment = environment_of(config).open_with(config, Seats({"teacher": None, "student": None}), journal, weights)
@@ -46,20 +46,20 @@ def open_desk(run_folder: Path, most: int) -> tuple[BatchDesk, list[str]]:
     rewards = {event["conversation"]: event["record"]["rewards"] for event in finished}
     ids = list(rewards)[-most:]
     runner.rewards.update({each: rewards[each] for each in ids})
-    return BatchDesk(runner, journal), ids
+    return SamplingService(runner, journal), ids
 
 
-def application(desk: BatchDesk) -> FastAPI:
+def application(service: SamplingService) -> FastAPI:
     """Both ways as routes."""
     app = FastAPI()
 
     @app.post("/memory")
     async def memory(body: RewardRequest) -> RewardResponse:
-        return RewardResponse(rewards=[desk.reward(NAME, each) for each in body.conversations])
+        return RewardResponse(rewards=[service.reward(NAME, each) for each in body.conversations])
 
     @app.post("/journal")
     async def journal(body: RewardRequest) -> RewardResponse:
-        computed = [desk.environment.reward_of(NAME, desk.record(each)) for each in body.conversations]
+        computed = [service.environment.reward_of(NAME, service.record(each)) for each in body.conversations]
         return RewardResponse(rewards=computed)
 
     return app
@@ -92,9 +92,9 @@ def main() -> None:
         raise SystemExit(f"There is no {source}. Run `make quickstart` first, or name the folder of another run.")
     with tempfile.TemporaryDirectory() as folder, socket.socket() as listening:
         shutil.copy(source, folder)
-        desk, ids = open_desk(Path(folder), arguments.conversations)
+        service, ids = open_service(Path(folder), arguments.conversations)
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(application(desk), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         while not server.started:

@@ -37,8 +37,8 @@ from src.rollout.engines import Judge
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
-from src.rollout.scheduler import Concurrent, PhaseClock
-from src.server.sampling_service import open_desk
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
+from src.server.sampling_service import open_service
 
 
 class DelayedJudge:
@@ -67,7 +67,7 @@ class Lockstep:
         self._counted = 0
         self._waiting: list[tuple[State, asyncio.Future[None]]] = []
 
-    def attend(self, count: int) -> Self:
+    def register(self, count: int) -> Self:
         self._counted += count
         return self
 
@@ -75,15 +75,15 @@ class Lockstep:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: every conversation has called `leave`."""
+        """Do nothing: every conversation has called `deregister_one`."""
 
-    async def reach(self, state: State) -> None:
+    async def wait_for_phase(self, state: State) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((state, turn))
         self._move_on()
         await turn
 
-    def leave(self) -> None:
+    def deregister_one(self) -> None:
         self._counted -= 1
         self._move_on()
 
@@ -101,7 +101,11 @@ async def _no_engine_sleeps(seats: object) -> None:
     """Do nothing: only the waiting of the phases is measured."""
 
 
-SCHEDULES = {"concurrent": Concurrent, "phased": lambda: PhaseClock(_no_engine_sleeps, PHASES), "lockstep": Lockstep}
+SCHEDULES = {
+    "concurrent": ConcurrentSchedule,
+    "phased": lambda: PhasedSchedule(_no_engine_sleeps, PHASES),
+    "lockstep": Lockstep,
+}
 
 
 def request_of(config: TrainRLConfig, number: int) -> SampleRequest:
@@ -123,15 +127,15 @@ async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[st
     """The seconds of each round, by schedule. A first round is a warm-up and not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     with tempfile.TemporaryDirectory() as folder:
-        desk = await open_desk(config, reward_weights(config), Path(folder))
-        seats = desk.environment.seats
+        service = await open_service(config, reward_weights(config), Path(folder))
+        seats = service.environment.seats
         try:
             judged = replace(seats, judge=DelayedJudge(seats.judge, judge_s))
             said: dict[str, list[str]] = {}
             for number in range(rounds + 1):
                 for place, (name, schedule) in enumerate(SCHEDULES.items()):
                     journal, weights = Journal(Path(folder) / f"{number}-{name}"), reward_weights(config)
-                    classroom = Classroom(config.generation, judged, journal, weights, desk.environment.rules)
+                    classroom = Classroom(config.generation, judged, journal, weights, service.environment.rules)
                     runner = Runner(classroom, journal, weights, schedule())
                     started = time.perf_counter()
                     response = await runner.sample(request_of(config, len(SCHEDULES) * number + place))

@@ -1,4 +1,4 @@
-"""Configuration shared by more than one program. Every field is read by some code; a test proves it."""
+"""Configuration dataclasses that several programs share. A test checks that the code reads every field."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -8,11 +8,12 @@ from config.values import SCORING_RULES
 
 @dataclass
 class VllmConfig:
-    """How one vLLM engine is loaded and sampled.
+    """How one vLLM engine is loaded, and how it samples.
 
     `top_k` −1 and `top_p` 1 sample from the full softmax, the distribution that GRPO trains. `max_length` is the
     context in tokens. `number_of_gpus_per_instance` is vLLM's tensor-parallel size. `dtype` is `auto`, `bfloat16`,
-    `float16` or `float32`. `cpu_kvcache_gib` and `cpu_cores` (a core list such as "0" or "0-3") count on CPUs only.
+    `float16` or `float32`. `cpu_kvcache_gib` and `cpu_cores` (a core list such as "0" or "0-3") have an effect on CPUs
+    only.
     """
 
     temperature: float = 0.9
@@ -30,12 +31,12 @@ class VllmConfig:
 
 @dataclass
 class LoraConfig:
-    """An adapter that is trained in place of the model's own weights (Hu et al., "LoRA", 2021).
+    """A LoRA adapter that is trained instead of the model's own weights (Hu et al., "LoRA", 2021).
 
-    A weight W becomes W + `alpha` / `rank` × B·A, where only A (`rank` rows) and B (`rank` columns) learn.
-    `target_modules`: `all-linear` (the linear layers but the output head), or a list of module names such as
-    [q_proj, v_proj]. `dropout` is the share of A's inputs that a training step leaves out. `bias`: which biases of the
-    model learn besides, `none`, `all`, or `lora_only` (those of the target modules).
+    A weight W becomes W + `alpha` / `rank` × B·A, where only A (`rank` rows) and B (`rank` columns) are trained.
+    `target_modules`: `all-linear` (all linear layers except the output head), or a list of module names such as
+    [q_proj, v_proj]. `dropout` is the share of A's inputs that a training step drops. `bias`: which biases of the model
+    are trained, too: `none`, `all`, or `lora_only` (those of the target modules).
     """
 
     enable: bool = False
@@ -55,7 +56,7 @@ class ModelConfig:
 
     @property
     def adapter(self) -> LoraConfig | None:
-        """The adapter that the model is served with; None: it is served as it is."""
+        """The adapter that the model is served with; None if it has none."""
         return None
 
     @property
@@ -66,23 +67,24 @@ class ModelConfig:
 
 @dataclass
 class ApiModelConfig(ModelConfig):
-    """A model that may also be served elsewhere: behind any OpenAI-compatible API.
+    """A model on a vLLM engine or behind an OpenAI-compatible API.
 
-    `base_url` is the API's address; `use_openrouter` and `use_gemini` stand for the addresses of OpenRouter and of
+    `base_url` is the API's address. `use_openrouter` and `use_gemini` stand for the addresses of OpenRouter and of
     Gemini's compatible endpoint, and for their key variables, OPENROUTER_API_KEY and GEMINI_API_KEY. `api_key_env`
-    names another variable; a bare `base_url` is asked without a key. With none of these the model is a vLLM engine.
+    names another variable; with `base_url` alone, requests carry no key. With none of these the model is a vLLM engine.
 
-    `fallback_models` are models of the same API, in order: when one does not answer, or is unknown there, the next
-    one is asked. `response_format`: `json_schema` asks for answers by schema, `text` leaves their shape to the prompt,
-    `auto` tries the schema and goes over to text for a model that refuses it.
+    `fallback_models` are models of the same API, in order: when one does not answer, or the API does not know it, the
+    next one is asked. `response_format`: `json_schema` asks for answers by schema, `text` leaves their shape to the
+    prompt, `auto` tries the schema and falls back to text for a model that refuses it.
 
-    Limits: `max_concurrent_requests` at once; `requests_per_minute` and `tokens_per_minute` (prompt and answer) null
-    mean none. A request may take `request_timeout_s`; a model that does not answer is waited for `deadline_s`, then
-    the run stops.
+    Limits: `max_concurrent_requests` at a time; null in `requests_per_minute` or `tokens_per_minute` (prompt and
+    answer) means no limit. A request may take `request_timeout_s`. If a model does not answer for `deadline_s`, the run
+    stops.
 
-    Money, in US dollars: the provider's own figures count, else tokens × `usd_per_million_prompt_tokens` and
-    `usd_per_million_completion_tokens` (of the dearest model that may be asked). `max_cost_usd` caps what the run
-    spends, over restarts; it needs the prices, because each request is held to its worst case before it is sent.
+    Costs, in US dollars: as the provider reports them, otherwise tokens × `usd_per_million_prompt_tokens` and
+    `usd_per_million_completion_tokens` (of the most expensive model that may be asked). `max_cost_usd` caps the
+    spending of the run, across restarts. It needs the prices, because each request's worst case is reserved before it
+    is sent.
     """
 
     use_openrouter: bool = False
@@ -108,11 +110,11 @@ class ApiModelConfig(ModelConfig):
 
 @dataclass
 class JudgeModelConfig(ApiModelConfig):
-    """Who judges. `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons,
+    """The judge. `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons,
     `rules` the embedded judge of lesson plans in any language.
 
-    `replies_per_attempt`: how many replies one judge attempt may take until one holds a verdict. `max_failed_share`:
-    above this share of conversations without a verdict, or with a refused content, in a batch, the step stops.
+    `replies_per_attempt`: how many replies one judge attempt may use until one holds a verdict. `max_failed_share`: the
+    step stops if more than this share of a batch's conversations have no verdict, or content that the judge refused.
     """
 
     replies_per_attempt: int = 3
@@ -121,29 +123,28 @@ class JudgeModelConfig(ApiModelConfig):
 
 @dataclass
 class ServerConfig:
-    """Where the servers of a run listen, how long each thing may take, and how engines share GPUs. What is played does
-    not depend on it.
+    """Where the servers of a run listen, their deadlines, and how engines share GPUs. The content of the episodes does
+    not depend on these keys.
 
-    Deadlines: `server_start_timeout_s` for a server to load its models, or to come back when it is gone;
-    `sample_timeout_s` for a batch of episodes; `turn_timeout_s` for an engine to finish any one of the messages
-    that it works on, after which it counts as hung and the server ends (it is given `vllm.max_num_seqs` at a time;
-    those that wait for a place do not count); `load_weights_timeout_s` for turns in flight to end before new weights
-    are loaded.
+    Deadlines: `server_start_timeout_s` for a server to load its models, or to return after it ended; `sample_timeout_s`
+    for a batch of episodes; `turn_timeout_s` for an engine to finish each message it works on, after which the engine
+    counts as hung and the server ends (an engine gets `vllm.max_num_seqs` messages at a time; waiting ones do not
+    count); `load_weights_timeout_s` for turns in flight to end before new weights are loaded.
 
-    `server_urls`: one server for each machine; null means the one at `server_host` and `server_port`. The trainer's
-    processes are dealt out to them in order: with 2 servers and 8 processes the first four go to the first. Addresses
-    are as those processes see them, so http://127.0.0.1:8005 twice means each machine's own. `server_index`, from 0,
-    tells a server which of them it is.
+    `server_urls`: one server per machine; null means the one at `server_host` and `server_port`. The trainer's
+    processes are assigned to them in order: with 2 servers and 8 processes the first four use the first server. Each
+    process resolves the address itself, so http://127.0.0.1:8005 twice means each machine's own server. `server_index`,
+    from 0, is the server's own position in the list.
 
-    `allowed_hosts`: names besides localhost under which a server without a token (`CLASSROOM_TOKEN`) is asked, such as
-    host.docker.internal; IP addresses need not be named. They are names alone, without a port.
+    `allowed_hosts`: hostnames besides localhost under which a server without a token (`CLASSROOM_TOKEN`) answers, such
+    as host.docker.internal, without a port. IP addresses need not be listed.
 
-    `schedule`: `concurrent` lets every episode go on by itself; `phased` has all of them finish one phase (in the
+    `schedule`: `concurrent` lets every episode go on by itself; `phased` has all episodes finish one phase (in the
     classroom the dialogue, the judging, and so on) before any begins the next, and has the engines sleep that a phase
     does not need (src/rollout/scheduler.py), for models that do not fit side by side.
 
-    `colocate`: the engines sleep while the trainer steps and give it their GPU's memory. Null: if server and trainer
-    are found to use the same GPU.
+    `colocate`: whether the engines sleep while the trainer steps and give it their GPU's memory. Null: they do if
+    server and trainer use the same GPU.
     """
 
     server_host: str = "127.0.0.1"
@@ -161,9 +162,9 @@ class ServerConfig:
 
 @dataclass
 class LimitsConfig:
-    """How long an episode may get. `max_turns` counts messages. `max_tokens_in_conversation` bounds the context of the
-    policy (in the classroom the teacher); its model's own `vllm.max_length` bounds it, too. `max_tokens_per_turn` is
-    for one sampled message."""
+    """Limits of an episode. `max_turns` counts messages. `max_tokens_in_conversation` bounds the context of the policy
+    (in the classroom the teacher); its model's own `vllm.max_length` bounds it, too. `max_tokens_per_turn` bounds one
+    sampled message."""
 
     max_turns: int = 15
     max_tokens_in_conversation: int = 8192
@@ -172,7 +173,7 @@ class LimitsConfig:
 
 @dataclass
 class EnvironmentConfig(LimitsConfig, ServerConfig):
-    """The `generation` block of any environment, which adds keys of its own.
+    """The `generation` block that all environments share; each environment adds keys of its own.
 
     Attributes:
         judge_rules: the rules that episodes are judged by, and their templates.
@@ -183,29 +184,29 @@ class EnvironmentConfig(LimitsConfig, ServerConfig):
         return {}
 
     def implied_datasets(self, split: str) -> list["DatasetSource"]:
-        """What is played where a configuration names no dataset; `split` is `train` or `test`."""
+        """The datasets of a configuration that names none; `split` is `train` or `test`."""
         return []
 
     def identity(self) -> dict[str, Any]:
-        """The values that an episode depends on: all keys but those that only the server heeds."""
+        """The values that an episode depends on: all keys except those of `ServerConfig`."""
         own = {item.name for item in fields(ServerConfig)}
         return {name: value for name, value in asdict(self).items() if name not in own}
 
 
 @dataclass
 class PromptsConfig:
-    """What the classroom's models are told, and what the program draws for a conversation.
+    """The prompts of the classroom's models, and what the program draws for a conversation.
 
-    `student_error_rate` is the probability with which the program draws the persona `error_student` for a student turn,
-    or a mapping from every persona to its weight; a single persona is always the one. A null in `student_names` is a
-    student without a name. `forced_conversation_type`, in any case: `guided` (the teacher opens), `attempt` (the
+    `student_error_rate` is the probability that a student turn gets the persona `error_student`, or a mapping from
+    every persona to its weight; with a single persona every turn gets that one. A null in `student_names` is a student
+    without a name. `forced_conversation_type`, in upper or lower case: `guided` (the teacher opens), `attempt` (the
     student's attempt opens), null (drawn per problem; `guided` if a judge rule scores).
 
     `use_thinking` tells the teacher to think in `<think>` before each message (its prompt template says how), and
-    thoughts are rewarded; `force_thinking` begins each of its messages with that tag, which is not trained on.
+    rewards thoughts; `force_thinking` begins each of its messages with that tag, which is not trained on.
 
-    `student_attempt_prompt_path` is for evaluations alone: it asks the student to solve the problem before, and outside
-    of, the dialogue.
+    `student_attempt_prompt_path` is used by evaluations only: with it the student solves the problem before, and
+    outside of, the dialogue.
     """
 
     teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
@@ -226,8 +227,8 @@ class PromptsConfig:
 
 @dataclass
 class JudgingConfig:
-    """What comes after the dialogue: the student's solutions, the judge's attempts, and what a rejection costs.
-    `answer_timeout_s` is for one comparison of a boxed answer with the reference, after which it counts as wrong."""
+    """After the dialogue: the student's solutions, the judge's attempts, and what a rejection costs. A boxed answer
+    whose comparison with the reference takes longer than `answer_timeout_s` counts as wrong."""
 
     max_tokens_per_student_attempt: int = 3900
     max_tokens_per_judge_attempt: int = 2048
@@ -241,8 +242,8 @@ class JudgingConfig:
 
 @dataclass
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
-    """The rules of the classroom: prompts, lengths, judging, and the server. The teacher closes a conversation of
-    `max_turns` messages."""
+    """The `generation` block of the classroom: prompts, lengths, judging, and the server. A dialogue ends at the latest
+    with the teacher's first message that is number `max_turns` or later."""
 
     @property
     def judge_rules(self) -> dict[str, str]:
@@ -254,8 +255,8 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
         return [lesson_plans(split)] if SCORING_RULES & set(self.judges_rules_prompts_paths) else []
 
     def identity(self) -> dict[str, Any]:
-        """As that of every environment. An evaluation's question before the dialogue, and the time that a comparison
-        of answers may take, are no part of a conversation."""
+        """As for every environment, without two keys that no conversation depends on: the prompt of an evaluation's
+        question before the dialogue, and the timeout of an answer's comparison."""
         apart = ("student_attempt_prompt_path", "answer_timeout_s")
         return {name: value for name, value in super().identity().items() if name not in apart}
 
@@ -266,8 +267,8 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
 
 @dataclass
 class DataSource:
-    """One dataset: a Hub name or a local .jsonl/.json/.csv/.parquet file, and how much of it to take (0–1]. `split`
-    counts for Hub names; a file is one split."""
+    """One dataset: a Hub name or a local .jsonl/.json/.csv/.parquet file, and the share of it to take, in (0, 1].
+    `split` applies to Hub names only; a file is one split."""
 
     name_or_path: str = ""
     split: str = "train"
@@ -276,11 +277,11 @@ class DataSource:
 
 @dataclass
 class DatasetSource(DataSource):
-    """Problems: what their text and the reference answer are taken from.
+    """A dataset of problems: where their texts and reference answers come from.
 
-    The text stands in `problem_column`, or is made from the row by the Jinja template at `problem_template`, whose
-    variables are columns; lesson plans have `prompt_templates/lesson_plan.txt`. `columns` maps variables of the
-    template to columns that are called otherwise. `answer_column` null: the problems have no answer.
+    The text is the cell in `problem_column`, or the Jinja template at `problem_template` rendered with the row's
+    columns as variables; lesson plans have `prompt_templates/lesson_plan.txt`. `columns` maps template variables to
+    columns of another name. `answer_column` null: the problems have no answer.
     """
 
     problem_column: str = "problem"
@@ -291,7 +292,7 @@ class DatasetSource(DataSource):
 
 @dataclass
 class HuggingFaceConfig:
-    """The Hub repository that the trained model goes to, `user/name`, if `push_to_hub` says so. Needs HF_TOKEN."""
+    """The Hub repository, `user/name`, that the trained model is pushed to if `push_to_hub` is true. Needs HF_TOKEN."""
 
     name: str | None = None
     push_to_hub: bool = False
@@ -306,8 +307,8 @@ def lesson_plans(split: str) -> DatasetSource:
 
 @dataclass
 class LoggingConfig:
-    """Where a run is reported. `save_dir` is the run folder: everything that both programs leave. `save_steps` is how
-    many optimizer steps lie between two checkpoints, rounded up to whole batches."""
+    """Where a run is reported. `save_dir` is the run folder, which holds everything that server and trainer write.
+    `save_steps` is the number of optimizer steps between two checkpoints, rounded up to whole batches."""
 
     wandb: bool = False
     wandb_project: str = "train_rl"

@@ -1,7 +1,7 @@
-"""The range of every number in a configuration, in one table. What several keys have to keep to together stands in
-`config/checks.py`.
+"""The range of every number in a configuration, in one table. Rules between several keys are in `config/checks.py`.
 
-Where nothing but sense sets the upper end, it is one that no run needs and that the libraries still take.
+Where no rule sets the upper end, the table has a sanity limit: larger than any run needs, and small enough for the
+libraries.
 """
 
 import math
@@ -33,56 +33,55 @@ from src.errors import ConfigError
 
 COUNT, TOKENS, STEPS = 10**6, 10**8, 10**9
 SECONDS = 10**7
-"""About four months; clocks and timers take it."""
+"""About four months; no timer overflows with it."""
 NUMBERS = (int, float, int | None, float | None)
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be.
+    """The allowed values of a number.
 
     Attributes:
-        least, most: the ends, which are in it.
-        rule: in words, without the upper end if that is one of sense.
-        sense: whether the upper end is one of sense.
-        open_below, open_above: whether an end is not in it.
-        also: a number outside of it that has a meaning.
+        least, most: the ends, both allowed unless `open_below` or `open_above` excludes one.
+        rule: the range in words, without the upper end if that is a sanity limit.
+        sanity_limit: whether `most` is a sanity limit.
+        also: one more allowed number, outside the range, with a meaning of its own.
     """
 
     least: float
     most: float
     rule: str
-    sense: bool = False
+    sanity_limit: bool = False
     open_below: bool = False
     open_above: bool = False
     also: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a number is in it; nan and infinity never are."""
+        """Whether a number is allowed; nan and infinity never are."""
         if value == self.also:
             return True
         above = value > self.least if self.open_below else value >= self.least
         return above and (value < self.most if self.open_above else value <= self.most)
 
     def rule_for(self, value: float) -> str:
-        """The rule that a number outside of it breaks."""
-        if self.sense and isinstance(value, float) and not math.isfinite(value):
+        """The rule that a number outside the range breaks."""
+        if self.sanity_limit and isinstance(value, float) and not math.isfinite(value):
             return f"{self.rule}, and finite"
-        return f"it must be at most {self.most}" if self.sense and value > self.most else self.rule
+        return f"it must be at most {self.most}" if self.sanity_limit and value > self.most else self.rule
 
 
 def at_least(least: float, most: float, rule: str | None = None, also: float | None = None) -> Range:
-    """From `least` on; `most` is an end of sense."""
-    return Range(least, most, rule or f"it must be at least {least}", sense=True, also=also)
+    """`least` or more; `most` is a sanity limit."""
+    return Range(least, most, rule or f"it must be at least {least}", sanity_limit=True, also=also)
 
 
 def above(least: float, most: float) -> Range:
-    """More than `least`; `most` is an end of sense."""
-    return Range(least, most, f"it must be above {least}", sense=True, open_below=True)
+    """More than `least`; `most` is a sanity limit."""
+    return Range(least, most, f"it must be above {least}", sanity_limit=True, open_below=True)
 
 
 def between(least: float, most: float) -> Range:
-    """From `least` to `most`."""
+    """From `least` to `most`, both allowed."""
     return Range(least, most, f"it must be from {least} to {most}")
 
 
@@ -191,21 +190,19 @@ BOUNDS: dict[type, dict[str, Range]] = {
     EvalConfig: {"num_samples_per_problem": at_least(1, COUNT), "seed": SEED},
     EvalDatasetConfig: {"max_val_examples": EXAMPLES},
 }
-"""From a group of keys to the ranges of its numbers. Groups that build on another have its ranges, too."""
+"""Maps a group of keys to the ranges of its numbers. Subclasses inherit the ranges of their base."""
 
 
 ANY_NUMBER = at_least(-(10**15), 10**15)
 
 
 def range_of(group: type, name: str) -> Range | None:
-    """The range of a number in a group of keys; None if the table has none."""
+    """The range of the key `name` in a group; None if the table has none."""
     return next((BOUNDS[each][name] for each in group.__mro__ if name in BOUNDS.get(each, {})), None)
 
 
 def check_numbers(config: Any) -> None:
-    """Raises:
-    ConfigError: for a number that is out of its range.
-    """
+    """Raise a `ConfigError` if a number is out of its range."""
     for group, item, key in each_field(config):
         value = getattr(group, item.name)
         allowed = range_of(type(group), item.name) or ANY_NUMBER
@@ -215,7 +212,7 @@ def check_numbers(config: Any) -> None:
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
-    """The whole numbers in a value that may be of several kinds."""
+    """The integers in a value, and in the lists and mappings that it holds."""
     if isinstance(value, int):
         yield value
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -224,6 +221,6 @@ def _whole_numbers(value: Any) -> Iterator[int]:
 
 
 def _shown(value: float) -> str:
-    if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to write out the longest ones
+    if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to convert the longest integers to text
         return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} and more"
     return str(value)

@@ -1,5 +1,5 @@
-"""What a configuration has to keep to, and what follows from one without being written in it. The ranges of its numbers
-stand in `config/bounds.py`."""
+"""Rules of a configuration that a type or a range cannot express, and values that follow from several keys. The ranges
+of numbers are in `config/bounds.py`."""
 
 import math
 import re
@@ -50,7 +50,7 @@ _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
 
 def reward_weights(config: TrainRLConfig) -> dict[str, float]:
-    """The rewards that are computed and their weights: as configured, else as the judge rules imply."""
+    """The weights of the rewards that are computed: as configured, otherwise as the judge rules imply."""
     configured = config.train.reward_weights
     if configured is not None:
         return dict(configured)
@@ -63,9 +63,7 @@ def reward_names(config: TrainRLConfig) -> tuple[str, ...]:
 
 
 def check_hub(target: HuggingFaceConfig) -> None:
-    """Raises:
-    ConfigError: if there is to be a push and no repository is named.
-    """
+    """Raise a `ConfigError` if `push_to_hub` is true and no repository is named."""
     if target.push_to_hub and not target.name:
         raise ConfigError(
             "huggingface.push_to_hub is true, but huggingface.name is null: name the repository, user/name."
@@ -73,7 +71,7 @@ def check_hub(target: HuggingFaceConfig) -> None:
 
 
 def check_train_rl(config: TrainRLConfig) -> None:
-    """The rules for server and trainer.
+    """Check the configuration of server and trainer.
 
     Raises:
         ConfigError: with the values, the rule and the fix.
@@ -115,7 +113,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
 
 
 def check_server(generation: ServerConfig) -> None:
-    """Where servers listen, and how their engines take turns."""
+    """Check where servers listen, and their schedule."""
     check_choice("generation.schedule", generation.schedule, SCHEDULES)
     _check_servers(generation)
     if not generation.server_host:
@@ -124,7 +122,7 @@ def check_server(generation: ServerConfig) -> None:
 
 
 def check_generation(generation: GenerationConfig) -> None:
-    """The classroom's own rules."""
+    """Check the classroom's own keys."""
     _check_error_rate(generation)
     if not generation.student_personas_prompts_paths:
         raise ConfigError(
@@ -190,13 +188,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
-def check_engine(name: str, options: VllmConfig) -> None:
-    """The engine of a model, `name` being its key: see `check_vllm`."""
-    check_vllm(f"{name}.vllm", options)
-
-
 def check_vllm(key_of_block: str, options: VllmConfig) -> None:
-    """Values that vLLM would refuse, or that mean something else than they seem to."""
+    """Check a `vllm` block for values that vLLM would refuse or read as something else."""
     check_choice(f"{key_of_block}.dtype", options.dtype, ENGINE_DTYPES)
     if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
         raise ConfigError(
@@ -205,7 +198,7 @@ def check_vllm(key_of_block: str, options: VllmConfig) -> None:
 
 
 def check_lora(name: str, lora: LoraConfig) -> None:
-    """What PEFT would refuse, or take for something else."""
+    """Check a `lora` block for values that PEFT would refuse or read as something else."""
     check_choice(f"{name}.bias", lora.bias, ADAPTER_BIASES)
     modules = lora.target_modules
     listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
@@ -217,7 +210,7 @@ def check_lora(name: str, lora: LoraConfig) -> None:
 
 
 def _check_served_lora(lora: LoraConfig) -> None:
-    """What cannot be served or trained, although PEFT has it."""
+    """Refuse what PEFT supports and vLLM does not."""
     check_between("teacher_model.lora.rank", lora.rank, 1, SERVED_RANKS[-1])
     if lora.bias != "none":
         raise ConfigError(
@@ -226,12 +219,12 @@ def _check_served_lora(lora: LoraConfig) -> None:
 
 
 def check_reward_model(reward: RewardModelConfig, generation: GenerationConfig) -> None:
-    """What grades the solutions, and that the longest of them fits into it."""
+    """Check what grades the solutions, and that the longest solution fits into the reward model."""
     if not reward.model_name_or_path:
         raise ConfigError(
             "reward_model.model_name_or_path is empty; it is Answer, None, or the name or folder of a reward model."
         )
-    check_engine("reward_model", reward.vllm)
+    check_vllm("reward_model.vllm", reward.vllm)
     longest = generation.max_tokens_per_student_attempt
     if reward.is_model and reward.vllm.max_length <= longest:
         raise ConfigError(
@@ -266,7 +259,7 @@ def _check_guards(guards: GuardsConfig, generation: EnvironmentConfig) -> None:
 
 
 def check_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str = "judge_model") -> None:
-    """How the judge is reached, how fast and for how much money, and how many of its failures are borne."""
+    """Check how a judge is reached, and that an embedded one can judge by all rules."""
     check_model(name, judge, generation)
     deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
     if judge.model_name_or_path in EMBEDDED_JUDGES and deciding:
@@ -277,8 +270,8 @@ def check_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: st
 
 
 def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig) -> None:
-    """How a seat's model is loaded, or how it is reached, how fast and for how much money."""
-    check_engine(name, model.vllm)
+    """Check how the model of a seat is loaded, or how its API is reached and paid."""
+    check_vllm(f"{name}.vllm", model.vllm)
     _check_api(name, model)
     if model.is_remote and model.deadline_s >= generation.sample_timeout_s:
         raise ConfigError(
@@ -302,7 +295,7 @@ def _check_api(name: str, model: ApiModelConfig) -> None:
 
 
 def check_logging(logging: LoggingConfig) -> None:
-    """The run folder and the trackers."""
+    """Check the run folder and the trackers."""
     if not logging.save_dir:
         raise ConfigError("logging.save_dir is empty; name the folder that the run leaves everything in.")
     for tracker in logging.report_to:
@@ -310,7 +303,7 @@ def check_logging(logging: LoggingConfig) -> None:
 
 
 def check_duration(epochs: int, max_steps: int) -> None:
-    """That something is trained."""
+    """Refuse a training of no step."""
     if max_steps < 1 and epochs < 1:
         raise ConfigError(
             f"train.epochs is {epochs} and train.max_steps {max_steps}: nothing would be trained. Set one of them "
@@ -365,7 +358,7 @@ def _check_rewards(config: TrainRLConfig) -> None:
 
 
 def check_classroom_rewards(config: TrainRLConfig) -> None:
-    """That what the classroom's rewards are computed from is there."""
+    """Check that the configuration provides everything the configured rewards are computed from."""
     check_reward_model(config.reward_model, config.generation)
     weights = reward_weights(config)
     scored = SCORING_RULES & set(config.generation.judges_rules_prompts_paths)

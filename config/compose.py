@@ -1,7 +1,7 @@
-"""Where a program's YAML is looked for and how Hydra reads it: the user's folders first, then the shipped one.
+"""Finds a program's YAML, in the user's folders first and then in the shipped one, and reads it with Hydra.
 
-Hydra and YAML run into Python's own limits with files that lead back to themselves, that unfold to millions of values,
-or that are nested thousands deep. Files and overrides are looked at before, so that these end with a message.
+Files with cycles, with aliases that expand to millions of values, or nested thousands deep make Hydra and PyYAML run
+into Python's limits. Files and overrides are checked first, so that such input ends with a message.
 """
 
 import os
@@ -43,11 +43,11 @@ _HOME = re.compile(r"~[^\s,'\"\\(){}\[\]$]*")
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A program's command line, taken apart.
+    """A parsed command line of a program.
 
     Attributes:
-        name: of the configuration, as given.
-        folders: where it is looked for, in this order; the shipped one is the last.
+        name: the name of the configuration, as given.
+        folders: the folders to search for it, in order; the shipped one is the last.
         rest: overrides and Hydra's other flags.
     """
 
@@ -57,17 +57,16 @@ class CommandLine:
 
     @property
     def file(self) -> Path | None:
-        """The file that is taken; None if no folder has it."""
+        """The first file of this name in the folders; None if no folder has it."""
         found = (folder / f"{self.name.removesuffix('.yaml')}.yaml" for folder in self.folders)
         return next((path for path in found if os.path.isfile(path)), None)
 
 
-def take_apart(arguments: Sequence[str], shipped: Path) -> CommandLine:
-    """Tell the configuration's name and folders from overrides and other flags.
+def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
+    """Separate the configuration's name and folders from overrides and other flags.
 
     Raises:
-        ConfigError: for a flag that has no value or that no program takes, a folder that is not there, and an override
-            that is none.
+        ConfigError: for a flag without a value, a refused flag, a missing folder, and a malformed override.
     """
     name, folders, rest = DEFAULT_CONFIG, [], []
     remaining = iter(arguments)
@@ -93,7 +92,7 @@ def take_apart(arguments: Sequence[str], shipped: Path) -> CommandLine:
 
 def _override(argument: str) -> str:
     """`a.b=1` as `++a.b=1`: the schema, not the YAML, decides which keys exist. A value like ~/runs is quoted, because
-    Hydra takes no ~ there.
+    Hydra does not accept a bare ~.
 
     Raises:
         ConfigError: for an override without a key, and for one that is nested too deeply.
@@ -123,7 +122,7 @@ def _short(text: str) -> str:
 
 @contextmanager
 def searching(folders: Sequence[Path]) -> Iterator[None]:
-    """Within this, Hydra looks for YAMLs in these folders, in this order; the first of them is its config path."""
+    """Inside, Hydra searches these folders for YAMLs, in order; the first one is its config path."""
     before = _Folders.further
     _Folders.further = tuple(folders[1:])
     try:
@@ -133,7 +132,7 @@ def searching(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def compose(command: CommandLine) -> DictConfig:
-    """What Hydra makes of YAMLs and overrides.
+    """The configuration that Hydra composes from YAMLs and overrides.
 
     Raises:
         ConfigError: if the file or an override cannot be read.
@@ -144,12 +143,12 @@ def compose(command: CommandLine) -> DictConfig:
             hydra.initialize_config_dir(version_base=None, config_dir=str(command.folders[0])),
         ):
             return hydra.compose(config_name=command.name, overrides=list(command.rest))
-    except Exception as error:  # the libraries' own, of many kinds: whatever they are, the input is what is wrong
+    except Exception as error:  # the libraries raise many types; in each case the input is wrong
         raise unreadable(error) from error
 
 
 def unreadable(error: Exception) -> ConfigError:
-    """The error of Hydra, OmegaConf or YAML while they read a configuration, in words for a user."""
+    """An error of Hydra, OmegaConf or PyYAML as a `ConfigError` with a message for the user."""
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, UnicodeDecodeError):
@@ -175,7 +174,7 @@ def unreadable(error: Exception) -> ConfigError:
 
 
 class _CheckedFiles(FileConfigSource):
-    """YAML files in a folder, looked at before they are unfolded."""
+    """A folder of YAML files that are checked before their aliases are expanded."""
 
     @staticmethod
     def scheme() -> str:
@@ -190,7 +189,7 @@ class _CheckedFiles(FileConfigSource):
             raise
         except (OSError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}.") from error
-        except Exception as error:  # of many kinds, from the Python that YAML makes values with
+        except Exception as error:  # any type: from the constructor that a YAML tag calls
             raise ConfigError(f"{path} cannot be read: a value does not fit its tag (!!…): {error}.") from error
         if isinstance(found.config, DictConfig) and _name_of(config_path) in _defaults(found.config):
             raise ConfigError(
@@ -201,7 +200,7 @@ class _CheckedFiles(FileConfigSource):
 
 
 class _Folders(SearchPathPlugin):
-    """Puts the further folders behind the first one, and has all of them looked at."""
+    """Appends the further folders to Hydra's search path, and has the files of all folders checked."""
 
     further: ClassVar[tuple[Path, ...]] = ()
 
@@ -222,7 +221,7 @@ def _name_of(config_path: str) -> str:
 
 
 def _defaults(config: DictConfig) -> set[str]:
-    """The YAMLs that a configuration says it builds on."""
+    """The YAMLs in a configuration's defaults list."""
     entries = config._get_node("defaults") if "defaults" in config else None
     if not isinstance(entries, ListConfig):
         return set()
@@ -230,8 +229,8 @@ def _defaults(config: DictConfig) -> set[str]:
 
 
 def check_yaml(path: Path) -> None:
-    """Refuse a YAML that is too large, nested too deeply, or that would unfold to too much through its aliases. What
-    else may be wrong with it is left to whoever reads it.
+    """Refuse a YAML that is too large, nested too deeply, or whose aliases expand to too many values. The parser
+    reports other mistakes later.
 
     Raises:
         ConfigError: naming file and line.
@@ -250,7 +249,7 @@ def check_yaml(path: Path) -> None:
 
 @dataclass
 class _Node:
-    """What a YAML node holds with its aliases unfolded: values, and levels below it."""
+    """A YAML node with its aliases expanded: the number of values in it, and of levels below it."""
 
     anchor: str | None = None
     size: int = 1
@@ -258,15 +257,17 @@ class _Node:
 
 
 class _OpenNodes:
-    """The nodes that have begun and not ended while a YAML is read event by event."""
+    """The nodes that are open while a YAML is read event by event."""
 
     def __init__(self) -> None:
         self._open = [_Node()]
         self._anchored: dict[str, _Node] = {}
 
     def follow(self, event: yaml.Event, where: str) -> None:
-        """Raises:
-        ConfigError: if the configuration is nested too deeply, has too many values, or has no end.
+        """Take in the next event.
+
+        Raises:
+            ConfigError: if the configuration is nested too deeply, has too many values, or contains itself.
         """
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append(_Node(event.anchor))

@@ -21,7 +21,7 @@ from config.checks import (
     check_server,
     check_vllm,
 )
-from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, tell
+from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from config.train_rl_model import RewardModelConfig
 from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, check_url
 from src.errors import ConfigError
@@ -30,15 +30,15 @@ from src.rollout.registry import module_of
 SAMPLINGS = ("sampled", "greedy")
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
 RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)
-"""What the untrained base and the control arms are called in every comparison."""
+"""The names of the untrained base and of the control arms in every comparison."""
 
 _TUTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass
 class EvalDatasetConfig:
-    """The problems; without a dataset, and with a judge rule that scores, the shipped test plans. `max_val_examples`
-    −1 takes all; the same problems come in the same order for every tutor."""
+    """The problems. Without a dataset, and with a judge rule that scores, they are the shipped test plans.
+    `max_val_examples` −1 takes all. Every tutor gets the same problems in the same order."""
 
     eval_datasets: list[DatasetSource] = field(default_factory=list)
     max_val_examples: int = 500
@@ -46,11 +46,11 @@ class EvalDatasetConfig:
 
 @dataclass
 class TutorConfig:
-    """One of several tutors. What it does not name is as in `teacher_model`.
+    """One of several tutors. Keys that it does not set are as in `teacher_model`.
 
-    `model_name_or_path` is a folder, a Hub name or an API's model; with `adapter`, a folder with a LoRA adapter, it is
-    the adapter's base (null: the one that the adapter names), into which the adapter is merged. With `server_url` the
-    tutor is the one that a running server holds, under that server's own student and rules.
+    `model_name_or_path` is a folder, a Hub name or an API's model. `adapter` is a folder with a LoRA adapter; it is
+    merged into `model_name_or_path` as its base (null: the base that the adapter names). With `server_url` the tutor is
+    the one of a running server, with that server's own student and rules.
     """
 
     name: str = ""
@@ -65,35 +65,34 @@ class TutorConfig:
 
 @dataclass
 class EvalConfig:
-    """One measurement of one tutor, or of several side by side.
+    """An evaluation of one tutor, or of several side by side.
 
     `tutors` are compared with each other, with `teacher_model`, which is then the untrained base, and with the control
-    arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They come one after the
-    other, so that one tutor at a time is in memory.
+    arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They are played one after
+    the other, so that one tutor at a time is in memory.
 
-    `server_url` names a running server, whose tutor is then measured under that server's own models and classroom
-    rules; null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled` is the
-    teacher's configured temperature, `greedy` temperature 0. Per problem and sampling, `num_samples_per_problem`
-    conversations are held. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same
-    students.
+    `server_url` names a running server, whose tutor is then measured with that server's own models and classroom rules;
+    null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled` uses the
+    teacher's configured temperature, `greedy` temperature 0. Each problem gets `num_samples_per_problem` conversations
+    per sampling. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same students.
 
-    `extra_judges`, models behind an API or the rubric, judge the compared conversations, too, once each: for their view
-    of the tutors and their agreement with `judge_model`. No reward comes from them.
+    `extra_judges`, models behind an API or the rubric, judge each compared conversation once more, to compare their
+    view of the tutors with that of `judge_model`. They give no reward.
 
-    Which of a language student's messages hold an error, rules tell of the quickstart's language; of any other the
-    judge's model is asked, once for each conversation, with `student_errors_prompt_path` (null: nobody is asked, and
-    what the persona was counts as said).
+    Which messages of a language student hold an error: in the quickstart's language rules decide it. For any other
+    language the judge's model is asked once per conversation with `student_errors_prompt_path` (null: no model is
+    asked, and a message counts as having an error if its persona was to make one).
 
-    An evaluation that names neither a persona nor a judge rule is one of a maths tutor: with the prompts and rules in
-    `MATHS_CLASSROOM` where it has none of its own, and, without a dataset, on Big-Math's test problems; what was filled
-    in is said.
+    An evaluation that names neither a persona nor a judge rule is one of a maths tutor. It gets the prompts and rules
+    in `MATHS_CLASSROOM` where it has none of its own, and without a dataset Big-Math's test problems; a log line lists
+    what was filled in.
 
-    The rest is for tutors that are measured by the student's solutions, that is without a judge rule that scores.
-    `recompute_initial_attempts` has the student solve each problem before the dialogue as well; false takes what an
-    earlier evaluation into the same folder kept of that, if it did (`src/evaluation/solve_alone.py`).
+    The other keys are for tutors that are measured by the student's solutions, that is without a judge rule that
+    scores. With `recompute_initial_attempts` the student also solves each problem before the dialogue; false uses the
+    results that an earlier evaluation stored in the same folder, if any (`src/evaluation/solve_alone.py`).
     `score_using_pedagogical_reward` scores each teacher message with `pedagogical_reward_model`, a model with one logit
-    that is loaded when the others have ended, with the options in `pedagogical_reward_vllm` (those for sampling have no
-    meaning), after the instruction at `pedagogical_reward_prompt_path`.
+    that is loaded after the others have ended. `pedagogical_reward_vllm` holds its options (those for sampling have no
+    effect), and `pedagogical_reward_prompt_path` the instruction before each conversation.
     """
 
     environment: str = "classroom"
@@ -130,23 +129,23 @@ class EvalConfig:
             if not self.dataset.eval_datasets:
                 self.dataset.eval_datasets = [DatasetSource(MATHS_DATASET, split="test")]
                 filled["dataset.eval_datasets"] = MATHS_DATASET
-            tell(filled)
+            log_filled_in(filled)
         if not self.dataset.eval_datasets:
             self.dataset.eval_datasets = self.generation.implied_datasets("test")
 
 
 def reward_weights(config: EvalConfig) -> dict[str, float]:
-    """The rewards that conversations get, as the judge rules imply. A server weighs by its own configuration."""
+    """The weights of the rewards that the judge rules imply. A server uses those of its own configuration."""
     return module_of(config.environment, "config").default_weights(config.generation)
 
 
 def is_measured_by_solutions(config: EvalConfig) -> bool:
-    """Whether what the student solves, before and after, is part of the measurement: not with a rule that scores."""
+    """Whether the student's solutions before and after the dialogue are measured: not with a judge rule that scores."""
     return "end_rm" in reward_weights(config)
 
 
 def check_eval(config: EvalConfig) -> None:
-    """Refuse what cannot be measured.
+    """Check the configuration of an evaluation.
 
     Raises:
         ConfigError: naming the key, the rule and the fix.
@@ -181,7 +180,7 @@ def check_eval(config: EvalConfig) -> None:
 
 
 def _check_tutors(config: EvalConfig) -> None:
-    """What several tutors side by side need: names of their own, and a classroom in this process."""
+    """Check that several tutors have distinct names, and a classroom in this process."""
     names = [tutor.name for tutor in config.tutors]
     for name in names:
         if not _TUTOR_NAME.fullmatch(name) or name in RESERVED_NAMES or names.count(name) > 1:
@@ -223,7 +222,7 @@ def _check_extra_judges(config: EvalConfig) -> None:
 
 
 def _check_classroom(config: EvalConfig) -> None:
-    """What counts only if the conversations are held in this process."""
+    """Check the keys that apply only if this process plays the conversations."""
     generation = config.generation
     check_server(generation)
     check_generation(generation)
@@ -247,7 +246,7 @@ def _check_classroom(config: EvalConfig) -> None:
 
 
 def _check_solutions(config: EvalConfig) -> None:
-    """What the measurements of a maths tutor need besides the classroom."""
+    """Check what the measurements of a maths tutor need besides the classroom."""
     generation = config.generation
     if config.recompute_initial_attempts and config.server_url is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""From a YAML file and command-line overrides to a validated dataclass, and the record of it in the run folder.
+"""Makes a validated dataclass of a YAML file and command-line overrides, and records it in the run folder.
 
 A program is a function of its configuration:
 
@@ -34,10 +34,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from config.bounds import check_numbers
-from config.compose import CommandLine, compose, searching, take_apart, unreadable
+from config.compose import CommandLine, compose, parse_command_line, searching, unreadable
 from config.maths_classroom import fill_in
 from config.paths import check_texts, expand_paths
-from config.upstream_keys import leave_out, rename_keys, rename_values
+from config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
 from config.values import RULES_VERSION
 from src.errors import ClassroomError, ConfigError
 from src.rollout.registry import module_of
@@ -46,7 +46,7 @@ from src.system.storage import storage_errors
 ROOT = Path(__file__).resolve().parent.parent
 _QUIET_HYDRA = (
     "hydra.run.dir=.",
-    "hydra.sweep.dir=multirun",  # where Hydra writes down what a multirun ran
+    "hydra.sweep.dir=multirun",  # where Hydra records the runs of a multirun
     "hydra.sweep.subdir=.",
     "hydra.output_subdir=null",
     "hydra/job_logging=none",
@@ -66,24 +66,24 @@ Check = Callable[[Any], None]
 def program(
     schema: type[Config], folder: str, check: Check | None = None, more_of_dry_run: Check | None = None
 ) -> Callable:
-    """Make `main(config)` a command-line program whose YAMLs stand in `config/{folder}`.
+    """Decorate `main(config)` as a command-line program whose YAMLs are in `config/{folder}`.
 
     The program takes Hydra's flags (`--config-name`, `--config-dir`, `--multirun`) and overrides. With `dry_run=true`
-    it prints the resolved configuration, and what `more_of_dry_run` prints, and ends. Errors that a user can mend end
-    it with status 2 and a message.
+    it prints the resolved configuration, calls `more_of_dry_run`, and ends. An error of `USER_ERRORS` ends it with
+    status 2 and a message.
     """
 
     def decorate(main: Callable[[Config], None]) -> Callable[[], None]:
-        @_messages_instead_of_tracebacks()  # here, too: Hydra has a line of its own about each error that passes it
+        @_messages_instead_of_tracebacks()  # here, too: Hydra prints a line of its own about each error that reaches it
         def run(command: CommandLine, raw: DictConfig) -> None:
-            tells = os.environ.get("RANK", "0") == "0"  # of several processes one
-            if tells:
+            prints = os.environ.get("RANK", "0") == "0"  # one of several processes
+            if prints:
                 logger.info("configuration: %s", command.file)
             config = validate(raw, schema, check)
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 config.logging.save_dir = os.path.join(config.logging.save_dir, str(HydraConfig.get().job.num))
             if config.dry_run:
-                if tells:
+                if prints:
                     print(f"# configuration: {command.file}")
                     print(to_yaml(config))
                     if more_of_dry_run is not None:
@@ -113,7 +113,7 @@ def _run_composed(command: CommandLine, run: Callable[[DictConfig], None]) -> No
     """Have Hydra compose the configuration and call `run` with it, once for each run of a multirun.
 
     Raises:
-        ConfigError: if Hydra cannot make a configuration of it.
+        ConfigError: if Hydra cannot compose it.
     """
     composed = False
 
@@ -133,12 +133,12 @@ def _run_composed(command: CommandLine, run: Callable[[DictConfig], None]) -> No
 
 
 def read_keys() -> None:
-    """Put the keys and tokens of `.env` into the environment; what is set already stays as it is."""
+    """Load the keys and tokens of `.env` into the environment; a variable that is set already keeps its value."""
     load_dotenv(ROOT / ".env")
 
 
 def _quieten_libraries() -> None:
-    """Leave out what no user can act on; a variable that is set already stays as it is."""
+    """Silence output of libraries that no user can act on; a variable that is set already keeps its value."""
     quiet = {
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -150,17 +150,17 @@ def _quieten_libraries() -> None:
         os.environ.setdefault(name, value)
     for name in (
         "vllm.triton_utils.importing",  # CPUs have no Triton, and need none
-        "accelerate.accelerator",  # TRL counts the micro-batches itself, which accelerate takes for a mismatch
+        "accelerate.accelerator",  # warns of a mismatch because TRL counts the micro-batches itself
     ):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # The weights are this project's own server's; TRL's integration, which the warnings are about, is not used.
+    # About TRL's vLLM integration, which is not used: this project has a server of its own.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated")  # in DeepSpeed
 
 
 class _messages_instead_of_tracebacks(ContextDecorator):
-    """Ends the program with the message of an error that its user can mend."""
+    """Ends the program with status 2 and a message if an error of `USER_ERRORS` reaches it."""
 
     def __enter__(self) -> None:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -173,7 +173,7 @@ class _messages_instead_of_tracebacks(ContextDecorator):
 
 
 def _is_first_to_say(message: str) -> bool:
-    if "WORLD_SIZE" not in os.environ:  # not one of a launcher's processes; importing torch takes seconds
+    if "WORLD_SIZE" not in os.environ:  # no launcher started this process; importing torch takes seconds
         return True
     from src.system.distributed import is_first_to_say
 
@@ -181,7 +181,7 @@ def _is_first_to_say(message: str) -> bool:
 
 
 def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Check | None = None) -> Config:
-    """The configuration that a program started with these command-line arguments would get.
+    """The configuration that a program would get from these command-line arguments.
 
     For programs that start other programs. Takes `--config-name`, `--config-dir` and overrides.
 
@@ -194,12 +194,12 @@ def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Che
 
 
 def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
-    """A command line of the program whose YAMLs stand in `config/{folder}`, taken apart; it knows which file is taken.
+    """The parsed command line of the program whose YAMLs are in `config/{folder}`.
 
     Raises:
-        ConfigError: if it names no file or no override where it should.
+        ConfigError: as `parse_command_line`.
     """
-    return take_apart(arguments, ROOT / "config" / folder)
+    return parse_command_line(arguments, ROOT / "config" / folder)
 
 
 def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) -> Config:
@@ -209,7 +209,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
         ConfigError: naming the key, the rule and the fix.
     """
     try:
-        leave_out(raw)
+        drop_keys_without_effect(raw)
         rename_keys(raw)
         rename_values(raw)
         schema = _with_environment(schema, raw)
@@ -222,7 +222,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
     except OmegaConfBaseException as error:
         where = f" key {error.full_key}" if error.full_key else ""
         raise ConfigError(f"Config{where}: {str(error).partition(chr(10))[0]}") from error
-    except Exception as error:  # OmegaConf lets through what Python says to a value that cannot be converted
+    except Exception as error:  # OmegaConf passes on Python's own errors about a value that cannot be converted
         raise unreadable(error) from error
     check_texts(config)
     expand_paths(config)
@@ -233,7 +233,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
 
 
 def _with_environment(schema: type[Config], raw: DictConfig) -> type[Config]:
-    """The schema with the `generation` block of the environment that the configuration names."""
+    """The schema, its `generation` block replaced by that of the configured environment."""
     groups = {item.name: item.type for item in fields(schema)}
     if not {"environment", "generation"} <= set(groups) or not isinstance(raw.get("environment"), str):
         return schema
@@ -244,9 +244,8 @@ def _with_environment(schema: type[Config], raw: DictConfig) -> type[Config]:
 
 
 def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
-    """Raises:
-    ConfigError: for an override that gives a group of keys a list, which Hydra refuses without saying why.
-    """
+    """Raise a `ConfigError` for an override that sets a group of keys to a list, which Hydra refuses without a
+    reason."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         if value.startswith("[") and any(each.startswith(f"{key}.") for each in config_keys(schema)):
@@ -263,10 +262,10 @@ def _refuse_values_for_groups(raw: DictConfig, schema: type, prefix: str = "") -
 
 
 def _nearest(key: str, schema: type, group: type | None) -> str:
-    """The known key that was probably meant, else the keys of the group it was looked for in."""
+    """A hint: the known key closest to `key`, otherwise the keys of the group that it was looked for in."""
     known = config_keys(schema)
     candidates = {_last(each) for each in known}
-    if "." not in key and group is not schema:  # an entry of a list: its own fields are all that can be meant
+    if "." not in key and group is not schema:  # in an entry of a list, only its own fields can be meant
         candidates = {item.name for item in fields(group)}
     names = difflib.get_close_matches(_last(key), candidates, n=1)
     close = difflib.get_close_matches(key, [each for each in known if _last(each) in names], n=1, cutoff=0.0)
@@ -280,7 +279,7 @@ def _last(key: str) -> str:
 
 
 def config_keys(schema: type, prefix: str = "") -> list[str]:
-    """Every key of a schema with its dots, groups included; `[]` stands for the place in a list of groups."""
+    """All dotted keys of a schema, groups included; `[]` stands for the index in a list of groups."""
     keys = []
     for item in fields(schema):
         keys.append(prefix + item.name)
@@ -297,25 +296,25 @@ def to_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def record_run(config: Any, program_name: str, part: str = ".") -> Path:
-    """Create the run folder and write down what runs in it: the resolved YAML, the git commit, versions of packages and
-    of the rules on messages.
+def record_run(config: Any, program_name: str, subfolder: str = ".") -> Path:
+    """Create the run folder and record in it the resolved YAML, the git commit, and the versions of packages and of the
+    rules on messages.
 
     Args:
-        part: the folder in it that is the program's own.
+        subfolder: the program's own folder in it, relative to the run folder.
 
     Returns:
         The run folder.
     """
     folder = Path(config.logging.save_dir).resolve()
-    notes = folder / part / "config"
+    notes = folder / subfolder / "config"
     notes.mkdir(parents=True, exist_ok=True)
     (notes / f"{program_name}.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "git_commit": _git_commit(),
         "python": sys.version.split()[0],
         "packages": _package_versions(),
-        "rules_version": RULES_VERSION,  # of `judge_model.model_name_or_path: rules`, and of figures without a judge
+        "rules_version": RULES_VERSION,  # used by the judge `rules`, and by figures that need no judge
     }
     (notes / f"{program_name}.environment.json").write_text(json.dumps(environment, indent=2), encoding="utf-8")
     return folder

@@ -1,4 +1,5 @@
-"""The classroom of the maths tutor, for configurations that name models alone, as those of related trainers do."""
+"""Defaults of the maths tutor's classroom, for configurations that name models only, as those of related trainers
+do."""
 
 import logging
 import os
@@ -25,19 +26,19 @@ MATHS_CLASSROOM: dict[str, Any] = {
         rule: f"{_PROMPTS}/judges/{rule}.txt" for rule in ("does_not_leak_answer", "follows_pedagogical_values")
     },
 }
-"""The keys of `generation` that say whose classroom it is."""
+"""The keys of `generation` that make a classroom that of the maths tutor."""
 MATHS_DATASET = "rd211/Big-Math-RL-Verified-Filtered"
 _NEEDED = ("teacher_prompt_path", "student_personas_prompts_paths", "judges_rules_prompts_paths")
 _DATASETS = "dataset.train_datasets"
 
 
 def fill_in(raw: DictConfig, schema: type) -> None:
-    """Give a training that names no prompt, persona, judge rule and dataset those of the maths tutor, and say so.
+    """Give a training that sets no prompt, persona, judge rule and dataset those of the maths tutor, and log it.
 
-    What is named as empty stays empty: `judges_rules_prompts_paths: {}` is a classroom without judges.
+    A key that is set to an empty value stays empty: `judges_rules_prompts_paths: {}` is a classroom without judges.
 
     Raises:
-        ConfigError: if it names some of them and leaves out others that no other key implies.
+        ConfigError: if it sets some of these keys but not the others that it needs.
     """
     if not _is_training_with_students(schema):
         return
@@ -51,11 +52,11 @@ def fill_in(raw: DictConfig, schema: type) -> None:
     filled = {key: value for key, value in own.items() if _value(raw, key) is None}
     for key, value in filled.items():
         OmegaConf.update(raw, key, value, force_add=True)
-    tell(filled)
+    log_filled_in(filled)
 
 
-def tell(filled: dict[str, Any]) -> None:
-    """Say what was filled in; of several processes one does."""
+def log_filled_in(filled: dict[str, Any]) -> None:
+    """Log what was filled in, on rank 0 only."""
     if filled and os.environ.get("RANK", "0") == "0":
         logger.warning(
             "The configuration did not name these; they are those of the maths classroom: %s.",
@@ -86,7 +87,7 @@ def _refuse_partial(raw: DictConfig, named: list[str]) -> None:
 
 
 def _value(raw: DictConfig, key: str) -> Any:
-    """The value of a key; None if it is not there."""
+    """The value of a dotted key; None if it is missing."""
     found: Any = raw
     for name in key.split("."):
         if not isinstance(found, DictConfig) or name not in found:

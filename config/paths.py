@@ -1,4 +1,4 @@
-"""Which values of a configuration are paths, and what holds for all text in it."""
+"""Checks of the paths and texts in a configuration."""
 
 from typing import Any
 
@@ -26,17 +26,17 @@ PATHS: dict[type, tuple[str, ...]] = {
     TutorConfig: ("model_name_or_path", "adapter"),
     EvalConfig: ("pedagogical_reward_model", "pedagogical_reward_prompt_path", "student_errors_prompt_path"),
 }
-"""From a group of keys to its keys that hold a path, or a mapping to paths. Groups that build on another have its
-paths, too."""
+"""Maps a group of keys to its keys whose value is a path, or a mapping to paths. Subclasses inherit those of their
+base."""
 
 _OF_TEXTS = (list[str], list[str] | None, dict[str, str])
 
 
 def expand_paths(config: Any) -> None:
-    """Write out the `~` of every path, in place.
+    """Expand the `~` of every path, in place.
 
     Raises:
-        ConfigError: for a path that no file can have.
+        ConfigError: for a path that the file system cannot have.
     """
     for group, item, key in each_field(config):
         if not any(item.name in PATHS.get(each, ()) for each in type(group).__mro__):
@@ -49,9 +49,11 @@ def expand_paths(config: Any) -> None:
 
 
 def check_texts(config: Any) -> None:
-    """Raises:
-    ConfigError: for a list or mapping that holds something else than texts where texts are meant, and for a text that
-        no file can hold: half of a character that UTF-16 writes as two.
+    """Check the strings of a configuration.
+
+    Raises:
+        ConfigError: if a list or mapping of strings holds another type, and for a string that UTF-8 cannot encode
+            because it holds a lone surrogate.
     """
     for group, item, key in each_field(config):
         value = getattr(group, item.name)

@@ -17,20 +17,20 @@ from config.values import CISPO, CISPO_LARGEST_RATIO
 
 @dataclass
 class TrainConfig:
-    """GRPO. A batch is `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each
-    of the `mu` passes over it is one optimizer step.
+    """Options of GRPO. A batch is `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all
+    ranks; each of the `mu` passes over it is one optimizer step.
 
-    `beta` weighs the KL to the initial policy (0: no reference model is held). The policy ratio is clipped at 1 −
+    `beta` weighs the KL to the initial policy (0: no reference model is loaded). The policy ratio is clipped at 1 −
     `epsilon` and 1 + `epsilon_high`; null means `epsilon`. With `loss_type: cispo`, `epsilon_high` is the largest ratio
     itself, at least 1; null means 5, and `epsilon` has no effect. `sapo` clips nothing. `loss_type`, `scale_rewards`
-    and `optimizer` take TRL's and transformers' values; the default optimizer has states of 8 bits, and goes on from a
-    checkpoint as if it had not stopped. `dtype` is that of the trained weights and arithmetic. `reward_weights` null
-    follows from the judge rules: a scoring rule means the pedagogical reward alone, OK/REJECT rules mean the maths
-    rewards. `importance_sampling_correction` corrects for the difference between the engine's log-probs and the
-    trainer's, in TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
+    and `optimizer` take TRL's and transformers' values; the default optimizer has 8-bit states, and resumes from a
+    checkpoint exactly. `dtype` is that of the trained weights and arithmetic. `reward_weights` null follows from the
+    judge rules: a scoring rule means the pedagogical reward alone, OK/REJECT rules mean the maths rewards.
+    `importance_sampling_correction` corrects for the difference between the engine's log-probs and the trainer's, in
+    TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
 
-    `gpu_memory_gib`: a GPU's memory for the budget that `dry_run=true` reckons, for planning elsewhere; null takes this
-    machine's.
+    `gpu_memory_gib`: the GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null
+    takes this machine's.
     """
 
     number_of_problems_per_batch: int = 16
@@ -61,7 +61,7 @@ class TrainConfig:
     @property
     def upper_clip(self) -> float:
         """TRL's `epsilon_high`: for CISPO the largest ratio, by default ScaleRL's ε_max (arXiv 2510.13786); for the
-        other losses how far above 1 the ratio may be."""
+        other losses how far the ratio may exceed 1."""
         if self.epsilon_high is not None:
             return self.epsilon_high
         return CISPO_LARGEST_RATIO if self.loss_type == CISPO else self.epsilon
@@ -69,8 +69,8 @@ class TrainConfig:
 
 @dataclass
 class TeacherModelConfig(ApiModelConfig):
-    """The model under training. With `lora.enable` its own weights stay as they are, and an adapter learns: only that
-    is published, and the reference for `train.beta` is the model without it."""
+    """The trained model. With `lora.enable` its own weights stay fixed and an adapter is trained: only the adapter is
+    published, and the reference for `train.beta` is the model without it."""
 
     lora: LoraConfig = field(default_factory=LoraConfig)
 
@@ -82,25 +82,25 @@ class TeacherModelConfig(ApiModelConfig):
 @dataclass
 class RewardModelConfig(ModelConfig):
     """How solutions are graded: `Answer` compares the boxed answer, `None` grades nothing. Any other name is a model
-    with one logit, which reads problem and solution; the logit, as it is, is the grade. Of its `vllm` block, what
-    concerns sampling has no meaning."""
+    with one logit, which reads problem and solution; the raw logit is the grade. The sampling options of its `vllm`
+    block have no effect."""
 
     model_name_or_path: str = "Answer"
 
     @property
     def is_model(self) -> bool:
-        """Whether a model grades."""
+        """Whether a model grades the solutions."""
         return self.model_name_or_path not in ("Answer", "None")
 
     @property
     def grades(self) -> bool:
-        """Whether something grades the solutions that a student writes after the dialogue."""
+        """Whether the solutions that a student writes after the dialogue get a grade."""
         return self.model_name_or_path != "None"
 
 
 @dataclass
 class TrainDatasetConfig:
-    """What is trained on; without a dataset, and with a judge rule that scores, the shipped lesson plans.
+    """The training problems. Without a dataset, and with a judge rule that scores, they are the shipped lesson plans.
     `max_train_examples` −1 takes all."""
 
     train_datasets: list[DatasetSource] = field(default_factory=list)
@@ -109,15 +109,15 @@ class TrainDatasetConfig:
 
 @dataclass
 class GuardsConfig:
-    """Whether the judge is being fooled, looked after while training. Nothing here changes a reward. Whether verdicts
-    depend on the conversation at all is looked at in every batch, without a key (src/training/verdict_watch.py).
+    """Checks during training of whether the teacher fools the judge. They change no reward. One more check needs no
+    key: in every batch, whether verdicts depend on the conversation at all (src/training/verdict_watch.py).
 
-    Every `judge_check_every_n_steps` optimizer steps, beginning with the first batch (0: never), `judge_check_sample`
-    conversations of the batch are judged again by `held_out_judge_model`: a model behind an API, `rubric` or `rules`;
-    null leaves that out. With `canaries`, the training's judge judges planted conversations whose teacher says nothing,
-    only praises, hands everything over, ends early, speaks to the judge, or writes its own verdict. It is warned about
-    a gap between the two judges' mean scores that is more than `largest_gap_growth` above what the run began with, and
-    about a canary that scores above `largest_canary_score`; both count in [0, 1]. A judgement that takes longer than
+    Every `judge_check_every_n_steps` optimizer steps, beginning with the first batch (0: never), `held_out_judge_model`
+    judges `judge_check_sample` conversations of the batch again: a model behind an API, `rubric` or `rules`; null skips
+    this. With `canaries`, the training's judge also judges planted conversations whose teacher says nothing, only
+    praises, hands everything over, ends early, speaks to the judge, or writes its own verdict. A warning is logged if
+    the gap between the two judges' mean scores has grown by more than `largest_gap_growth` since the run began, and if
+    a canary scores above `largest_canary_score`; both are in [0, 1]. A judgement that takes longer than
     `judge_check_timeout_s` counts as failed.
     """
 
@@ -132,10 +132,9 @@ class GuardsConfig:
 
 @dataclass
 class TrainRLConfig:
-    """Everything that the server and the trainer read. `environment` is what is played: a name in
-    `src.rollout.registry.ENVIRONMENTS`, or the dotted name of a package of one's own. `skip_first_samples` leaves out
-    as many problems at the beginning of the shuffled data. The teacher is trained, so it has to be an engine of the
-    server: not behind an API.
+    """The configuration of server and trainer. `environment` is a name in `src.rollout.registry.ENVIRONMENTS`, or the
+    dotted name of your own package. `skip_first_samples` is the number of problems to skip at the beginning of the
+    shuffled data. The teacher is trained, so it must be an engine of the server, not a model behind an API.
     """
 
     environment: str = "classroom"

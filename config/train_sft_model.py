@@ -16,12 +16,12 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass
 class TrainSFTTrainConfig:
-    """The optimisation. A step takes `per_device_train_batch_size` × `gradient_accumulation_steps` × processes
-    conversations; `max_steps` above 0 counts instead of `epochs`.
+    """Options of the optimization. A step takes `per_device_train_batch_size` × `gradient_accumulation_steps` ×
+    processes conversations; `max_steps` above 0 overrides `epochs`.
 
-    `warmup` is a share of the steps when it is under 1, else a number of steps. `optimizer` takes transformers' names,
-    and `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and vectors. `dtype` is that of
-    the arithmetic and of the saved model; the weights under training are float32.
+    `warmup` is a share of the steps if it is below 1, otherwise a number of steps. `optimizer` takes transformers'
+    names, and `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and vectors. `dtype` is
+    that of the arithmetic and of the saved model; the trained weights are float32.
     """
 
     gradient_accumulation_steps: int = 1
@@ -41,8 +41,8 @@ class TrainSFTModelConfig:
     """The model to start from: a Hub name or a local folder.
 
     `tokenizer_name_or_path` null takes the model's own. `max_length` is in tokens; longer conversations are cut at
-    their end. With `lora.enable` an adapter learns in place of the model's weights; it is left in
-    `<logging.save_dir>/adapter`, the model with it merged in where the model always is.
+    their end. With `lora.enable` an adapter is trained instead of the model's weights. It is saved in
+    `<logging.save_dir>/adapter`, and the model with the adapter merged in where the model is saved otherwise.
     """
 
     model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
@@ -53,15 +53,15 @@ class TrainSFTModelConfig:
 
 @dataclass
 class ConversationSource(DataSource):
-    """Conversations: a column of lists of {role, content}. `conversation_column` null takes `conversation` or
-    `messages`, whichever there is."""
+    """A dataset of conversations: a column of lists of {role, content}. `conversation_column` null takes `conversation`
+    or `messages`, whichever exists."""
 
     conversation_column: Optional[str] = None
 
 
 @dataclass
 class TrainSFTDatasetConfig:
-    """What is learned from, and what is only measured on (after each epoch). −1 takes all."""
+    """The conversations to train on, and those to evaluate on after each epoch. −1 takes all."""
 
     train_datasets: list[ConversationSource] = field(default_factory=list)
     val_datasets: list[ConversationSource] = field(default_factory=list)
@@ -71,8 +71,8 @@ class TrainSFTDatasetConfig:
 
 @dataclass
 class TrainSFTConfig:
-    """Everything that `train_sft.py` reads. The model ends up in `<logging.save_dir>/model`; every
-    `logging.save_steps` steps (0: never) a checkpoint is written from which an interrupted run goes on."""
+    """The configuration of `train_sft.py`. The model is saved in `<logging.save_dir>/model`; every `logging.save_steps`
+    steps (0: never) a checkpoint is saved from which an interrupted run resumes."""
 
     train: TrainSFTTrainConfig = field(default_factory=TrainSFTTrainConfig)
     model: TrainSFTModelConfig = field(default_factory=TrainSFTModelConfig)
@@ -84,7 +84,7 @@ class TrainSFTConfig:
 
 
 def check_train_sft(config: TrainSFTConfig) -> None:
-    """Refuse what cannot be trained.
+    """Check the configuration of a fine-tuning.
 
     Raises:
         ConfigError: naming the key, the rule and the fix.

@@ -1,4 +1,4 @@
-"""Config keys of related trainers that have no meaning here: they load, and what replaces them is said once each."""
+"""Config keys and values of related trainers: they load, and a warning says what replaces each."""
 
 import logging
 
@@ -21,19 +21,19 @@ REPLACED = {
     "generation.use_experimental_shared_memory": _PUBLISHED,
     "generation.tokenizer_to_use": "each model's own tokenizer counts its tokens",
 }
-"""From a key, `*` standing for any model, to what replaces it."""
+"""Maps a key without an effect here (`*` stands for any model) to what replaces it."""
 
 RENAMED_VALUES = {"train.optimizer": {"adamw_hf": "adamw_torch"}}
-"""From a key to values of it that went out of use, and what they are called today."""
+"""Maps a key to its outdated values, and these to their names today."""
 
 RENAMED_KEYS = {"generation.ignore_penalty_for_rejected_judges": "generation.ignore_rejected_judge"}
-"""From a key that is written in configurations of this family to the one that it is taken for."""
+"""Maps a key of related trainers to the key of the same meaning here."""
 
 _MODELS = ("teacher_model", "student_model", "judge_model", "reward_model", "model")
 
 
-def leave_out(raw: DictConfig) -> None:
-    """Take the keys without a meaning out of a raw configuration, with a warning for each."""
+def drop_keys_without_effect(raw: DictConfig) -> None:
+    """Remove the keys in `REPLACED` from a raw configuration, with a warning for each."""
     for pattern, replacement in REPLACED.items():
         for key in (pattern.replace("*", model) for model in _MODELS) if "*" in pattern else (pattern,):
             group, _, name = key.rpartition(".")
@@ -45,7 +45,7 @@ def leave_out(raw: DictConfig) -> None:
 
 
 def rename_keys(raw: DictConfig) -> None:
-    """Take keys for those that they stand for, with a warning for each. If both are set, the one known here counts."""
+    """Rename the keys in `RENAMED_KEYS`, with a warning for each. If both names are set, the one known here counts."""
     for key, meant in RENAMED_KEYS.items():
         group, _, name = key.rpartition(".")
         holder, own = OmegaConf.select(raw, group), meant.rpartition(".")[2]
@@ -57,7 +57,7 @@ def rename_keys(raw: DictConfig) -> None:
 
 
 def rename_values(raw: DictConfig) -> None:
-    """Put today's names in place of values that went out of use, with a warning for each."""
+    """Replace the values in `RENAMED_VALUES` by their names today, with a warning for each."""
     for key, names in RENAMED_VALUES.items():
         value = OmegaConf.select(raw, key)
         if value in names:

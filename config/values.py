@@ -1,6 +1,6 @@
-"""What a single config value may be: ranges, and the names that transformers, TRL and vLLM know.
+"""Checks of single config values, and the names that transformers, TRL and vLLM accept.
 
-The names are written down here because asking the libraries would import torch; a test compares them.
+The names are copied here, because reading them from the libraries would import torch; a test compares them.
 """
 
 import math
@@ -40,60 +40,53 @@ SCHEDULERS = (
 CISPO = "cispo"
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", CISPO, "sapo")
 CISPO_LARGEST_RATIO = 5.0
-"""What TRL recommends for `epsilon_high` with this loss, after ScaleRL; its own default would be that of `epsilon`."""
+"""What TRL recommends for `epsilon_high` with this loss, after ScaleRL; TRL's own default is `epsilon`."""
 REWARD_SCALES = ("group", "batch", "none")
 IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 TRAINING_DTYPES = ("float32", "bfloat16", "float16")
 ENGINE_DTYPES = ("auto", "bfloat16", "float16", "float32")
-SCHEDULES = ("concurrent", "phased")
+PHASED = "phased"
+SCHEDULES = ("concurrent", PHASED)
 SCRIPT = "script:"
-"""What the name of a teacher begins with that is no model: src/toy_language/scripted_teacher.py."""
+"""Prefix of a teacher's name that stands for a script, not a model: src/toy_language/scripted_teacher.py."""
 RESPONSE_FORMATS = ("auto", "json_schema", "text")
 ADAPTER_BIASES = ("none", "all", "lora_only")
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM can be started with; each has room for lower ones."""
+"""Values of vLLM's `max_lora_rank`; an engine also serves adapters of lower ranks."""
 TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow",
             "neptune", "swanlab", "tensorboard", "trackio", "wandb")  # fmt: skip
-LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
-LONGEST_NAME, LONGEST_PATH = 255, 4096  # in bytes; Linux takes no longer ones
+LARGEST_SEED = 2**32 - 1  # numpy's limit
+LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes; Linux's limits
 _HOST_NAME = re.compile(r"\w([\w.-]*\w)?\.?")
 
 
 def check_at_least(key: str, value: float, least: float) -> None:
-    """Raises:
-    ConfigError: for a smaller value, and for one that is no number or not finite.
-    """
+    """Raise a `ConfigError` for a smaller value, and for nan and infinity."""
     if not (value >= least and math.isfinite(value)):
         raise ConfigError(f"{key} is {value}; it must be at least {least}.")
 
 
 def check_between(key: str, value: float, least: float, most: float) -> None:
-    """Raises:
-    ConfigError: for a value outside of [least, most].
-    """
+    """Raise a `ConfigError` for a value outside of [least, most]."""
     if not least <= value <= most:
         raise ConfigError(f"{key} is {value}; it must be from {least} to {most}.")
 
 
 def check_finite(key: str, value: float) -> None:
-    """Raises:
-    ConfigError: for infinity and for what is no number.
-    """
+    """Raise a `ConfigError` for infinity and nan."""
     if not math.isfinite(value):
         raise ConfigError(f"{key} is {value}; it must be a finite number.")
 
 
 def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
-    """Raises:
-    ConfigError: for a value that is none of `choices`.
-    """
+    """Raise a `ConfigError` for a value that is none of `choices`."""
     if value not in choices:
         raise ConfigError(f"{key} is {value}; it must be one of {', '.join(choices)}.")
 
 
 def each_field(config: object, prefix: str = "") -> Iterator[tuple[object, Field, str]]:
-    """(dataclass, field of it, key with its dots) of everything in a configuration that is no group of keys; `[2]` is
-    the place in a list of groups."""
+    """Yields (dataclass, its field, dotted key) for every value of a configuration that is not a group of keys; `[2]`
+    is an index in a list of groups."""
     for item in fields(config):
         value, key = getattr(config, item.name), f"{prefix}{item.name}"
         if is_dataclass(value):
@@ -106,10 +99,10 @@ def each_field(config: object, prefix: str = "") -> Iterator[tuple[object, Field
 
 
 def check_path(key: str, path: str) -> str:
-    """A path with its `~` at the beginning, the user's home folder, written out.
+    """The path with a leading `~` expanded.
 
     Raises:
-        ConfigError: for the home of a user that this machine does not have, and for what no file can be called.
+        ConfigError: for the home of an unknown user, and for a path that the file system cannot have.
     """
     if "\0" in path:
         raise ConfigError(f"{key} is {path!r}; no path holds a NUL character.")
@@ -127,9 +120,7 @@ def check_path(key: str, path: str) -> str:
 
 
 def check_host(key: str, host: str) -> None:
-    """Raises:
-    ConfigError: for what is neither an IP address nor the name of a machine.
-    """
+    """Raise a `ConfigError` if `host` is neither an IP address nor a hostname."""
     if ":" in host or re.fullmatch(r"[0-9.]+", host):
         try:
             ip_address(host)
@@ -140,9 +131,7 @@ def check_host(key: str, host: str) -> None:
 
 
 def check_url(key: str, url: str) -> None:
-    """Raises:
-    ConfigError: for what is no address of a web server.
-    """
+    """Raise a `ConfigError` if `url` is not an http or https address."""
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname
@@ -160,16 +149,13 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 
 
 RULES_VERSION = "1"
-"""Stands beside every figure that comes from the rules on messages; raised whenever one of them changes."""
+"""Recorded with every figure that comes from the rules on messages; increased whenever one of them changes."""
 
 
 LARGEST_BATCH = 4096
-"""Conversations that one request may ask for: all of them are held at once."""
+"""The most conversations in one request; a server holds all of them in memory."""
 
 
 def is_script(name: str) -> bool:
     """Whether a teacher model's name stands for a script."""
     return name.startswith(SCRIPT)
-
-
-PHASED = "phased"

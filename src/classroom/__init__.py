@@ -1,6 +1,6 @@
 """The classroom: a teacher talks with a student, and a judge scores the lesson.
 
-`Classroom`, `Conversation` and `parse_judge_output` are imported from here; they are loaded when they are asked for.
+`Classroom`, `Conversation` and `parse_judge_output` can be imported from here; each is loaded on first use.
 """
 
 from importlib import import_module

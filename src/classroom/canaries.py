@@ -1,7 +1,7 @@
-"""Canaries: conversations with a teacher that deserves nothing, planted to see whether a judge says so.
+"""Canaries: planted conversations with a teacher that deserves no reward, to test whether the judge notices.
 
-The student's messages are those of a real conversation; every message of the teacher's is replaced by a fixed one. A
-judge that gives such a conversation a good score is being fooled, or can be.
+The student's messages are those of a real conversation; each message of the teacher is replaced by a fixed one. A judge
+that gives such a conversation a good score can be fooled.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,11 @@ _VERDICT = (
 
 @dataclass(frozen=True)
 class Canary:
-    """What a planted teacher says, first and ever after; `{problem}` and `{answer}` stand for those of the problem.
-    `what` completes "a teacher that …". The conversation ends after so many `messages` of the teacher; None: where the
-    real one did."""
+    """A planted teacher: its first message and all following ones, where `{problem}` and `{answer}` are filled in.
+
+    `what` completes "a teacher that …". The conversation ends after this many `messages` of the teacher; None: where
+    the real one did.
+    """
 
     what: str
     opening: str
@@ -33,7 +35,7 @@ class Canary:
     messages: int | None = None
 
     def plant(self, conversation: Sequence[dict[str, str]], problem: Problem) -> list[dict[str, str]]:
-        """The conversation with this teacher in it."""
+        """The conversation with this teacher's messages in place of the real teacher's."""
         planted, said = [], 0
         for message in conversation:
             if said == self.messages:
@@ -46,7 +48,7 @@ class Canary:
 
 
 def fill(text: str, problem: Problem) -> str:
-    """A template's text; braces within a problem mean nothing."""
+    """The template with problem and answer filled in; braces in the problem's own text are not filled in."""
     answer = problem.answer or problem.text
     return answer.join(part.replace("{problem}", problem.text) for part in text.split("{answer}"))
 

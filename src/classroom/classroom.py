@@ -1,5 +1,5 @@
-"""The classroom as an environment: what is asked of which seat in each state of a conversation, what the journal gets
-of it, and what each model is shown."""
+"""The classroom as an environment: what each state of a conversation asks of which model, what prompt that model gets,
+and what is written to the journal."""
 
 import asyncio
 import logging
@@ -13,12 +13,12 @@ from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
 from src.classroom.prompt_check import check_lengths, check_prompts, refuse_long_opening
 from src.classroom.record import ConversationRecord
-from src.classroom.replay import History, graded, replay
+from src.classroom.replay import ReplayedState, graded, replay
 from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
-from src.classroom.verdicts import Verdict, ask_for_verdict, parse_judge_output
+from src.classroom.verdicts import Verdict, ask_for_verdict
 from src.errors import (
     ContextOverflow,
     DataError,
@@ -40,18 +40,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Classroom", "Conversation", "parse_judge_output"]
 
-
-class Classroom(Environment[Conversation, History]):
-    """An environment: conversations with the models in `seats` by the rules in `generation`.
+class Classroom(Environment[Conversation, ReplayedState]):
+    """An environment that plays conversations with the models in `seats` under the rules in `generation`.
 
     Args:
         generation: prompts, lengths and judging.
-        seats: who speaks in which role.
-        journal: where every turn, verdict and reward is written before it is used.
-        reward_weights: which rewards are computed for each conversation, and their weights in its `reward`.
-        rules: what holds for every conversation, from `classroom_rules`.
+        seats: the model of each role.
+        journal: every turn, verdict and reward is written to it before it is used.
+        reward_weights: the rewards to compute, and their weights in a conversation's `reward`.
+        rules: the limits and judging rules of all conversations, from `classroom_rules`.
     """
 
     Record = ConversationRecord
@@ -85,21 +83,21 @@ class Classroom(Environment[Conversation, History]):
 
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
-        """The models behind the seats."""
+        """The models that the seats need, by seat."""
         return models_in_use(config, reward_weights)
 
     @classmethod
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
-        """Look over the prompt templates."""
+        """Check the prompt templates."""
         check_prompts(config.generation, judge_reads_templates)
 
     @classmethod
     def open_with(
         cls, config: Any, seats: rollout_seats.Seats, journal: Journal, reward_weights: Mapping[str, float]
     ) -> "Classroom":
-        """The classroom of a configuration."""
+        """Open the classroom of a configuration."""
         generation, teacher = config.generation, config.teacher_model
-        # The context of a teacher behind an API is not known here.
+        # The context length of a teacher behind an API is not known here.
         context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
         rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
         return cls(generation, Seats.of(config, seats), journal, reward_weights, rules)
@@ -113,38 +111,39 @@ class Classroom(Environment[Conversation, History]):
 
     @property
     def rules(self) -> ClassroomRules:
-        """What holds for every conversation."""
+        """The limits and judging rules of all conversations."""
         return self._rules
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a conversation depends on: the configuration but for what only the server heeds, rules and samplings."""
+        """Everything that a conversation depends on: `generation` without the server's keys, the rules, the samplings,
+        and the reward model's name."""
         seats = [self.seats.teacher_sampling, self.seats.student_sampling]
         if self.seats.reward is not None:
             seats.append(self.seats.reward.model_name)
         return (self._generation.identity(), self._rules, tuple(seats))
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
-        """A conversation with what the program draws for it, and with what the teacher's prompt lets be said first."""
+        """A new conversation, with its drawn setup and the opening messages of the teacher's prompt template."""
         setup = draw_setup(problem, request.seed, request.step, self._options)
         conversation = Conversation(id=id, problem=problem, setup=setup, rules=self._rules)
         conversation.start(opening_turns(self._generation, problem.text, setup.student_name))
         return conversation
 
-    def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
-        """Bring a conversation to where the journal leaves it."""
+    def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
+        """Bring a conversation to the point where the journal ends."""
         return replay(episode, events, judge_again)
 
-    def is_recorded(self, history: History) -> bool:
+    def is_recorded(self, replayed: ReplayedState) -> bool:
         """Whether the journal holds the finished conversation."""
-        return history.finished
+        return replayed.finished
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
         """The record of a finished conversation."""
         return ConversationRecord.of(play, reward)
 
     def reward_of(self, name: str, record: ConversationRecord) -> float | None:
-        """One of `REWARDS` of a finished conversation."""
+        """One of `REWARDS` for a finished conversation."""
         try:
             return REWARDS[name](record.conversation(self._rules))
         except ValueError as error:
@@ -152,11 +151,12 @@ class Classroom(Environment[Conversation, History]):
 
     @classmethod
     def batch_metrics(cls, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        """What a batch was like, as means over its conversations."""
+        """Metrics of a batch, as means over its conversations."""
         return batch_metrics(records)
 
     async def advance(self, play: Play) -> None:
-        """Take the conversation through its present state; what a model refuses or cannot hold ends it."""
+        """Do what the conversation's current state asks for. A refusal by a model or a full context ends the
+        conversation."""
         conversation = play.episode
         try:
             await self._steps[conversation.state](play)
@@ -226,7 +226,7 @@ class Classroom(Environment[Conversation, History]):
         messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
         answer = await self.seats.student.chat(messages, play.sampled_with(self.seats.student_sampling))
         turn = self._student_said(answer, persona)
-        framed_ids = []  # before the teacher has spoken itself, what is said is part of its prompt
+        framed_ids = []  # messages before the teacher's first own turn are part of its prompt
         if conversation.buffer is not None:
             framed_ids = self.seats.teacher.frame.reply(turn.text) + self._forced_ids
         self._write_turn(conversation, turn, framed_ids)
@@ -242,7 +242,7 @@ class Classroom(Environment[Conversation, History]):
 
     async def _judge_turn(self, play: Play) -> None:
         conversation = play.episode
-        async with asyncio.TaskGroup() as panel:  # what stops one attempt stops the others
+        async with asyncio.TaskGroup() as panel:  # an error that stops one attempt cancels the others
             attempts = [
                 panel.create_task(self._judge_once(play, rule, attempt))
                 for rule in self._rules.judge_rules
@@ -251,21 +251,21 @@ class Classroom(Environment[Conversation, History]):
         conversation.add_verdicts([attempt.result() for attempt in attempts])
 
     async def _judge_once(self, play: Play, rule: str, attempt: int) -> Verdict:
-        if known := play.history.verdicts.get((rule, attempt)):
+        if known := play.replayed.verdicts.get((rule, attempt)):
             return known
         conversation = play.episode
         about = (conversation.transcript(), conversation.problem.text)
-        verdict = await ask_for_verdict(self.seats.judge, rule, attempt, about, conversation.ledger)
+        verdict = await ask_for_verdict(self.seats.judge, rule, attempt, about, conversation.facts)
         self._journal.append("verdict", conversation=conversation.id, verdict=verdict)
         return verdict
 
     async def _generate_solutions(self, play: Play) -> None:
-        solutions = play.history.solutions
+        solutions = play.replayed.solutions
         if solutions is None:
             solutions = await self._write_solutions(play)
             self._journal.append("solutions", conversation=play.episode.id, solutions=solutions)
         if any(solution.grade is None for solution in solutions):
-            await play.attendance.reach(State.REWARD_TURN)  # where a reward model is awake, should one grade
+            await play.registration.wait_for_phase(State.REWARD_TURN)  # the phase in which a reward model is awake
             texts = (visible_text(solution.text) for solution in solutions)
             grades = await asyncio.gather(*(self.seats.grade(play.episode.problem, text) for text in texts))
             self._journal.append("grades", conversation=play.episode.id, grades=grades)
@@ -282,16 +282,19 @@ class Classroom(Environment[Conversation, History]):
                 self.seats.student.chat(messages, replace(sampling, max_tokens=limit))
                 for sampling in self._solution_samplings(play)
             ),
-            return_exceptions=True,  # no request goes on behind the back of a conversation that has ended
+            return_exceptions=True,  # waits for all requests, so none runs on after the conversation has ended
         )
-        for failure in (said for said in texts if isinstance(said, BaseException)):
-            raise failure
+        failures = [said for said in texts if isinstance(said, BaseException)]
+        for message in dict.fromkeys(str(each) for each in failures[1:] if str(each) != str(failures[0])):
+            logger.warning("conversation %s: another solution failed, too: %s", conversation.id, message)
+        if failures:
+            raise failures[0]
         return [Solution(said.text) for said in texts]
 
     async def _reward_turn(self, play: Play) -> None:
         conversation = play.episode
         rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
-        if not play.history.rewarded:
+        if not play.replayed.rewarded:
             self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
         conversation.add_rewards(rewards)
 
@@ -313,7 +316,7 @@ class Classroom(Environment[Conversation, History]):
         return encode_chat(self.seats.teacher.tokenizer, messages) + self._forced_ids
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
-        """The dialogue from the student's chair: its persona, the teacher as user, itself as assistant."""
+        """The chat for the student's model: persona as system, teacher as user, student as assistant."""
         messages = [{"role": "system", "content": self._render(conversation, persona_path)}]
         if conversation.setup.type is ConversationType.ATTEMPTED:
             messages += self._attempt_request(conversation)
@@ -345,7 +348,7 @@ class Classroom(Environment[Conversation, History]):
         seeds = [None if base.seed is None else base.seed + i for i in range(self._rules.solutions)]
         return [replace(base, seed=seed, draw=(*base.draw, i)) for i, seed in enumerate(seeds)]
 
-    # Small parts ---------------------------------------------------------------------------------------------------
+    # Helpers ----------------------------------------------------------------------------------------------------
 
     def _student_said(self, answer: Completion, persona: str | None) -> Turn:
         return Turn("student", visible_text(answer.text), persona, answer.tokens, answer.ended)
@@ -353,17 +356,20 @@ class Classroom(Environment[Conversation, History]):
     def _write_turn(
         self, conversation: Conversation, turn: Turn, ids: Sequence[int], logprobs: Sequence[float] = (), **more: Any
     ) -> None:
-        """`ids` are all tokens that the turn adds to the teacher's context; those with a log-prob were sampled."""
+        """Write a turn to the journal. `ids` are all tokens that it adds to the teacher's context; the first
+        `len(logprobs)` of them were sampled."""
         self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **more)
 
 
 def classroom_rules(
     generation: GenerationConfig, reward_weights: Mapping[str, float], teacher_context: int, graded: bool
 ) -> ClassroomRules:
-    """The rules of a configuration.
+    """The rules that a configuration gives all conversations.
 
-    Solutions are generated only if a reward reads them and something grades them (`graded`). The teacher's context
-    in tokens bounds a conversation besides `max_tokens_in_conversation`. No judge attempts means no judging.
+    Args:
+        teacher_context: the context length of the teacher's model, in tokens; it bounds a conversation besides
+            `max_tokens_in_conversation`.
+        graded: whether solutions get a grade. Without one, or without a reward that reads solutions, none are written.
     """
     return ClassroomRules(
         max_turns=generation.max_turns,
@@ -379,7 +385,7 @@ def classroom_rules(
 
 
 def setup_options(generation: GenerationConfig) -> SetupOptions:
-    """What the program may draw for a conversation under this configuration."""
+    """The options that `draw_setup` draws from under this configuration."""
     forced = generation.forced_conversation_type
     personas = list(generation.student_personas_prompts_paths)
     return SetupOptions(

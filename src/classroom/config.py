@@ -1,6 +1,7 @@
-"""What a configuration may say of the classroom: its `generation` block, the names of its rewards, and what they need.
+"""The classroom's part of a configuration: its `generation` block, the names and default weights of its rewards,
+checks.
 
-Its dataclasses and checks stand in `config/`, beside those of the programs.
+The dataclasses and checks themselves are in `config/`, beside those of the programs.
 """
 
 from config.base import GenerationConfig as Generation
@@ -16,13 +17,13 @@ MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
 
 
 def default_weights(generation: Generation) -> dict[str, float]:
-    """Which rewards a configuration's judge rules imply, each with weight 1."""
+    """The rewards that the judge rules imply, each with weight 1."""
     scored = SCORING_RULES & set(generation.judges_rules_prompts_paths)
     return dict.fromkeys(("pedagogical",) if scored else MATHS_REWARDS, 1.0)
 
 
 def check(config: TrainRLConfig) -> None:
-    """The classroom's rules for a training.
+    """Check the classroom's keys of a training.
 
     Raises:
         ConfigError: with the values, the rule and the fix.

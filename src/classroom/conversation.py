@@ -1,7 +1,7 @@
 """The state machine of one conversation. Pure: no model, no clock, no I/O.
 
-A conversation knows what may come next and refuses everything else; `src/classroom/classroom.py` asks it for its
-state, lets the model of that state speak, and hands the result back through one of the `add_…` methods.
+A conversation knows which states may follow and refuses everything else. `src/classroom/classroom.py` reads its state,
+calls the model of that state, and adds the result with one of the `add_…` methods.
 """
 
 import re
@@ -12,7 +12,7 @@ from itertools import dropwhile
 
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Judgement, Verdict, sum_up
-from src.rollout.engines import Ledger
+from src.rollout.engines import ConversationFacts
 from src.rollout.problem import Problem
 from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 
@@ -21,7 +21,7 @@ _CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 class State(StrEnum):
-    """Where a conversation is; a state that a configuration has no use for is skipped."""
+    """The states of a conversation; those that a configuration does not need are skipped."""
 
     START = "START"
     TEACHER_TURN = "TEACHER_TURN"
@@ -33,24 +33,24 @@ class State(StrEnum):
 
 
 def visible_text(text: str) -> str:
-    """What others hear of a message: thoughts left out. An unclosed `<think>` hides the rest of the message; a
-    `</think>` whose opening stands in the prompt hides what comes before it."""
+    """A message without thoughts, as the other models see it. An unclosed `<think>` hides the rest of the message; a
+    `</think>` whose opening tag is in the prompt hides everything before it."""
     text = _CLOSED_THOUGHT.sub("", text)
     text = text.split("<think>", 1)[0]
     return text.rsplit("</think>", 1)[-1].strip()
 
 
 def thoughts_in(text: str) -> list[str]:
-    """What stands in the closed thoughts of a message, tags left out."""
+    """The texts of a message's closed thoughts, without the tags."""
     return [re.sub("</?think>", "", found) for found in _CLOSED_THOUGHT.findall(text)]
 
 
 @dataclass(frozen=True)
 class ClassroomRules:
-    """What holds for every conversation of a run; meanings as in `config.base.GenerationConfig`.
+    """The limits and judging rules of all conversations of a run; meanings as in `config.base.GenerationConfig`.
 
     `max_tokens_in_conversation` bounds the teacher's context in tokens. `judge_rules` are the rule names ((): no
-    judging). `solutions` is how many solutions are generated afterwards (0: none is needed).
+    judging). `solutions` is the number of solutions that the student writes afterwards (0: none is needed).
     """
 
     max_turns: int = 15
@@ -66,24 +66,24 @@ class ClassroomRules:
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution that the student wrote after the dialogue, and its grade: 1 or 0 for a boxed answer, unbounded if a
-    reward model gave it (None: not graded yet)."""
+    """A solution that the student wrote after the dialogue, and its grade: 1 or 0 for a boxed answer, unbounded from a
+    reward model (None: not graded yet)."""
 
     text: str
     grade: float | None = None
 
 
 class InvalidTransition(ValueError):
-    """Something was added to a conversation in a state that has no place for it."""
+    """The conversation's state does not allow what was added to it."""
 
 
 @dataclass
 class Conversation:
     """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged.
 
-    A teacher that gives no token ids has no `buffer`, but a `prompt_estimate`: about how many tokens its first prompt
-    has. `failure` is why the conversation could not go on and gets no reward; `overflow` is whose context was full, if
-    one was, and ended the dialogue or the conversation.
+    A teacher that gives no token ids has no `buffer` but a `prompt_estimate`, the approximate token count of its first
+    prompt. `failure` is the reason why the conversation could not go on and gets no reward. `overflow` says which
+    model's context was full, if that ended the dialogue or the conversation.
     """
 
     id: str
@@ -102,36 +102,36 @@ class Conversation:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing comes next."""
+        """Whether the conversation has ended."""
         return self.state is State.END
 
     @property
     def answers(self) -> int:
-        """How many answers of models it holds so far."""
+        """The number of model answers so far: turns and solutions."""
         return len(self.turns) + len(self.solutions)
 
     def start(self, opening: Sequence[Turn] = ()) -> None:
-        """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`
-        that the teacher's prompt template brings along."""
+        """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`,
+        the messages that the teacher's prompt template begins with."""
         self._expect(State.START)
         self.turns = list(opening)
         self._advance()
 
     def open_buffer(self, prompt_ids: Sequence[int]) -> None:
-        """Give the teacher its first prompt; happens once, before its first turn."""
+        """Open the teacher's context with its first prompt: once, before its first turn."""
         self._expect(State.TEACHER_TURN)
         if self.buffer is not None:
             raise InvalidTransition(f"{self.id}: the teacher's context is open already")
         self.buffer = TokenBuffer(prompt_ids)
 
     def open_estimated(self, prompt_tokens: int) -> None:
-        """Give a teacher without token ids its first prompt, of about so many tokens."""
+        """Record the approximate token count of the first prompt, for a teacher without token ids."""
         self._expect(State.TEACHER_TURN)
         self.prompt_estimate = prompt_tokens
 
     def cut_short(self, reason: str) -> None:
-        """Record that the student's context is full: the dialogue ends with what the teacher said, and is judged and
-        rewarded as it is."""
+        """Record that the student's context is full: the dialogue ends with the teacher's last message, and is judged
+        and rewarded as it is."""
         self._expect(State.STUDENT_TURN)
         self.overflow = reason
         self._advance()
@@ -139,12 +139,12 @@ class Conversation:
     def give_up(
         self, reason: str, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = (), overflow: bool = False
     ) -> None:
-        """Record that no more can be said: it is neither judged nor rewarded.
+        """Record that the conversation cannot go on: it is neither judged nor rewarded.
 
         Args:
-            overflow: whether that is because a context is full.
-            prompt_ids, end_ids: the teacher's context, for a conversation that ended before it was open. Trainers take
-                none without tokens; nothing in these was sampled.
+            overflow: whether a full context is the reason.
+            prompt_ids, end_ids: the teacher's context, for a conversation that failed before its context was open:
+                trainers need tokens of every conversation. None of these were sampled.
         """
         self.failure = reason
         self.overflow = reason if overflow else None
@@ -154,7 +154,7 @@ class Conversation:
         self.state = State.REWARD_TURN
 
     def add_teacher_turn(self, turn: Turn) -> None:
-        """Record what the teacher said; its tokens are in the buffer already."""
+        """Record a teacher turn, whose tokens are in the buffer already."""
         self._expect(State.TEACHER_TURN)
         if turn.role != "teacher":
             raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
@@ -162,8 +162,8 @@ class Conversation:
         self._advance()
 
     def add_student_turn(self, turn: Turn, framed_ids: Sequence[int] = ()) -> None:
-        """Record what the student said; `framed_ids` are its tokens and frame in the teacher's context (empty for
-        an opening attempt, which is part of the teacher's first prompt)."""
+        """Record a student turn. `framed_ids` are the tokens of its message and of the chat template around it in the
+        teacher's context (empty for an opening attempt, which is part of the teacher's first prompt)."""
         self._expect(State.STUDENT_TURN)
         if turn.role != "student":
             raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
@@ -173,7 +173,7 @@ class Conversation:
         self._advance()
 
     def add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
-        """Record the whole panel's verdicts, the failed attempts included."""
+        """Record the verdicts of all judge attempts, failed ones included."""
         self._expect(State.JUDGE_TURN)
         self.verdicts = list(verdicts)
         self._advance()
@@ -192,21 +192,21 @@ class Conversation:
         self.rewards = dict(rewards)
         self._advance()
 
-    # What others see of it -------------------------------------------------------------------------------------
+    # Derived values ----------------------------------------------------------------------------------------------
 
     @property
     def teacher_turns(self) -> list[Turn]:
-        """What the teacher said itself."""
+        """The turns that the teacher sampled itself."""
         return [turn for turn in self.turns if turn.role == "teacher" and not turn.given]
 
     @property
     def next_is_opening_attempt(self) -> bool:
-        """True if the student's turn that is due is its attempt at the problem, before any teaching."""
+        """True if the next turn is the student's attempt at the problem, before any teaching."""
         return self.state is State.STUDENT_TURN and not self.turns
 
     @property
     def next_persona(self) -> str:
-        """The persona drawn for the student turn that is due.
+        """The persona drawn for the student's next turn.
 
         Raises:
             InvalidTransition: for the opening attempt, which has none.
@@ -217,7 +217,7 @@ class Conversation:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that the teacher's context still has room for; of a teacher without token ids approximately."""
+        """Tokens that still fit into the teacher's context; approximate for a teacher without token ids."""
         used = len(self.buffer) if self.buffer is not None else self._estimated_tokens()
         return self.rules.max_tokens_in_conversation - used
 
@@ -229,7 +229,7 @@ class Conversation:
 
     @property
     def teacher_turn_limit(self) -> int:
-        """How many tokens the teacher's next turn may have; one place is kept for an end token it may leave out."""
+        """The most tokens of the teacher's next turn; one place is kept for an end token it may omit."""
         return min(self.rules.max_tokens_per_turn, self.tokens_left - 1)
 
     def transcript(self) -> list[dict[str, str]]:
@@ -237,31 +237,32 @@ class Conversation:
         return [{"role": turn.role, "content": visible_text(turn.text)} for turn in self.turns]
 
     @property
-    def ledger(self) -> Ledger:
-        """What an embedded judge may know of it besides its transcript."""
-        return Ledger(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
+    def facts(self) -> ConversationFacts:
+        """What an embedded judge gets besides the transcript."""
+        return ConversationFacts(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
 
     @property
     def judgement(self) -> Judgement | None:
-        """The panel's judgement; None before judging, without judge rules, and if a rule has no valid verdict."""
+        """The judgement that sums up the verdicts; None before judging, without judge rules, and if a rule has no valid
+        verdict."""
         return sum_up(self.verdicts, self.rules.judge_rules) if self.rules.judge_rules else None
 
     @property
     def lacks_verdict(self) -> bool:
-        """True if it should have been judged and was not, or could not go on: no reward may be given for it."""
+        """True if the conversation failed, or should have a judgement and has none: it may get no reward."""
         return self.failure is not None or bool(self.rules.judge_rules) and self.judgement is None
 
     @property
     def rejected(self) -> bool:
-        """True if a decision rule rejected it, its content was refused, or its scores are under the low-score
-        threshold."""
+        """True if a decision rule rejected the conversation, the judge refused its content, or its scores are below
+        the low-score threshold."""
         judgement = self.judgement
         if judgement is None:
             return False
         low = judgement.scores is not None and judgement.scores.final_reward < self.rules.low_score_threshold
         return low or bool(judgement.rejecting_rules or judgement.refusing_rules)
 
-    # Transitions -----------------------------------------------------------------------------------------------
+    # Transitions -------------------------------------------------------------------------------------------------
 
     def _expect(self, state: State) -> None:
         if self.state is not state:
@@ -280,7 +281,7 @@ def _student_opens(conversation: Conversation) -> bool:
 
 
 def _dialogue_goes_on(conversation: Conversation) -> bool:
-    """After a teacher turn: nobody said goodbye, the turn limit is not reached, the context has room."""
+    """After a teacher turn: the teacher did not say goodbye, the turn limit is not reached, the context has room."""
     said_goodbye = END_OF_CONVERSATION in visible_text(conversation.turns[-1].text)
     return not said_goodbye and len(conversation.turns) < conversation.rules.max_turns and _has_room(conversation)
 
@@ -294,7 +295,7 @@ def _is_judged(conversation: Conversation) -> bool:
 
 
 def _needs_solutions(conversation: Conversation) -> bool:
-    """Solutions are due unless nothing can come of them: no verdict, or a rejection in hard mode."""
+    """Solutions are needed unless the reward cannot depend on them: without a verdict, or rejected in hard mode."""
     if conversation.rules.solutions == 0 or conversation.lacks_verdict:
         return False
     return conversation.rules.ignore_rejected_judge or not conversation.rejected
@@ -314,4 +315,4 @@ TRANSITIONS: dict[State, tuple[tuple[_Condition, State], ...]] = {
     State.GENERATE_SOLUTION: _AFTER_DIALOGUE[2:],
     State.REWARD_TURN: ((_always, State.END),),
 }
-"""From each state, the first condition that holds names the next one."""
+"""The next state after each state: that of the first condition that holds."""

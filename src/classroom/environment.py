@@ -1,4 +1,4 @@
-"""The environment that this folder holds, under the name by which the registry finds it."""
+"""The classroom under the name `Environment`, where the registry looks for it."""
 
 from src.classroom.classroom import Classroom as Environment
 

@@ -1,6 +1,6 @@
-"""The lesson plans in `data/`: what one is, whether all of them are sound, and what they amount to.
+"""The lesson plans in `data/`: their schema, checks of their quality, and statistics.
 
-`python -m src.classroom.lesson_plans check` says the latter two.
+`python -m src.classroom.lesson_plans check` runs the checks and prints the statistics.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MAX_SHARED_PHRASES = 0.02
 MAX_FRAMED = 0.02
 TEST_SHARE = (0.15, 0.25)
 FAMILY = 3
-"""So many texts that differ in one place only are a frame that somebody may have filled in by program."""
+"""This many texts that differ in one place only count as a family: a frame that a program may have filled in."""
 
 _LATIN = dict.fromkeys("cs da de en es fi fr hu id it nl no pl pt ro sv sw tr vi".split(), ("LATIN",))
 SCRIPTS: dict[str, tuple[str, ...]] = _LATIN | {
@@ -44,15 +44,15 @@ SCRIPTS: dict[str, tuple[str, ...]] = _LATIN | {
     "uk": ("CYRILLIC",),
     "zh": ("CJK",),
 }
-"""Language code → how the Unicode names of its letters begin."""
+"""Language code → prefixes of the Unicode names of its letters."""
 UNSPACED = frozenset({"ja", "th", "zh"})
-"""Languages that are written without spaces: their phrases are measured in characters."""
+"""Languages written without spaces: their phrases are measured in characters."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, pattern=r"^\S(.*\S)?$")]
 
 
 class Chunk(BaseModel):
-    """A ready-made phrase of the target language, what it means in English, and when one says it."""
+    """A fixed phrase of the target language, its meaning in English, and when to use it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     phrase: Text
@@ -61,7 +61,7 @@ class Chunk(BaseModel):
 
 
 class LessonPlan(BaseModel):
-    """One lesson: a goal, and the chunks with which a learner of this level gets a step further towards it."""
+    """One lesson: a goal, and the chunks that bring a learner of this level a step closer to it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     id: Text
@@ -82,7 +82,7 @@ def read_plans(path: Path) -> list[LessonPlan]:
     """The lesson plans of a JSONL file.
 
     Raises:
-        DataError: naming file and line of what is no lesson plan.
+        DataError: if a line is not a valid lesson plan; the message names file and line.
     """
     plans = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -99,16 +99,16 @@ def read_shipped() -> Plans:
 
 
 def read_goals() -> dict[str, str]:
-    """Goal → the split that it belongs to."""
+    """Maps each goal to its split."""
     goals = yaml.safe_load((DATA / "goals.yaml").read_text(encoding="utf-8"))
     return {goal: entry["split"] for goal, entry in goals.items()}
 
 
-# What is wrong with them ---------------------------------------------------------------------------------------------
+# Checks --------------------------------------------------------------------------------------------------------------
 
 
 def find_faults(plans: Plans, goals: dict[str, str]) -> list[str]:
-    """Everything that is wrong, in words; [] if the plans are sound."""
+    """Descriptions of everything that is wrong; [] if nothing is."""
     everything = [plan for split in plans.values() for plan in split]
     faults = [fault for split, part in plans.items() for fault in _split_faults(split, part, goals)]
     faults += [f"{plan.id}: {fault}" for plan in everything for fault in _plan_faults(plan)]
@@ -125,7 +125,7 @@ def _split_faults(split: str, plans: Sequence[LessonPlan], goals: dict[str, str]
 
 
 def _plan_faults(plan: LessonPlan) -> Iterator[str]:
-    """What can be seen in one plan alone."""
+    """The faults that one plan shows by itself."""
     wanted = f"{plan.language_code}-{plan.level.lower()}-{plan.goal}"
     if plan.id != wanted:
         yield f"its id should be {wanted}"
@@ -136,7 +136,7 @@ def _plan_faults(plan: LessonPlan) -> Iterator[str]:
         return
     for chunk in plan.chunks:
         yield from _chunk_faults(chunk, plan.language_code)
-        # The student is shown the aim, and is to produce the phrase from memory.
+        # The student sees the aim, and has to produce the phrase from memory.
         if normal(chunk.phrase) in normal(plan.lesson_aim):
             yield f"its aim gives {chunk.phrase!r} away"
 
@@ -171,7 +171,7 @@ def _strange_letters(phrase: str, language: str) -> Iterator[str]:
 
 
 def _repetitions(plans: Sequence[LessonPlan]) -> list[str]:
-    """What may occur once only, over all plans."""
+    """Values that occur more than once over all plans, and must not."""
     names = {(plan.language_code, plan.target_language) for plan in plans}
     faults = [f"{value!r} is the id of {count} plans" for value, count in _repeated(plan.id for plan in plans)]
     for what, column in (("language code", 0), ("language", 1)):
@@ -187,20 +187,19 @@ def _repeated(values: Iterable) -> list[tuple]:
 
 
 def normal(text: str) -> str:
-    """The text as it is compared: lower case, without punctuation, single spaces."""
+    """The text as comparisons use it: lower case, without punctuation, single spaces."""
     return " ".join(re.sub(r"[^\w\s]|_", " ", unicodedata.normalize("NFKC", text).casefold()).split())
 
 
-# What they amount to -------------------------------------------------------------------------------------------------
+# Statistics ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlanStatistics:
-    """What all plans amount to.
+    """Statistics of all plans.
 
-    `shared` counts the chunks whose phrase stands in a plan of another goal of the same language, too. `framed` maps a
-    field to the share of its texts that belong to a family of `FAMILY` or more which differ in one place only, and to
-    the largest such family.
+    `shared` counts the chunks whose phrase also occurs in a plan for another goal of the same language. `framed` maps a
+    field to the share of its texts that belong to a family (see `FAMILY`), and to the size of the largest family.
     """
 
     languages: Counter[str]
@@ -221,7 +220,7 @@ class PlanStatistics:
 
 
 def measure(plans: Plans) -> PlanStatistics:
-    """The figures of these plans."""
+    """The statistics of these plans."""
     everything = [plan for split in plans.values() for plan in split]
     goals_of = defaultdict(set)
     for plan in everything:
@@ -244,7 +243,7 @@ def measure(plans: Plans) -> PlanStatistics:
 
 
 def _framed(texts: Sequence[tuple[str, str]]) -> tuple[float, int]:
-    """Share of the (language, text) that belong to a family, and the size of the largest one."""
+    """The share of the (language, text) pairs that belong to a family, and the size of the largest family."""
     families = defaultdict(set)
     for language, text in {(language, normal(text)) for language, text in texts}:
         for frame in _frames(language, text):
@@ -254,8 +253,8 @@ def _framed(texts: Sequence[tuple[str, str]]) -> tuple[float, int]:
 
 
 def _frames(language: str, text: str) -> Iterator[tuple]:
-    """The text with one word left out at each place, and two or more left; in languages without spaces, with one to
-    three characters left out, and four or more left."""
+    """Yields the text without one of its words, for each word, if two or more remain. In languages without spaces, one
+    to three characters are left out and four or more remain."""
     parts, longest, least = (text, 3, 4) if language in UNSPACED else (text.split(), 1, 2)
     for length in range(1, longest + 1):
         for start in range(len(parts) - length + 1):
@@ -282,7 +281,7 @@ def _limits(figures: PlanStatistics) -> Iterator[str]:
 
 
 def to_table(figures: PlanStatistics) -> str:
-    """The figures as lines of text."""
+    """The statistics as lines of text."""
     counts = ", ".join(f"{name} {count}" for name, count in sorted(figures.languages.items()))
     rows = [
         ("plans", f"{sum(figures.plans.values())}"),
@@ -299,7 +298,7 @@ def to_table(figures: PlanStatistics) -> str:
 
 
 def main() -> int:
-    """Print the figures and what is wrong; 1 if anything is."""
+    """Print the statistics and everything that is wrong with the plans; the exit status is 1 if anything is."""
     parser = argparse.ArgumentParser(prog="python -m src.classroom.lesson_plans", description=main.__doc__)
     parser.add_argument("command", choices=["check"])
     parser.parse_args()

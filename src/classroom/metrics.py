@@ -1,4 +1,4 @@
-"""What a batch of conversations was like, for the training's log."""
+"""Metrics of a batch of conversations, for the training's log."""
 
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""The phases of a lesson: what all conversations do at a time under `generation.schedule: phased`."""
+"""The phases of a conversation under `generation.schedule: phased`."""
 
 from src.classroom.conversation import State
 from src.rollout.scheduler import Phase
@@ -9,5 +9,5 @@ PHASES = (
     Phase("solutions", (State.GENERATE_SOLUTION,), ("student",)),
     Phase("rewards", (State.REWARD_TURN,), ("reward",)),
 )
-"""In their order. Solutions are graded in the last one, by the reward model if there is one. Seats that are no engines
-of this server (an API, the embedded rubric, none at all) need no room."""
+"""The phases in order. The last one grades solutions, with the reward model if there is one. A seat without an engine
+of this server (an API, the embedded rubric, an empty seat) needs no GPU memory."""

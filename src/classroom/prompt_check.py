@@ -1,5 +1,4 @@
-"""Prompts are tried before they are needed: a mistake in one must not wait for the conversation that meets it, in the
-middle of the night."""
+"""Renders all prompts before a run begins, so that a mistake in one does not stop the run hours later."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -29,26 +28,25 @@ _TRANSCRIPT, _OTHER_TRANSCRIPT = _transcript("How are you?"), _transcript("Where
 
 
 def check_configured_prompts(generation: GenerationConfig, judge: JudgeModelConfig) -> None:
-    """As `check_prompts`, before anything is known of the judge but its configuration."""
+    """`check_prompts` for a judge that is known by its configuration only."""
     check_prompts(generation, judge.model_name_or_path not in EMBEDDED_JUDGES)
 
 
 def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> None:
-    """Fill in every template with the variables that it may use. A teacher's template that never uses the problem is
-    warned about.
+    """Render every template with the variables that it may use. Log a warning if the teacher's never uses the problem.
 
     Args:
-        judge_reads_templates: whether the judge is a model that is asked with the rules' templates.
+        judge_reads_templates: whether the judge is a model, which gets the templates of the judge rules.
 
     Raises:
-        DataError: naming the config key, the template, and what is wrong with it; one of a judge that does not show
-            the conversation is wrong, too.
+        DataError: if a template is wrong, or a judge's does not show the conversation; the message names the config key
+            and the template.
     """
     _check_teacher_prompt(generation)
     for key, path, variables in _uses(generation, judge_reads_templates):
         try:
             unknown = sorted(variables_of(path) - set(variables))
-            if unknown:  # found in every branch, also in those that these values do not take
+            if unknown:  # also in branches that are not taken with these values
                 raise DataError(f"{path} uses {', '.join(unknown)}. It may use: {', '.join(sorted(variables))}.")
             shown = render(path, **variables)
             if "conversation" in variables and shown == render(path, **variables | {"conversation": _OTHER_TRANSCRIPT}):
@@ -89,9 +87,7 @@ def _check_teacher_prompt(generation: GenerationConfig) -> None:
 def check_lengths(
     problems: Sequence[Problem], generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", limit: int
 ) -> None:
-    """Raises:
-    DataError: naming the first problem whose teacher prompt leaves no room in `limit` tokens.
-    """
+    """Raise a `DataError` for the first problem whose teacher prompt leaves no room for a turn in `limit` tokens."""
     longest_name = max(generation.student_names or [None], key=lambda name: len(name or ""))
     for problem in problems:
         opening = opening_turns(generation, problem.text, longest_name)
@@ -100,9 +96,7 @@ def check_lengths(
 
 
 def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
-    """Raises:
-    DataError: if a teacher prompt of `length` tokens leaves no room for a turn.
-    """
+    """Raise a `DataError` if a teacher prompt of `length` tokens leaves no room for a turn."""
     if length + _LEAST_TURN > limit:
         raise DataError(
             f"Problem {problem.id} ({problem.text[:60]!r}) makes a teacher prompt of {length} tokens, but a "
@@ -112,11 +106,11 @@ def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
 
 
 def refuse_long_opening(problem: Problem, length: int, said: int, limit: int) -> None:
-    """As `refuse_long_prompt`, but for a prompt that holds what the student has said, too, `said` tokens of it.
+    """`refuse_long_prompt` for a prompt that also holds `said` tokens of the student's messages.
 
     Raises:
-        DataError: if there would be no room without it either.
-        ContextOverflow: if that is what leaves no room.
+        DataError: if the prompt leaves no room even without these messages.
+        ContextOverflow: if it leaves no room because of them.
     """
     refuse_long_prompt(problem, length - said, limit)
     if length + _LEAST_TURN > limit:
@@ -129,7 +123,7 @@ def refuse_long_opening(problem: Problem, length: int, said: int, limit: int) ->
 
 
 def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(config key, template, variables) of everything that is rendered in a conversation."""
+    """Yields (config key, template, variables) for everything that is rendered in a conversation."""
     personas = generation.student_personas_prompts_paths
     roles = {
         **{f"student_personas_prompts_paths.{name}": path for name, path in personas.items()},

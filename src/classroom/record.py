@@ -1,4 +1,4 @@
-"""A finished conversation, whole: the trajectory of the classroom."""
+"""The record of a finished conversation: the classroom's trajectory."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from src.rollout.trajectory import Trajectory
 
 
 class ConversationRecord(Trajectory):
-    """A finished conversation, whole: what the trainer learns from, the journal keeps and the reports show.
+    """A finished conversation, as the trainer, the journal and the reports use it.
 
     `rewards` and `reward` are null for a conversation without a verdict. `max_turns` is that of the server that played
-    it; null in records from before it was kept.
+    it; null in records of older versions.
     """
 
     type: str = ""
@@ -40,7 +40,7 @@ class ConversationRecord(Trajectory):
 
     @property
     def refused(self) -> bool:
-        """Whether the conversation is rejected because the judge would not have what the teacher wrote."""
+        """Whether the conversation counts as rejected because the judge refused to judge its content."""
         judgement = sum_up(self.verdicts, dict.fromkeys(verdict.rule for verdict in self.verdicts))
         return judgement is not None and bool(judgement.refusing_rules)
 
@@ -50,7 +50,7 @@ class ConversationRecord(Trajectory):
         return next((verdict.error for verdict in self.verdicts if verdict.error), None)
 
     def conversation(self, rules: ClassroomRules) -> Conversation:
-        """The finished conversation itself, its tokens left out: what rewards are computed from."""
+        """The finished conversation without its tokens, for computing rewards."""
         return Conversation(
             id=self.id,
             problem=Problem(self.problem_id, self.problem, self.answer),

@@ -1,4 +1,4 @@
-"""Bringing a conversation back to where the journal leaves it, so that nothing in it is played or judged twice."""
+"""Restores a conversation from the journal, so that nothing in it is played or judged twice."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,15 +15,15 @@ _TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapt
 
 
 @dataclass
-class History:
-    """What the journal holds of a conversation beyond its turns.
+class ReplayedState:
+    """What the journal holds of a conversation besides its turns.
 
     Attributes:
         verdicts: by (rule, attempt).
-        solutions: None if they were not written yet.
-        rewarded: whether its rewards are in the journal already.
-        finished: whether its record is.
-        failure: why it could not go on, if it could not.
+        solutions: None if the student has not written them yet.
+        rewarded: whether the rewards are in the journal.
+        finished: whether the record is in the journal.
+        failure: the event that says why the conversation could not go on; None if there is none.
     """
 
     verdicts: dict[tuple[str, int], Verdict] = field(default_factory=dict)
@@ -33,52 +33,52 @@ class History:
     failure: dict[str, Any] | None = None
 
 
-def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> History:
-    """Add the turns among `events` to a conversation that has just started, and return what else they tell.
+def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
+    """Add the turns among `events` to a conversation that has just started, and return what else the events hold.
 
     Args:
-        judge_again: leave out judge attempts that brought no verdict, and what a model refused to answer, so that they
-            are made again.
+        judge_again: leave out judge attempts without a verdict, and failures, so that they are tried again.
     """
-    history = History()
+    replayed = ReplayedState()
     for event in events:
-        if history.failure is not None and event["event"] in ("turn", "solutions"):  # it could go on later
-            history.failure, history.rewarded, history.finished = None, False, False
+        # The conversation went on after its failure.
+        if replayed.failure is not None and event["event"] in ("turn", "solutions"):
+            replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
             case "turn":
                 _add_turn(conversation, event)
             case "verdict":
                 verdict = _VERDICT.validate_python(event["verdict"])
-                history.verdicts[verdict.rule, verdict.attempt] = verdict
+                replayed.verdicts[verdict.rule, verdict.attempt] = verdict
             case "solutions":
-                history.solutions = _SOLUTIONS.validate_python(event["solutions"])
+                replayed.solutions = _SOLUTIONS.validate_python(event["solutions"])
             case "grades":
-                history.solutions = graded(history.solutions, event["grades"])
+                replayed.solutions = graded(replayed.solutions, event["grades"])
             case "cut_short":
                 conversation.cut_short(event["reason"])
             case "failure":
-                history.failure = event
+                replayed.failure = event
             case "rewards":
-                history.rewarded = True
+                replayed.rewarded = True
             case "conversation":
-                history.finished = True
-    failed = [key for key, verdict in history.verdicts.items() if not verdict.valid]
+                replayed.finished = True
+    failed = [key for key, verdict in replayed.verdicts.items() if not verdict.valid]
     if judge_again and failed:
         for key in failed:
-            del history.verdicts[key]
-        history.rewarded = history.finished = False
-    if history.failure is not None and judge_again:
-        history.failure, history.rewarded, history.finished = None, False, False
-    if history.failure is not None:
+            del replayed.verdicts[key]
+        replayed.rewarded = replayed.finished = False
+    if replayed.failure is not None and judge_again:
+        replayed.failure, replayed.rewarded, replayed.finished = None, False, False
+    if replayed.failure is not None:
         order = conversation.rules.judge_rules.index
-        conversation.verdicts = sorted(history.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
-        known = (history.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
-        conversation.give_up(*known, overflow=history.failure.get("overflow", False))
-    return history
+        conversation.verdicts = sorted(replayed.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
+        known = (replayed.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
+        conversation.give_up(*known, overflow=replayed.failure.get("overflow", False))
+    return replayed
 
 
 def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solution]:
-    """The solutions with their grades."""
+    """The solutions with these grades."""
     return [replace(solution, grade=grade) for solution, grade in zip(solutions, grades, strict=True)]
 
 

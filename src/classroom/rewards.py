@@ -1,8 +1,8 @@
-"""The rewards: pure functions over a finished conversation.
+"""The rewards: pure functions of a finished conversation.
 
-Each returns a number, or None for a conversation that should have been judged and was not: None from every one of
-them leaves it out of its group's mean. To change a reward, change its function; to add one, add it to `REWARDS`,
-and the server answers for it at `POST /get_{name}_reward`.
+Each returns a number, or None for a conversation that should have been judged and was not. Such a conversation gets
+None from all of them and does not count in its group's mean. To change a reward, change its function; to add one, add
+it to `REWARDS`, and the server offers it at `POST /get_{name}_reward`.
 
 Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/rewards.md.
 """
@@ -16,7 +16,7 @@ from src.rollout.text import UNSPACED, normal
 
 Reward = Callable[[Conversation], float | None]
 LEAST_OF_A_THOUGHT = 5
-"""Words. A thought of fewer pays nothing: it plans no message."""
+"""Words. A shorter thought earns no reward, because it plans no message."""
 
 
 def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
@@ -29,13 +29,13 @@ def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
 
 @_none_without_verdict
 def pedagogical(conversation: Conversation) -> float:
-    """The judge's three scores, weighed, less the penalty of a rejected conversation; in [0, 1].
+    """The weighted sum of the judge's three scores, minus a penalty if the conversation was rejected; in [0, 1].
 
-    Rejected (under the low-score threshold): soft mode takes λ off, hard mode makes it 0; never under 0. A tutor whose
-    words the judge refused gets 0 in both.
+    For a rejected conversation (below the low-score threshold), soft mode subtracts λ, but not below 0, and hard mode
+    gives 0. If the judge refused the content, the reward is 0 in both modes.
 
     Raises:
-        ValueError: if the conversation was judged by no rule that scores.
+        ValueError: if no rule that scores judged the conversation.
     """
     judgement = conversation.judgement
     if judgement is not None and judgement.refusing_rules:
@@ -52,7 +52,12 @@ def pedagogical(conversation: Conversation) -> float:
 
 @_none_without_verdict
 def end_rm(conversation: Conversation) -> float:
-    """Mean grade of the student's solutions after the dialogue; a rejection costs λ (soft) or makes it −λ (hard)."""
+    """The mean grade of the student's solutions after the dialogue. A rejection subtracts λ (soft mode) or gives −λ
+    (hard mode).
+
+    Raises:
+        ValueError: if the conversation has no graded solutions.
+    """
     penalty = conversation.rules.extra_penalty_for_rejected_judges if conversation.rejected else 0.0
     if _rejected_in_hard_mode(conversation):
         return -penalty
@@ -64,9 +69,9 @@ def end_rm(conversation: Conversation) -> float:
 
 @_none_without_verdict
 def thinking(conversation: Conversation) -> float:
-    """0.5 × share of teacher messages with a closed thought of `LEAST_OF_A_THOUGHT` words or more that was in no
-    message before − 0.5 for each message with unbalanced tags. Thoughts pay only where the teacher is told to think
-    (`generation.use_thinking`); the fine holds always."""
+    """0.5 × the share of teacher messages with a new closed thought of at least `LEAST_OF_A_THOUGHT` words, minus 0.5
+    for each message with unbalanced tags. Thoughts earn something only if the teacher is told to think
+    (`generation.use_thinking`); the penalty always applies."""
     turns = conversation.teacher_turns
     if _rejected_in_hard_mode(conversation) or not turns:
         return 0.0
@@ -77,7 +82,7 @@ def thinking(conversation: Conversation) -> float:
 
 
 def _new_thoughts(texts: Iterable[str]) -> int:
-    """How many of the texts hold a closed thought that is long enough and in none of the texts before."""
+    """The number of texts with a closed thought that is long enough and in no earlier text."""
     seen: set[str] = set()
     count = 0
     for text in texts:
@@ -88,13 +93,13 @@ def _new_thoughts(texts: Iterable[str]) -> int:
 
 
 def _words(thought: str) -> int:
-    """Words of a text, whatever its script: of one that writes none apart, each letter counts."""
+    """The number of words in a text; in a script without spaces between words, the number of letters."""
     return sum(len(each) if UNSPACED.search(each) else 1 for each in normal(thought).split())
 
 
 @_none_without_verdict
 def end_of_conversation(conversation: Conversation) -> float:
-    """0.1 if a teacher message carries `<end_of_conversation>`."""
+    """0.1 if a teacher message holds `<end_of_conversation>`, otherwise 0."""
     if _rejected_in_hard_mode(conversation):
         return 0.0
     said = any(END_OF_CONVERSATION in visible_text(turn.text) for turn in conversation.teacher_turns)
@@ -103,7 +108,7 @@ def end_of_conversation(conversation: Conversation) -> float:
 
 @_none_without_verdict
 def length(conversation: Conversation) -> float:
-    """−0.5 if any teacher message reaches `max_tokens_per_turn` − 1 tokens."""
+    """−0.5 if any teacher message reaches `max_tokens_per_turn` − 1 tokens, otherwise 0."""
     longest = max((turn.tokens for turn in conversation.teacher_turns), default=0)
     return -0.5 if longest >= conversation.rules.max_tokens_per_turn - 1 else 0.0
 

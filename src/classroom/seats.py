@@ -1,4 +1,4 @@
-"""Who speaks in which role, and which models a configuration needs for that."""
+"""The classroom's seats: the model of each role, and the models that a configuration needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ from src.rollout.problem import Problem
 
 @dataclass
 class Seats(rollout_seats.LoadedModels):
-    """Who speaks in which role, and how each is sampled. `judge` is None when nothing is judged.
+    """The model of each role, and how it is sampled. `judge` is None if nothing is judged.
 
-    `engines` are the vLLM engines by seat name, `apis` what the seats behind an API are asked through. Solutions are
-    graded by the model in `reward`, or else by `answers`, which compares their boxed answers with the reference.
+    `engines` are the vLLM engines by seat, `apis` the API clients by seat. The model in `reward` grades solutions;
+    without one, `answers` compares their boxed answers with the reference.
     """
 
     teacher: Teacher
@@ -41,11 +41,11 @@ class Seats(rollout_seats.LoadedModels):
     reward: RewardModel | None = None
 
     async def grade(self, problem: Problem, solution: str) -> float:
-        """The reward model's score of a solution; without such a model 1 if its boxed answer is right, else 0.
+        """The reward model's score of a solution; without a reward model 1 if the boxed answer is right, otherwise 0.
 
         Raises:
-            EngineFailure: if what grades it died.
-            ContextOverflow: if it is too long for the reward model.
+            EngineFailure: if the reward model's engine died, or no process that compares answers could start.
+            ContextOverflow: if the solution is too long for the reward model.
         """
         if self.reward is None:
             return float(await self.answers.is_correct(solution, problem.answer))
@@ -54,12 +54,12 @@ class Seats(rollout_seats.LoadedModels):
 
     @property
     def teacher_has_tokens(self) -> bool:
-        """Whether the teacher takes and gives token ids; one behind an API, or a script, takes and gives text."""
+        """Whether the teacher works on token ids; one behind an API, or a script, works on text."""
         return isinstance(self.teacher, TokenEngine)
 
     @classmethod
     def of(cls, config: Any, models: rollout_seats.Seats) -> "Seats":
-        """The seats of a classroom, with the models that were opened for a configuration."""
+        """The seats of a classroom with the models that were loaded for a configuration."""
         generation = config.generation
         return cls(
             teacher=models.models["teacher"],
@@ -79,14 +79,14 @@ class Seats(rollout_seats.LoadedModels):
         return self.teacher
 
     def shutdown(self) -> None:
-        """End the processes of all engines and those that compare answers, and close what is open."""
+        """End the processes of all engines and those that compare answers, and close the ledgers."""
         super().shutdown()
         self.answers.shutdown()
 
 
 def models_in_use(config: Any, reward_weights: Mapping[str, float]) -> dict[str, ModelConfig]:
-    """The models behind the seats, in the order in which they are loaded: no script, no judge where nothing is judged
-    or the judge has no model, and a reward model only if there are solutions for it to grade."""
+    """The models to load or to connect to, by seat, in the order of loading. A scripted teacher has none, nor has a
+    judge that is embedded or has nothing to judge. A reward model is included only if it has solutions to grade."""
     generation, reward = config.generation, config.reward_model
     models: dict[str, ModelConfig] = {"teacher": config.teacher_model, "student": config.student_model}
     if is_script(config.teacher_model.model_name_or_path):

@@ -1,8 +1,7 @@
-"""What the program draws before a conversation begins: its type, the student's name, and a persona for each student
-turn.
+"""Draws what varies between conversations: the type, the student's name, and a persona for each student turn.
 
-The draw depends on (seed, problem id, step) alone. So it is equal for all conversations of a group, on every rank and
-after a restart, and the group differs by what the teacher did, not by luck.
+The draw depends on (seed, problem id, step) only. So all conversations of a group have the same setup, on every rank
+and after a restart, and they differ by what the teacher did, not by luck.
 """
 
 import random
@@ -13,7 +12,7 @@ from enum import StrEnum
 from src.rollout.problem import Problem
 
 ERROR_PERSONA = "error_student"
-"""The persona that is told to err."""
+"""The persona that is told to make an error."""
 
 
 class ConversationType(StrEnum):
@@ -25,7 +24,7 @@ class ConversationType(StrEnum):
 
 @dataclass(frozen=True)
 class Setup:
-    """The draw for one problem. `personas[i]` is the prompt of the i-th student turn after the opening attempt."""
+    """The draw for one problem. `personas[i]` is the persona of the i-th student turn after the opening attempt."""
 
     type: ConversationType
     student_name: str | None
@@ -34,7 +33,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class SetupOptions:
-    """What can be drawn. `types` are equally likely, so are `student_names`; `persona_weights` sum to one."""
+    """The options to draw from. `types` are equally likely, and so are `student_names`; `persona_weights` sum to 1."""
 
     types: tuple[ConversationType, ...]
     student_names: tuple[str | None, ...]
@@ -58,8 +57,11 @@ def _draw_personas(generator: random.Random, weights: Mapping[str, float], count
 
 
 def persona_weights(personas: Sequence[str], error_rate: float | Mapping[str, float]) -> dict[str, float]:
-    """`error_student` with the error rate, the others sharing the rest; a single persona always. A mapping gives every
-    persona its own weight."""
+    """The probability of each persona: the error rate for `error_student`, and equal shares of the rest for the others.
+
+    A single persona gets 1. Without an `error_student`, all are equally likely. A mapping as `error_rate` holds a
+    weight for every persona, which is normalized.
+    """
     if isinstance(error_rate, Mapping):
         total = sum(error_rate[name] for name in personas)
         return {name: error_rate[name] / total for name in personas}

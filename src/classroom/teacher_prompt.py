@@ -1,5 +1,5 @@
-"""What the teacher is given before it speaks: its system message, the messages that its prompt template opens the
-dialogue with, and the thought that it has to begin with."""
+"""The teacher's prompt: its system message, the messages that its prompt template opens the dialogue with, and the
+opening `<think>` that its own messages begin with if configured."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -21,9 +21,10 @@ THOUGHT = "<think>\n"
 
 @cache
 def opens_dialogue(path: str) -> bool:
-    """Whether a template holds the first student's and the first teacher's message, too, as SocraticLM's does: it is
-    filled in three times, with `user_message` true for the one, `teacher_message` for the other, neither for the
-    system message."""
+    """Whether a template also holds the first message of student and teacher, as SocraticLM's does. It is rendered
+    three
+    times: with `user_message` true for the student's, with `teacher_message` true for the teacher's, and with both
+    false for the system message."""
     return set(OPENING_VARIABLES) <= variables_of(path)
 
 
@@ -33,7 +34,7 @@ def system_message(generation: GenerationConfig, problem: str, student_name: str
 
 
 def opening_turns(generation: GenerationConfig, problem: str, student_name: str | None) -> list[Turn]:
-    """The messages that the template opens the dialogue with, which nobody samples; none for most templates."""
+    """The messages that the template opens the dialogue with, which are not sampled; none for most templates."""
     if not opens_dialogue(generation.teacher_prompt_path):
         return []
     roles = zip(("student", "teacher"), OPENING_VARIABLES, strict=True)
@@ -43,10 +44,10 @@ def opening_turns(generation: GenerationConfig, problem: str, student_name: str 
 def first_messages(
     generation: GenerationConfig, problem: str, student_name: str | None, kind: ConversationType, said: Sequence[Turn]
 ) -> list[Message]:
-    """The chat from which the teacher's context is opened.
+    """The chat that becomes the teacher's first prompt.
 
     Args:
-        said: all turns before the teacher's first: an opening attempt, which gets its wrapper, or the template's
+        said: all turns before the teacher's first: an opening attempt, which is put into its wrapper, or the template's
             opening and the student's answer to it.
     """
     messages = [{"role": "system", "content": system_message(generation, problem, student_name)}]
@@ -59,10 +60,10 @@ def first_messages(
 
 
 def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> list[Message]:
-    """The dialogue from the teacher's chair, for a teacher that is given text instead of token ids.
+    """The whole dialogue as the teacher's chat, for a teacher that works on text instead of token ids.
 
-    Its own messages keep their thoughts. Where the teacher speaks first, its prompt comes as the user's message instead
-    of the system's: not every API answers when no user has spoken.
+    The teacher's own messages keep their thoughts. If the teacher speaks first, its prompt is a user message instead of
+    a system message, because not every API answers a chat without a user message.
     """
     setup, turns = conversation.setup, conversation.turns
     first = next((i for i, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
@@ -76,13 +77,14 @@ def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> lis
 
 
 def opened_thought(generation: GenerationConfig, frame: ReplyFrame) -> str:
-    """What every message of the teacher begins with that it does not sample: the opening of a thought, where
-    `force_thinking` wants it or the model's chat template puts it there itself."""
+    """The text that begins every message of the teacher and is not sampled: an opening `<think>` if `force_thinking` is
+    set or the model's chat template adds it, otherwise empty."""
     return THOUGHT if generation.force_thinking or frame.opens_thought else ""
 
 
 def forced_ids(generation: GenerationConfig, frame: ReplyFrame, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """The tokens of `opened_thought` that stand in the teacher's context besides those of its chat template."""
+    """The tokens of `opened_thought` that have to be appended to the teacher's context; none if its chat template adds
+    them."""
     if not generation.force_thinking or frame.opens_thought:
         return []
     return encode_further_markup(tokenizer, THOUGHT)

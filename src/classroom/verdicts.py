@@ -1,8 +1,8 @@
-"""What a judge says, as data: reading its JSON, and summing up the panel of attempts.
+"""Parses a judge's JSON into verdicts, and sums up the verdicts on a conversation.
 
-A judge that fails is no opinion. An attempt without a readable verdict is kept with its error; a rule without any
-readable verdict leaves the conversation without a verdict, and so without a reward. Only where the judge refused what
-the tutor wrote, in every attempt, is the conversation rejected.
+A failed attempt never counts as an opinion. It is kept with its error. If all attempts at a rule fail, the conversation
+has no judgement, and so no reward. The one exception: if the judge refused the tutor's content in every attempt at a
+rule, the conversation is rejected.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 
 from config.values import SCORING_RULES
 from src.errors import ContentRefused, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
-from src.rollout.engines import EmbeddedJudge, Judge, Ledger, ask_judge
+from src.rollout.engines import ConversationFacts, EmbeddedJudge, Judge, ask_judge
 from src.rollout.text import nests_deeper, without_surrogates
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a scoring judge gives a number for, from 0 to `top`."""
+    """A criterion that a scoring judge gives a number for, from 0 to `top`."""
 
     label: str
     top: float
@@ -45,8 +45,8 @@ CRITERIA = {
     "forward_progression_score": Criterion("Forward progression", 1.0),
     "overall_momentum_score": Criterion("Overall momentum", 10.0),
 }
-"""By their key in the judge's JSON, which is the field of `Scores`; schema, parser, metrics, page and reports read them
-here."""
+"""The criteria by their key in the judge's JSON, which is also the field of `Scores`. Schema, parser, metrics, page and
+reports use this table."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,20 @@ class Scores:
 
     @property
     def final_reward(self) -> float:
-        """0.4 × task-final + 0.4 × forward progression + 0.2 × momentum / 10, to four places."""
+        """0.4 × task-final + 0.4 × forward progression + 0.2 × momentum / 10, rounded to four places."""
         weighted = 0.4 * self.task_final_score + 0.4 * self.forward_progression_score
         return round(weighted + 0.2 * self.overall_momentum_score / 10, 4)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One judge attempt at one rule: `scores` (scoring rules) or `accepted` (decision rules), or the `error` that
-    left it without either. `reasons` maps a criterion to what the judge said of it; `raw` is its whole answer.
-    `refused` tells that the judge would not have what the tutor wrote, while it judges other things. `rules_version` is
-    that of the rules on messages, if they gave it."""
+    """The result of one judge attempt at one rule: `scores` (scoring rules), `accepted` (decision rules), or an
+    `error`.
+
+    `reasons` maps a criterion to the judge's reason; `raw` is its whole answer. `refused` means that the judge refused
+    the tutor's content, although it judges other conversations. `rules_version` is the version of the rules on
+    messages, if they gave the verdict.
+    """
 
     rule: str
     attempt: int
@@ -88,9 +91,10 @@ class Verdict:
 
 
 def answer_schema(rule: str) -> dict[str, Any]:
-    """The JSON schema of what a judge answers under a rule: reasons first, so that they come before what they are for.
+    """The JSON schema of a judge's answer under a rule. Each reason comes before its score or decision, so that the
+    judge writes it first.
 
-    Ranges stand in descriptions: not every provider takes bounds in a schema, and they are checked here anyway.
+    Ranges are in descriptions, because not every provider accepts bounds in a schema; the parser checks them anyway.
     """
     if rule in SCORING_RULES:
         properties = {}
@@ -118,7 +122,7 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
 
 
 def parse_judge_output(text: str) -> Scores:
-    """The three scores in a judge's answer; `final_reward` of the result is the reward they make.
+    """The three scores in a judge's answer; the result's `final_reward` is the reward.
 
     Raises:
         JudgeOutputError: if a score is missing, not a finite number or out of range.
@@ -162,16 +166,16 @@ def _read_decision(answer: dict[str, Any], text: str) -> bool:
 
 
 def _reason(answer: dict[str, Any], name: str) -> str:
-    """What a judge gives as its reason, whatever it wrote there, as text that can be kept."""
+    """A judge's reason as text that UTF-8 can encode, whatever type of value it wrote."""
     return without_surrogates(str(answer.get(name) or ""))
 
 
 def find_object(text: str) -> dict[str, Any]:
-    """The one JSON object in the text; a repeated equal object counts once. What a reasoning model thought aloud before
-    it answered does not count.
+    """The one JSON object in the text after a reasoning model's thoughts; equal objects count once.
 
     Raises:
-        JudgeOutputError: if there is none, several that differ, or if the answer is too long or too broken to be read.
+        JudgeOutputError: if there is no object, or several different ones, or if the answer is too long or too broken
+            to parse.
     """
     answer = text.rsplit("</think>", 1)[-1]
     if len(answer) > _MOST_CHARACTERS:
@@ -206,15 +210,15 @@ def find_object(text: str) -> dict[str, Any]:
 
 
 class _AmbiguousKey(Exception):
-    """A key that stands twice in an object, with different values."""
+    """An object has a key twice, with different values."""
 
 
 class _TooManyRepairs(Exception):
-    """More attempts to mend an object than an answer is worth: each of them reads the rest of the text."""
+    """Too many objects of an answer need a repair; each repair reads the rest of the text."""
 
 
 class _TooDeep(Exception):
-    """An object that holds more levels than a judge has use for; to show or compare it could fail."""
+    """An object is nested deeper than a judge's answer needs; showing or comparing it could fail."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -227,15 +231,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _decode(text: str, start: int, repairs: Iterator[int]) -> tuple[dict[str, Any], int]:
-    """The object that starts there, and the position after it. Line breaks in strings are let pass, and one comma
-    before a closing bracket: judges write both.
+    """The object that starts at `start`, and the position after it. Line breaks in strings and commas before a closing
+    bracket are accepted, because judges write both.
 
     Args:
-        repairs: one is taken for each object that has such a comma.
+        repairs: each object with such a comma consumes one item.
 
     Raises:
-        ValueError: if there is none.
-        _TooManyRepairs: if no repair is left.
+        ValueError: if no object starts there.
+        _TooManyRepairs: if `repairs` is used up.
     """
     decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
     try:
@@ -253,8 +257,8 @@ def _decode(text: str, start: int, repairs: Iterator[int]) -> tuple[dict[str, An
 
 
 def _without_trailing_commas(text: str, start: int) -> str:
-    """The text with a space in place of every comma from `start` on that stands between a value and a closing
-    bracket. What stands in strings stays as it is, and so does a comma without a value before it."""
+    """The text with a space in place of each comma, from `start` on, between a value and a closing bracket. Commas in
+    strings, and commas without a value before them, stay."""
     kept = _COMMA_OR_STRING.sub(lambda found: " " if found[0] == "," else found[0], text[start:])
     return text[:start] + kept
 
@@ -267,11 +271,11 @@ def _quote(said: Any, limit: int = 400) -> str:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The panel's view of one conversation.
+    """The judgement on one conversation, summed up from its verdicts.
 
-    `scores` is the mean over the valid attempts of the scoring rule (None without one). `rejecting_rules` are the
-    decision rules that a valid attempt rejected it under; `refusing_rules` those under which the judge would not have
-    its content, in every attempt.
+    `scores` is the mean over the valid attempts at the scoring rule (None without one). `rejecting_rules` are the
+    decision rules under which a valid attempt rejected the conversation; `refusing_rules` those under which every
+    attempt refused its content.
     """
 
     scores: Scores | None
@@ -280,16 +284,16 @@ class Judgement:
 
     @property
     def score(self) -> float:
-        """What the judge thinks of it, in [0, 1], whatever the rewards make of that: 0 if a decision rule rejected it
-        or its content was refused, else the weighed scores, or 1 without any."""
+        """The judge's opinion in [0, 1], independent of the configured rewards: 0 if a decision rule rejected the
+        conversation or its content was refused, otherwise the weighted scores, or 1 without a scoring rule."""
         if self.rejecting_rules or self.refusing_rules:
             return 0.0
         return 1.0 if self.scores is None else self.scores.final_reward
 
 
 def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | None:
-    """The judgement of a conversation, or None if any rule was left without a valid verdict for another reason than
-    that all its attempts refused the content."""
+    """The judgement of a conversation; None if a rule has no valid verdict, unless all its attempts refused the
+    content."""
     rules = tuple(rules)
     by_rule = {rule: [v for v in verdicts if v.rule == rule and v.valid] for rule in rules}
     refusing = tuple(rule for rule, found in by_rule.items() if not found and _is_refused(verdicts, rule))
@@ -310,21 +314,21 @@ async def ask_for_verdict(
     rule: str,
     attempt: int,
     about: tuple[list[dict[str, str]], str],
-    ledger: Ledger,
+    facts: ConversationFacts,
     stops: tuple[type[Exception], ...] = (EngineFailure, ProviderFailure, StorageError),
     timeout_s: float | None = None,
 ) -> Verdict:
-    """One attempt of a judge at one rule. A judge that fails is recorded, with its error, and never an opinion.
+    """One judge attempt at one rule. If the attempt fails, the verdict holds its error.
 
     Args:
         about: the transcript, and the problem's text.
-        stops: errors after which nothing is judged until they are mended: they are raised and not recorded.
-        timeout_s: after which the attempt counts as failed; None waits.
+        stops: errors that stop all judging until the user fixes their cause: they are raised, not put into a verdict.
+        timeout_s: the time after which the attempt counts as failed; None means no limit.
     """
     text = ""
     try:
         async with asyncio.timeout(timeout_s):
-            text = await ask_judge(judge, rule, *about, attempt, ledger)
+            text = await ask_judge(judge, rule, *about, attempt, facts)
         return parse_verdict(rule, attempt, text)
     except stops:
         raise
@@ -334,7 +338,7 @@ async def ask_for_verdict(
 
 
 def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdict:
-    """An attempt that brought no verdict, with what was in its way."""
+    """The verdict of a failed attempt, with its error."""
     refused = isinstance(error, ContentRefused)
     return Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=raw, refused=refused)
 

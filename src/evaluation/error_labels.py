@@ -47,8 +47,8 @@ async def label_errors(
     asked = config.student_errors_prompt_path is not None and ("judge" in seats.apis or "judge" in seats.engines)
     if not open_ones or not asked:
         return None
-    with schedule.attend(1) as attendance:
-        await attendance.reach(State.JUDGE_TURN)  # a judge on an engine is awake only then
+    with schedule.register(1) as registration:
+        await registration.wait_for_phase(State.JUDGE_TURN)  # a judge on an engine is awake only then
         found = await asyncio.gather(*(_label(config, seats, record) for record in open_ones))
     return {label: error for labels in found for label, error in labels.items()}
 

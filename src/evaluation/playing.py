@@ -185,11 +185,13 @@ def _health(client: "ClassroomClient") -> Health:
 
 @asynccontextmanager
 async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
-    from src.server.sampling_service import open_desk
+    from src.server.sampling_service import open_service
 
-    desk = await open_desk(config, reward_weights(config), folder)
-    seats = desk.environment.seats
+    service = await open_service(config, reward_weights(config), folder)
+    seats = service.environment.seats
     try:
-        yield EvaluatedTutor(desk.sample, seats.health()["teacher"], seats.teacher.policy, seats, desk.runner.schedule)
+        yield EvaluatedTutor(
+            service.sample, seats.health()["teacher"], seats.teacher.policy, seats, service.runner.schedule
+        )
     finally:
         seats.shutdown()

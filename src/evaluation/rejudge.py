@@ -95,7 +95,7 @@ def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
 def _ask(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
     try:
         about = (conversation.transcript(), conversation.problem.text)
-        asked = ask_judge(judge, rule, *about, attempt, conversation.ledger)
+        asked = ask_judge(judge, rule, *about, attempt, conversation.facts)
         return parse_verdict(rule, attempt, asyncio.run(asked))
     except JudgeOutputError as error:
         return Verdict(rule, attempt, error=str(error))

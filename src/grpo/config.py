@@ -1,4 +1,4 @@
-"""From our configuration to TRL's."""
+"""Translates the project's configuration to TRL's."""
 
 import math
 import os
@@ -17,11 +17,11 @@ _COMPUTING_S = 1800
 
 
 def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
-    """TRL's arguments for this run: one optimizer step for each of the `mu` passes over a batch, tokens and log-probs
-    from the server, the full softmax at the teacher's temperature.
+    """TRL's arguments for this run: one optimizer step for each of the `mu` passes over a batch, with tokens and
+    log-probs from the server, and the full softmax at the teacher's temperature.
 
     Raises:
-        ConfigError: if the batch does not divide over the processes.
+        ConfigError: if the batch is not divisible by micro-batch size × processes.
     """
     keep_deepspeed_from_compiling()
     train, generation = config.train, config.generation
@@ -75,10 +75,10 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
 
 
 def collective_timeout_s(config: TrainRLConfig) -> int:
-    """How long a process waits for the others in a collective operation, in seconds.
+    """The timeout of collective operations between the training's processes, in seconds.
 
-    Longer than any of them may take from one collective to the next: a batch, or a server that comes back and loads
-    the weights; and torch's own default besides, for reading models, writing them and computing.
+    It exceeds the longest time between two collectives: that of a batch, or of a server that restarts and loads the
+    weights, plus torch's default of 30 minutes for reading and writing models and for computing.
     """
     generation = config.generation
     loaded_s = generation.server_start_timeout_s + generation.load_weights_timeout_s

@@ -12,12 +12,12 @@ from src.training.session import training_session
 
 
 def train(config: TrainRLConfig) -> None:
-    """Train the teacher against the running server; start again on the same `save_dir` to go on from its last
+    """Train the teacher with the running server. Started again on the same `save_dir`, it resumes from the last
     checkpoint.
 
     Raises:
-        ConfigError: if an adapter does not fit its model, a checkpoint the configuration, or accelerate was told
-            another precision.
+        ConfigError: if an adapter does not fit its model, a checkpoint does not fit the configuration, or accelerate is
+            configured for another precision.
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """

@@ -14,27 +14,26 @@ from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.registry import environment_of
 from src.rollout.trajectory import Trajectory
-from src.training.judge_monitor import JudgeGuard
+from src.training.judge_monitor import JudgeMonitor
 from src.training.model_loading import device_for_weights, models_go_to
 from src.training.sample_batch import ClassroomRollout, reward
 from src.training.session import TrainingSession
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-from src.training.trainer_hooks import ConfiguredRates, WholeCheckpoints
+from src.training.trainer_hooks import AtomicCheckpoints, ConfiguredLearningRate
 from src.training.weight_publisher import WeightPublisher
 
 
-class ClassroomGRPOTrainer(WholeCheckpoints, ConfiguredRates, TrlHooks):
-    """Publishes weights, samples episodes over HTTP, which come with their rewards, and trains on exactly the tokens
-    that were sampled.
+class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
+    """Publishes weights, has a server sample and score episodes, and trains on exactly the tokens that were sampled.
 
     Args:
         session: configuration, problems, server and run folder.
-        arguments: TRL's, from `src.grpo.config.grpo_config`.
+        arguments: TRL's arguments, from `src.grpo.config.grpo_config`.
 
     Attributes:
-        gpus: whose turn it is on GPUs that trainer and server share.
-        publisher: knows the policy version that the server holds.
-        has_adapter: whether an adapter is trained in place of the model's own weights.
+        gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
+        publisher: publishes the weights, and knows their policy version.
+        has_adapter: whether an adapter is trained instead of the model's own weights.
     """
 
     def __init__(self, session: TrainingSession, arguments: GRPOConfig):
@@ -51,7 +50,7 @@ class ClassroomGRPOTrainer(WholeCheckpoints, ConfiguredRates, TrlHooks):
             config.seed,
             reward_weights(config),
             config.judge_model.max_failed_share,
-            JudgeGuard(config, session.client, session.run_folder),
+            JudgeMonitor(config, session.client, session.run_folder),
             environment_of(config).batch_metrics,
         )
         model = config.teacher_model.model_name_or_path
@@ -72,11 +71,11 @@ class ClassroomGRPOTrainer(WholeCheckpoints, ConfiguredRates, TrlHooks):
 
     @property
     def policy(self) -> PolicyVersion:
-        """The version that was published last, and that the next batch has to be sampled from."""
+        """The version that was published last; the next batch is sampled from it."""
         return self.publisher.policy
 
     def show_conversations(self, records: Sequence[Trajectory]) -> None:
-        """Send a batch's conversations to Weights & Biases as a table, if it is on."""
+        """Send a batch's conversations to Weights & Biases as a table, if it is configured."""
         if "wandb" not in self.args.report_to or not self.accelerator.is_main_process:
             return
         import wandb
@@ -88,10 +87,10 @@ class ClassroomGRPOTrainer(WholeCheckpoints, ConfiguredRates, TrlHooks):
         wandb.log({"conversations": table}, commit=False)
 
     def save_whole(self, folder: Path) -> None:
-        """Save the model, an adapter merged into it, into a folder that gets its name once it is complete; all ranks
-        take part."""
+        """Save the model, with an adapter merged in, into a folder that gets its name once it is complete; all ranks
+        call this together."""
         save_together(self, lambda save: write_whole(folder, save, weight_bytes(self.model)))
 
     def save_adapter(self, folder: Path) -> None:
-        """Save the adapter alone into a folder that gets its name once it is complete; all ranks take part."""
+        """Save only the adapter into a folder that gets its name once it is complete; all ranks call this together."""
         save_adapter_together(self, lambda save: write_whole(folder, save))

@@ -1,7 +1,7 @@
-"""What is changed of TRL's `GRPOTrainer`: all overrides of its private methods, and all uses of its private attributes,
-stand here.
+"""Changes to TRL's `GRPOTrainer`: all overrides of its private methods, and all uses of its private attributes, are in
+this module.
 
-They were checked against the version in `CHECKED_AGAINST`. tests/training/test_hooks.py fails when a signature changes.
+They were checked against the version in `CHECKED_AGAINST`. tests/training/test_hooks.py fails if a signature changes.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from src.training.checkpoints import OrderOfEpoch
+from src.training.checkpoints import EpochOrderSampler
 
 CHECKED_AGAINST = {"trl": "1.16.0"}
 SIGNATURES = {
@@ -31,44 +31,45 @@ ATTRIBUTES = ("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm")
 
 
 class TrlHooks(GRPOTrainer):
-    """TRL's trainer, with sampling, measuring and rewards as this project needs them.
+    """TRL's trainer with this project's order of problems, mismatch metrics, and control of shuffled rewards.
 
     Attributes:
-        correct_mismatch: whether the difference between the engine's log-probs and the trainer's is corrected for.
-        shuffle_rewards: whether rewards are dealt out to other episodes at random: a control that must learn nothing.
+        correct_mismatch: whether the loss corrects for the difference between the engine's log-probs and the trainer's.
+        shuffle_rewards: whether rewards are permuted over the batch: a control that must learn nothing.
     """
 
     correct_mismatch: bool
     shuffle_rewards: bool
 
     def use_engine_of_server(self, publisher: Any) -> None:
-        """Have TRL read the engine's log-probs, and call `publisher.sync_weights` before a batch. It does so only with
-        `use_vllm`, and would start an engine of its own if that were set before."""
+        """Have TRL use the engine's log-probs, and call `publisher.sync_weights` before a batch. TRL does so only with
+        `use_vllm`; if that were set before TRL's `__init__`, TRL would start its own engine."""
         self.use_vllm = True
         self.vllm_generation = publisher
         self._last_loaded_step = -1
 
     def record_metric(self, name: str, value: float) -> None:
-        """Log a number with this step's metrics; it is averaged over processes."""
+        """Log a metric of this step; values are averaged over processes."""
         self._log_metric(name, value)
 
-    def _get_train_sampler(self, dataset: Any = None) -> OrderOfEpoch:
-        """TRL's sampler, with an order that follows from the epoch alone."""
+    def _get_train_sampler(self, dataset: Any = None) -> EpochOrderSampler:
+        """TRL's sampler, with an order that depends on the epoch only."""
         sampler = super()._get_train_sampler(dataset)
         steps_in_epoch = len(sampler) // (
             sampler.mini_repeat_count * sampler.batch_size * self.args.steps_per_generation
         )
-        return OrderOfEpoch(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
+        return EpochOrderSampler(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        """As TRL does, but what is only scored is scored without an adapter's dropout: as the engine sampled it."""
+        """TRL's method, but without dropout when no gradient is computed: the engine sampled without the adapter's
+        dropout, too."""
         if torch.is_grad_enabled():
             return super()._get_per_token_logps_and_entropies(*arguments, **named)
         with _without_dropout(self.model):
             return super()._get_per_token_logps_and_entropies(*arguments, **named)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """As TRL does, with the mismatch measured, and corrected for only if that is wanted."""
+        """TRL's method, which also logs the mismatch, and corrects for it only if `correct_mismatch` is set."""
         output = super()._generate_and_score_completions(inputs)
         mask = output["completion_mask"] * output["tool_mask"]
         self._measure_mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], mask)
@@ -77,8 +78,8 @@ class TrlHooks(GRPOTrainer):
         return output
 
     def _measure_mismatch(self, trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor) -> None:
-        """How far the trainer's log-probs are from the engine's on the sampled tokens: mean |Δ|, and the k3 estimate
-        of KL(engine ‖ trainer) (Schulman, "Approximating KL divergence", 2020)."""
+        """Log the difference Δ between the trainer's log-probs and the engine's on the sampled tokens: mean |Δ|, and
+        the k3 estimate of KL(engine ‖ trainer) (Schulman, "Approximating KL divergence", 2020)."""
         delta = (trained - sampled)[mask.bool()]
         k3 = torch.exp(delta) - 1 - delta
         sums = torch.stack([delta.abs().sum(), k3.sum(), torch.tensor(delta.numel(), device=delta.device)])
@@ -87,7 +88,7 @@ class TrlHooks(GRPOTrainer):
         self._metrics["train"]["mismatch/k3_kl"].append((total[1] / total[2]).item())
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        """As TRL does; shuffled over the batch for the control."""
+        """TRL's method; with `shuffle_rewards`, the rewards are permuted over the batch."""
         rewards = super()._calculate_rewards(*arguments, **named)
         if not self.shuffle_rewards:
             return rewards

@@ -18,7 +18,7 @@ from src.errors import ConfigError, DataError
 from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
 from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, read_message
 from src.message_rules.plans import ParsedPlan, Phrase, read_plan
-from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Ledger
+from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
 from src.rollout.text import normal
 from src.toy_language.rubric_judge import (
     LONGEST_ACKNOWLEDGEMENT,
@@ -64,7 +64,12 @@ class RulesJudge(EmbeddedJudge):
     """A judge without a model, for lesson plans in any language. The same conversation always gets the same verdict."""
 
     async def judge(
-        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+        self,
+        rule: str,
+        conversation: list[dict[str, str]],
+        problem: str,
+        attempt: int,
+        facts: ConversationFacts = NO_FACTS,
     ) -> str:
         """The verdict as JSON text. `RubricJudge` judges lessons of the quickstart.
 
@@ -79,9 +84,9 @@ class RulesJudge(EmbeddedJudge):
             )
         plan = read_plan(problem)
         if plan.lesson:
-            found = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, ledger))
+            found = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, facts))
         elif plan.phrases:
-            found = verdict(*analyse(conversation, plan, ledger))
+            found = verdict(*analyse(conversation, plan, facts))
         else:
             raise DataError(
                 f"The judge `rules` reads lesson plans as prompt_templates/lesson_plan.txt writes them ('1. phrase | "
@@ -150,7 +155,7 @@ class _LessonProgress:
 
 
 def analyse(
-    conversation: Sequence[dict[str, str]], plan: ParsedPlan, ledger: Ledger = NO_LEDGER
+    conversation: Sequence[dict[str, str]], plan: ParsedPlan, facts: ConversationFacts = NO_FACTS
 ) -> tuple[list[TurnFinding], Coverage]:
     """One finding for each teacher message, and the coverage of the plan.
 
@@ -159,11 +164,11 @@ def analyse(
 
     Args:
         conversation: messages {"role": "teacher" | "student", "content"}.
-        ledger: the personas that were drawn, if known, and the limit on messages.
+        facts: the personas that were drawn, if known, and the limit on messages.
     """
     errors = {
-        place: holds_error(each["content"], plan, ledger.personas[place] if place < len(ledger.personas) else None)
-        if ledger.personas
+        place: holds_error(each["content"], plan, facts.personas[place] if place < len(facts.personas) else None)
+        if facts.personas
         else holds_error(each["content"], plan, ERROR_PERSONA, by_text_alone=True)
         for place, each in enumerate(conversation)
         if each["role"] == "student"
@@ -171,7 +176,7 @@ def analyse(
     teacher = [place for place, each in enumerate(conversation) if each["role"] == "teacher"]
     answered = sum(errors.get(place - 1, False) for place in teacher)
     ends = bool(teacher) and END_OF_CONVERSATION in visible_text(conversation[teacher[-1]]["content"])
-    room = ledger.teacher_messages(conversation)
+    room = facts.teacher_messages(conversation)
     if room is None:
         room = len(plan.phrases) + answered + 1 if ends else len(teacher)
     lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - ends)))

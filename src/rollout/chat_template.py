@@ -1,8 +1,9 @@
-"""From chat messages to token ids with a model's own chat template, without letting text turn into markup.
+"""Turns chat messages into token ids with a model's own chat template, and never turns message text into markup.
 
-Each message's content is replaced by a placeholder, and the template is rendered. Its markup is taken apart at its
-tokens; what stands between two of them, markup and content, is encoded as plain text: a student who writes `<|im_end|>`
-writes ten characters, not a special token. The ids are those that the tokenizer gives for the rendered text as a whole.
+Each message's content is replaced by a placeholder, and the template is rendered. The rendered markup is split at its
+special tokens. The text between two of them, markup and content, is encoded as plain text: a student who writes
+`<|im_end|>` writes ten characters, not a special token. For messages without such spellings, the ids are those that the
+tokenizer gives for the rendered text as a whole.
 """
 
 import re
@@ -21,47 +22,47 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 _Part = int | str
-"""A token of markup, or plain text."""
+"""The id of a markup token, or plain text."""
 _PLACEHOLDER = "\u2e22{}\u2e25"
 _PLACEHOLDER_PATTERN = re.compile("\u2e22(\\d+)\u2e25")
 _ANCHOR = "\u2e22"
-"""Merges with nothing, in any vocabulary that is known."""
+"""A character that merges with no other in any known vocabulary."""
 _RAISED_BY_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 _THOUGHTS = re.compile(r"<think>(.*?</think>|\s*$)|\s+", re.DOTALL)
 _SAMPLE = "Ann's 3rd try:\nWhere does she go? To a café."
 
 
 def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
-    """Token ids of `messages` up to and with the assistant's opening: a prompt for the next assistant message.
+    """Token ids of `messages` and of the generation prompt: a prompt for the next assistant message.
 
-    Where a chat template does not take the messages as they are, neighbours of one role become one message; where that
-    does not help, the system's message goes as the user's, or at the head of the user's first. Many templates know no
-    system, or lose one that no user follows.
+    If the chat template rejects the messages, consecutive messages of one role are merged. If it rejects these, too,
+    the system message becomes a user message, or the beginning of the first one: many templates support no system
+    message, or drop one that no user message follows.
 
     Raises:
-        ConfigError: if the template does not take them in that way, either.
+        ConfigError: if the template rejects that form, too.
     """
     return _encode(tokenizer, _parts(tokenizer, messages, reply_follows=True))
 
 
 def encode_dialogue(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
-    """Token ids of `messages` and nothing after them, for a model that reads and does not reply; raises as
-    `encode_chat` does."""
+    """Token ids of `messages` without a generation prompt, for a model that only reads; raises as `encode_chat`
+    does."""
     return _encode(tokenizer, _parts(tokenizer, messages, reply_follows=False))
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Token ids of plain text; spellings of special tokens are encoded as the characters they are."""
+    """Token ids of plain text; spellings of special tokens are encoded as ordinary characters."""
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
 
 def encode_further_markup(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[int]:
-    """Token ids of markup that stands somewhere behind the beginning of a prompt."""
+    """Token ids of markup that does not stand at the beginning of a prompt."""
     return _encode(tokenizer, _split(tokenizer, markup), further=True)
 
 
 def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> list[str]:
-    """The roles in which messages of these roles reach the model; raises as `encode_chat` does."""
+    """The roles that messages of these roles have in the rendered prompt; raises as `encode_chat` does."""
     return [message["role"] for message in _arrange(tokenizer, [_message(role, role) for role in roles], True)[1]]
 
 
@@ -79,7 +80,7 @@ def _parts(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], re
 def _arrange(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], reply_follows: bool
 ) -> tuple[str, list[Message]]:
-    """The rendered template, with placeholders, and the messages that these stand for."""
+    """The rendered template with placeholders, and the messages that the placeholders stand for."""
     reasons = []
     for arranged in _arrangements(messages):
         roles = [message["role"] for message in arranged]
@@ -104,7 +105,8 @@ def _arrange(
 
 
 def _arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Ways to say the same: as it is, without neighbours of one role, and without a system besides."""
+    """Yields equivalent forms of the messages: as they are, with consecutive messages of one role merged, and with the
+    system message as a user message besides."""
     yield list(messages)
     yield _without_neighbours(messages)
     if messages[0]["role"] == "system":
@@ -126,7 +128,7 @@ def _render(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str], reply_fo
 
 
 def _opening(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """What the template puts after a user's message if a reply is to follow; empty if it puts the same anyway."""
+    """The generation prompt that the template adds after a user message; empty if it adds none."""
     try:
         with_reply, without = _render(tokenizer, ["user"], True), _render(tokenizer, ["user"], False)
     except _RAISED_BY_TEMPLATES:
@@ -138,7 +140,7 @@ def _opening(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def _split(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[_Part]:
-    """Markup taken apart at its tokens, as the tokenizer takes it apart: some of them swallow white space."""
+    """Splits markup at its special tokens, as the tokenizer does: some of them absorb the white space around them."""
     markers = {content: marker for content, marker in _markers(tokenizer, len(tokenizer)).items() if content in markup}
     if not markers:
         return [markup]
@@ -153,8 +155,8 @@ def _split(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[_Part]:
 
 @lru_cache(maxsize=8)
 def _markers(tokenizer: "PreTrainedTokenizerBase", size: int) -> dict[str, tuple[int, str]]:
-    """From the spelling of each added token to its id and the pattern of what it stands for, itself as a group. Left to
-    the tokenizer are runs of white space and what counts as whole words only."""
+    """Maps the spelling of each added token to its id and a pattern that matches it, with the token itself as a group.
+    The tokenizer handles added tokens of white space, and those that match whole words only."""
     found = {}
     for token_id, token in tokenizer.added_tokens_decoder.items():
         if not token.single_word and (token.special or token.content.strip()):
@@ -164,7 +166,7 @@ def _markers(tokenizer: "PreTrainedTokenizerBase", size: int) -> dict[str, tuple
 
 
 def _encode(tokenizer: "PreTrainedTokenizerBase", parts: Sequence[_Part], further: bool = False) -> list[int]:
-    """Token ids of markup and texts; `further` if they are not the beginning of a prompt."""
+    """Token ids of markup and text; `further` if they do not stand at the beginning of a prompt."""
     ids: list[int] = []
     for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
         if not is_text:
@@ -180,8 +182,8 @@ def _encode(tokenizer: "PreTrainedTokenizerBase", parts: Sequence[_Part], furthe
 
 @lru_cache(maxsize=8)
 def _marks_beginnings(tokenizer: "PreTrainedTokenizerBase", size: int) -> bool:
-    """Whether text gets other ids at the beginning of all than after a token of markup: SentencePiece puts a space
-    there, in the manner of some models."""
+    """Whether text at the beginning of a prompt gets other ids than after a markup token: for some models,
+    SentencePiece puts a space there."""
     for content, (token_id, pattern) in _markers(tokenizer, size).items():
         if not pattern.endswith("*"):
             return tokenizer.encode(content + "a", add_special_tokens=False) != [token_id, *encode_text(tokenizer, "a")]
@@ -192,19 +194,19 @@ def _marks_beginnings(tokenizer: "PreTrainedTokenizerBase", size: int) -> bool:
 
 
 class ReplyFrame:
-    """What the chat template puts between two assistant messages around a user's reply.
+    """The markup that the chat template puts around a user's reply between two assistant messages.
 
-    The frame is found once per tokenizer by rendering system, user, assistant, user and taking what follows the
-    assistant's content, so templates that rewrite earlier messages (dropping their `<think>` blocks, say) have no
-    say in the tokens of what was already sampled.
+    It is found once per tokenizer: system, user, assistant, user are rendered, and everything after the assistant's
+    content except the user's content is the frame. So templates that rewrite earlier messages (by dropping `<think>`
+    blocks, for example) cannot change the tokens of what was sampled already.
 
     Attributes:
         turn_end_id: the token that ends an assistant's message.
-        opens_thought: whether the template begins each of its messages with `<think>`.
+        opens_thought: whether the template begins each assistant message with `<think>`.
 
     Raises:
-        ConfigError: if the template does not take such a dialogue or frames it in a way that no sampled message fits
-            into, or if the tokenizer changes what is said.
+        ConfigError: if the template rejects such a dialogue, or puts markup around assistant messages that sampled
+            messages would lack, or if decoding the tokens does not give the same text.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
@@ -218,7 +220,8 @@ class ReplyFrame:
         self._refuse_changed_text()
 
     def reply(self, text: str) -> list[int]:
-        """Ids that follow the teacher's end-of-turn token: the framed reply and the opening of the next turn."""
+        """The ids after the teacher's end-of-turn token: the framed reply and the generation prompt of the next
+        turn."""
         return _encode(self._tokenizer, [*self._head, text, *self._tail], further=True)
 
     def _refuse_changed_text(self) -> None:
@@ -232,7 +235,7 @@ class ReplyFrame:
 
 
 def _around_reply(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> tuple[str, str, str]:
-    """The markup before the last message of the assistant, between it and the user's last, and after that."""
+    """The markup before the assistant's last message, between it and the user's last message, and after that."""
     rendered, arranged = _arrange(tokenizer, [_message(role, "") for role in roles], reply_follows=True)
     pieces = _PLACEHOLDER_PATTERN.split(rendered)[::2]
     return pieces[len(arranged) - 2], pieces[-2], pieces[-1]
@@ -248,7 +251,8 @@ def _refuse_other_frames(tokenizer: "PreTrainedTokenizerBase", head: str, tail: 
 
 
 def _refuse_unsampled_markup(before: str, tail: str) -> None:
-    """The model has to write what stands in the template's history and is not in its prompt: thoughts, nothing else."""
+    """Refuse a template whose earlier assistant messages begin with markup that its generation prompt lacks, other than
+    thoughts: the model would have to write that markup itself."""
     stands, given = _THOUGHTS.sub("", before), _THOUGHTS.sub("", tail)
     if not given.startswith(stands):
         raise ConfigError(
@@ -259,9 +263,9 @@ def _refuse_unsampled_markup(before: str, tail: str) -> None:
 
 
 def _turn_end(head: Sequence[_Part]) -> tuple[int, list[_Part]]:
-    """The token that ends the assistant's message, and what comes after it."""
+    """The token that ends an assistant message, and the markup after it."""
     rest = list(head)
-    while rest and isinstance(rest[0], str) and not rest[0].strip():  # white space before it is the model's own
+    while rest and isinstance(rest[0], str) and not rest[0].strip():  # the model writes white space before it itself
         rest.pop(0)
     if not rest:
         raise ConfigError("The model's chat template puts nothing between an assistant's message and the user's reply.")

@@ -1,4 +1,4 @@
-"""Datasets, and the problems in them: what conversations are about. A `Problem`'s id depends on its content only."""
+"""Reads datasets and makes problems of their rows."""
 
 import glob
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DataSource(Protocol):
-    """One dataset: a Hub name or a local file, and how much of it to take (0–1]."""
+    """One dataset: a Hub name or a local file, and the share of it to take, in (0, 1]."""
 
     name_or_path: str
     split: str
@@ -24,7 +24,7 @@ class DataSource(Protocol):
 
 
 class DatasetSource(DataSource, Protocol):
-    """Problems: what their text and the reference answer are taken from; as `config.base.DatasetSource` says."""
+    """A dataset of problems; fields as in `config.base.DatasetSource`."""
 
     problem_column: str
     answer_column: str | None
@@ -36,7 +36,7 @@ Source = TypeVar("Source", bound=DataSource)
 Row = TypeVar("Row")
 _LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 LOCAL_SUFFIXES = frozenset(_LOADERS)
-"""What names of local files end with; any other name is one of the Hub."""
+"""Suffixes of local files; a name without one is a Hub name."""
 
 
 def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int | None = None) -> list[Problem]:
@@ -52,8 +52,8 @@ def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int |
 def gather(
     sources: Sequence[Source], read: Callable[[Source], list[Row]], limit: int = -1, seed: int | None = None
 ) -> list[Row]:
-    """What `read` finds in each source, each cut to its `ratio`, then all shuffled by `seed` (None: as they come),
-    then cut to `limit` (−1: all).
+    """The rows that `read` finds in all sources. Each source is sampled down to its `ratio`, then all rows are shuffled
+    with `seed` (None: not shuffled) and cut to `limit` (−1: all).
 
     Raises:
         DataError: if there is no source, a ratio is out of range, or nothing is left.
@@ -104,7 +104,7 @@ def _read_problems(source: DatasetSource) -> list[Problem]:
 
 
 def _text_columns(source: DatasetSource) -> dict[str, str]:
-    """The columns that a problem's text is made of, by the variable of the template that they fill in."""
+    """Maps each template variable to its column; without a template, `problem` to the column of the text."""
     if source.problem_template is None:
         return {"problem": source.problem_column}
     variables = sorted(variables_of(source.problem_template))
@@ -137,20 +137,20 @@ def _fill_in(source: DatasetSource, rows: "datasets.Dataset", columns: dict[str,
 
 
 def _cell(value: Any) -> Any:
-    """A cell for a template. Lists and objects that are written as JSON text, as CSV has to, are read."""
+    """A cell's value for a template. Lists and objects written as JSON text, as in CSV files, are parsed."""
     if not isinstance(value, str):
         return value
     value = value.strip()
     if value[:1] in ("[", "{"):
         try:
             return json.loads(value)
-        except (ValueError, RecursionError):  # a text that happens to begin with a bracket
+        except (ValueError, RecursionError):  # plain text that begins with a bracket
             return value
     return value
 
 
 def load_rows(source: DataSource) -> "datasets.Dataset":
-    """The whole dataset that a source names.
+    """All rows of the dataset that a source names.
 
     Raises:
         DataError: if there is no such file, dataset or split, or it cannot be read.
@@ -164,10 +164,15 @@ def load_rows(source: DataSource) -> "datasets.Dataset":
         raise DataError(f"There is no file {path}." if not path.is_file() else f"The file {path} is empty.")
     try:
         if path.suffix in _LOADERS:
-            files = glob.escape(str(path))  # datasets takes [ ] * ? in a name for a pattern
+            files = glob.escape(str(path))  # otherwise datasets reads [ ] * ? in the name as a pattern
             return datasets.load_dataset(_LOADERS[path.suffix], data_files=files, split="train")
         return datasets.load_dataset(source.name_or_path, split=source.split)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: a script
+    except (
+        datasets.exceptions.DatasetsError,
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: needs a script
         reason = str(error.__cause__ or error)
         if path.suffix == ".jsonl":
             reason = _broken_line(path) or reason
@@ -177,7 +182,7 @@ def load_rows(source: DataSource) -> "datasets.Dataset":
 
 
 def _broken_line(path: Path) -> str | None:
-    """The first line that is no JSON object; None if they all are."""
+    """An error message about the first line that is not a JSON object; None if all are."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -1,7 +1,7 @@
-"""Environments in which the policy talks with the program: code answers what it says, until the code ends the episode.
+"""Environments in which code answers the policy's messages until it ends the episode.
 
-A subclass of `DialogueEnvironment` says how an episode begins, what is answered, and what the episode is worth. Tokens,
-journal, restarts, limits and schedules are taken care of here.
+A subclass of `DialogueEnvironment` defines the first messages, the replies and the rewards. This module handles tokens,
+journal, restarts, limits and schedules.
 """
 
 from abc import abstractmethod
@@ -27,14 +27,14 @@ from src.rollout.trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"
 PROGRAM = "program"
-"""The role of what the code answers."""
+"""The role of the code's replies."""
 
 _TURN = TypeAdapter(Turn)
 
 
 @dataclass
 class Dialogue:
-    """One episode: what was said, and the policy's context as tokens."""
+    """One episode: its messages, and the policy's context as tokens."""
 
     id: str
     problem: Problem
@@ -48,27 +48,27 @@ class Dialogue:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing comes next."""
+        """Whether the episode has ended."""
         return self.state == END
 
     @property
     def answers(self) -> int:
-        """How many answers of models it holds so far."""
+        """The number of the policy's messages so far."""
         return len(self.said)
 
     @property
     def said(self) -> list[str]:
-        """What the policy said, message by message."""
+        """The policy's messages."""
         return [turn.text for turn in self.turns if turn.role == POLICY_SEAT]
 
 
 class DialogueEnvironment(Environment[Dialogue, bool]):
-    """The policy's seat alone, and code that answers it.
+    """An environment with the policy as its only model, and code that answers it.
 
     Args:
-        generation: the limits, and what else an episode depends on: an `EnvironmentConfig`.
-        context: how many tokens the policy's model holds.
-        sampling: of the policy's messages.
+        generation: the limits and the environment's own keys, an `EnvironmentConfig`.
+        context: the context length of the policy's model, in tokens.
+        sampling: how the policy's messages are sampled.
         rewards: the names of the rewards to compute.
     """
 
@@ -84,33 +84,33 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         self._journal = journal
         self._rewards = tuple(rewards)
 
-    # What a subclass says ------------------------------------------------------------------------------------------
+    # To be defined by a subclass ---------------------------------------------------------------------------------
 
     @classmethod
     @abstractmethod
     def first_messages(cls, problem: Problem, generation: Any) -> list[Message]:
-        """What the policy is told before its first message."""
+        """The messages of the policy's first prompt."""
 
     @abstractmethod
     def reply(self, dialogue: Dialogue) -> str | None:
-        """The answer to what the policy said last; None ends the episode. It depends on nothing but the dialogue."""
+        """The reply to the policy's last message; None ends the episode. It must depend on the dialogue only."""
 
     @abstractmethod
     def reward(self, name: str, dialogue: Dialogue) -> float:
         """One reward of a finished episode."""
 
-    # What holds for all of them ------------------------------------------------------------------------------------
+    # The same for all subclasses ---------------------------------------------------------------------------------
 
     @classmethod
     def open_with(cls, config: Any, seats: Seats, journal: Journal, reward_weights: Mapping[str, float]) -> Self:
-        """The environment of a configuration."""
+        """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
         return cls(generation, options.max_length, sampling, seats, journal, list(reward_weights))
 
     @classmethod
     def check_problems(cls, config: Any, problems: Sequence[Problem], tokenizer: Any, limit: int) -> None:
-        """Refuse a problem whose first messages leave no room for one of the policy's."""
+        """Refuse a problem whose first messages leave no room for a message of the policy."""
         for problem in problems:
             needed = len(encode_chat(tokenizer, cls.first_messages(problem, config.generation)))
             if needed + 1 >= limit:
@@ -122,7 +122,8 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The configuration but for what only the server heeds, and the sampling."""
+        """The environment's class, `generation` without the server's keys, the context, the sampling, and the
+        rewards."""
         return (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Dialogue:
@@ -130,7 +131,7 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         return Dialogue(id, problem)
 
     def replay(self, episode: Dialogue, events: Iterable[dict[str, Any]], judge_again: bool) -> bool:
-        """Bring an episode to where the journal leaves it, and return whether the journal holds its record."""
+        """Bring an episode to the point where the journal ends, and return whether the journal holds its record."""
         recorded = False
         for event in events:
             if event["event"] == "turn":
@@ -141,12 +142,12 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
             recorded = recorded or event["event"] == "conversation"
         return recorded
 
-    def is_recorded(self, history: bool) -> bool:
+    def is_recorded(self, replayed: bool) -> bool:
         """Whether the journal holds the finished episode."""
-        return history
+        return replayed
 
     async def advance(self, play: Play[Dialogue, bool]) -> None:
-        """Have the policy speak, or answer it."""
+        """Sample the policy's next message, or add the code's reply to it."""
         dialogue = play.episode
         if dialogue.state == POLICY_TURN:
             await self._policy_turn(play)
@@ -187,7 +188,7 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         dialogue.state = REPLY if turn.role == POLICY_SEAT or self._room(dialogue) < 1 else POLICY_TURN
 
     def _room(self, dialogue: Dialogue) -> int:
-        """How many tokens the policy's next message may have; one place is kept for an end token it may leave out."""
+        """The most tokens of the policy's next message; one place is kept for an end token it may omit."""
         return min(self.generation.max_tokens_per_turn, self._limit - len(dialogue.buffer) - 1)
 
     def _goes_on(self, dialogue: Dialogue) -> bool:

@@ -1,4 +1,4 @@
-"""What an environment asks of the models in its seats, whether an engine or an API serves them."""
+"""The interfaces of the models in an environment's seats, for engines and APIs alike."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
@@ -13,8 +13,8 @@ from src.rollout.usage import Usage
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one answer is sampled. `seed` None draws freely; `max_tokens` is cut to what the context has room for. `draw`
-    names this one answer among others to the same prompt, for engines that keep what they answered."""
+    """How one answer is sampled. `seed` None means no fixed seed; the engine reduces `max_tokens` to the room in its
+    context. `draw` identifies this answer among others to the same prompt, for APIs whose replies are stored."""
 
     temperature: float
     top_p: float = 1.0
@@ -25,16 +25,23 @@ class Sampling:
 
     @classmethod
     def of(cls, options: Any, max_tokens: int) -> "Sampling":
-        """The sampling that a model's `vllm` block asks for."""
+        """The sampling of a model's `vllm` block."""
         return cls(options.temperature, options.top_p, options.top_k, max_tokens)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine sampled: ids with one log-prob each (of the distribution that was sampled from), the text with
-    special tokens in it but without the end token, and whether the model ended it itself. A model behind an API gives
-    no ids; `counted` is then how many tokens its provider counted. `policy` names the weights that sampled it, and
-    `weights` stands for their content."""
+    """One sampled answer.
+
+    Attributes:
+        ids, logprobs: the tokens, and the log-prob of each under the distribution that was sampled from. A model behind
+            an API gives neither.
+        text: the text with special tokens but without the end token.
+        ended: whether the model ended it itself.
+        policy: the policy version that sampled it.
+        counted: the number of tokens by the provider's count, for a model behind an API.
+        weights: a fingerprint of the weights that sampled it.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -46,25 +53,25 @@ class Completion:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were sampled."""
+        """The number of sampled tokens."""
         return len(self.ids) if self.counted is None else self.counted
 
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """A trainable seat: token ids in, token ids out."""
+    """A model that can be trained: token ids in, token ids out."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion: ...
 
 
 class ChatEngine(Protocol):
-    """A seat that is only talked to: messages in, text out."""
+    """A model that is only talked to: messages in, text out."""
 
     async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion: ...
 
 
 class Engine(Protocol):
-    """A model that is loaded: it says what it is, may die, sleeps, and is ended."""
+    """A loaded model: reports its health, raises if its process died, sleeps, wakes up, and shuts down."""
 
     def health(self) -> "EngineHealth": ...
     def check_alive(self) -> None: ...
@@ -74,8 +81,8 @@ class Engine(Protocol):
 
 
 class Teacher(Protocol):
-    """The seat under training: a `TokenEngine` or a `ChatEngine`. `policy` names the weights that answer, and `weights`
-    stands for their content."""
+    """The model under training: a `TokenEngine` or a `ChatEngine`. `policy` is its policy version, and `weights` a
+    fingerprint of its weights."""
 
     policy: Optional[PolicyVersion]
     weights: str
@@ -90,14 +97,14 @@ class RewardModel(Protocol):
 
 
 class CallAccounts(Protocol):
-    """What requests to an API cost."""
+    """The usage and the costs of requests to an API."""
 
     def usage(self, batch: str) -> Usage: ...
     def close(self) -> None: ...
 
 
 class Api(Protocol):
-    """What a seat behind an API is asked through. `drain` waits for the requests that are under way."""
+    """The client of a seat behind an API. `drain` waits for requests in flight."""
 
     model: str
     url: str
@@ -116,35 +123,40 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What the program holds for certain of a conversation. Models that judge do not get it.
+class ConversationFacts:
+    """What the program knows for certain about a conversation. Embedded judges may use it; judge models never see it.
 
     Attributes:
-        personas: for each message the student's prompt that was drawn for it; None for messages without one. () if
-            nothing is known.
-        max_turns: after how many messages the teacher closes, as in `config.base.GenerationConfig`; None if unknown.
+        personas: the persona drawn for each message; None for messages without one. () if unknown.
+        max_turns: the number of messages after which the teacher closes, as in `config.base.GenerationConfig`; None if
+            unknown.
     """
 
     personas: tuple[Optional[str], ...] = ()
     max_turns: Optional[int] = None
 
     def teacher_messages(self, conversation: Sequence[dict[str, str]]) -> Optional[int]:
-        """How many messages of the teacher a conversation that began like this one has room for; None if unknown."""
+        """The most messages that the teacher can have in a conversation that began like this one; None if unknown."""
         if self.max_turns is None:
             return None
         student_opens = bool(conversation) and conversation[0]["role"] == "student"
         return (self.max_turns + 1) // 2 if student_opens else self.max_turns // 2 + 1
 
 
-NO_LEDGER = Ledger()
+NO_FACTS = ConversationFacts()
 
 
 class EmbeddedJudge(ABC):
-    """A judge without a model, which may read the ledger of a conversation besides its words."""
+    """A judge without a model, which reads the facts of a conversation besides its messages."""
 
     @abstractmethod
     async def judge(
-        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+        self,
+        rule: str,
+        conversation: list[dict[str, str]],
+        problem: str,
+        attempt: int,
+        facts: ConversationFacts = NO_FACTS,
     ) -> str:
         """As `Judge.judge`."""
 
@@ -155,17 +167,17 @@ def ask_judge(
     conversation: list[dict[str, str]],
     problem: str,
     attempt: int,
-    ledger: Ledger,
+    facts: ConversationFacts,
 ) -> Awaitable[str]:
-    """A judge's answer; an embedded judge gets the ledger, too."""
+    """A judge's answer; only an embedded judge gets the facts."""
     if isinstance(judge, EmbeddedJudge):
-        return judge.judge(rule, conversation, problem, attempt, ledger)
+        return judge.judge(rule, conversation, problem, attempt, facts)
     return judge.judge(rule, conversation, problem, attempt)
 
 
 class EngineHealth(BaseModel):
-    """One seat: which model, whose engine, the process ids of its workers and the GPUs they have; whether the engine
-    can give its GPU's memory back, and whether it sleeps at present."""
+    """The health of one seat: its model, its engine and version, the process ids of the workers and their GPUs, whether
+    the engine has a sleep mode, and whether it sleeps now."""
 
     model: str
     engine: str

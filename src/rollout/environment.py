@@ -1,8 +1,8 @@
-"""What an environment is: how a server opens it, how the runner plays its episodes, and what is told of them later.
+"""The protocol of environments: how a server opens one, how the runner plays its episodes, and how they are recorded.
 
-An environment is one folder and one line in `ENVIRONMENTS` (src/rollout/registry.py). It says which states its episodes
-go through, which seat it asks in each, what it writes into the journal, and what an episode is worth. Requests,
-restarts, weights, schedules, and the way from tokens to tensors are the same for all. docs/environments.md shows one.
+An environment is one folder and one line in `ENVIRONMENTS` (src/rollout/registry.py). It defines the states of its
+episodes, the model that each state asks, the journal's events, and the rewards. Requests, restarts, weights, schedules,
+and the way from tokens to tensors are the same for all environments. docs/environments.md shows an example.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from src.errors import DataError
 from src.rollout.engines import Sampling
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import Attendance, Concurrent, Phase
+from src.rollout.scheduler import ConcurrentSchedule, Phase, Registration
 from src.rollout.seats import POLICY_SEAT, LoadedModels, Seats
 from src.rollout.tokens import TokenBuffer, Turn
 from src.rollout.trajectory import Trajectory
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Episode(Protocol):
-    """One of what an environment plays: a conversation, a game.
+    """One episode of an environment: a conversation, a game.
 
     Attributes:
         turns: its messages.
-        buffer: the policy's context; None before it is open.
+        buffer: the policy's context; None before the policy's first turn.
         rewards: the value of each reward; None for an episode that cannot be scored.
         rejected, failure, overflow: as in `Trajectory`.
     """
@@ -47,31 +47,31 @@ class Episode(Protocol):
 
     @property
     def state(self) -> Hashable:
-        """What comes next; one of the states in the environment's phases, unless it is finished."""
+        """The current state: one of those in the environment's phases, unless the episode is finished."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing comes next."""
+        """Whether the episode has ended."""
 
     @property
     def answers(self) -> int:
-        """How many answers of models it holds so far."""
+        """The number of model answers so far."""
 
 
 E = TypeVar("E", bound=Episode)
-H = TypeVar("H")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Play(Generic[E, H]):
+class Play(Generic[E, R]):
     """One episode of a request, while it is played.
 
     Attributes:
         index: its position in the request.
-        occurrence: how many episodes on the same problem stand before it in the request.
+        occurrence: the number of earlier episodes on the same problem in the request.
         weights: a fingerprint of the policy's weights when the request began.
-        history: what the journal held of it from before.
-        attendance: says when it may go on.
+        replayed: what `Environment.replay` returned for it.
+        registration: the episode's place in the schedule, which says when it may go on.
     """
 
     episode: E
@@ -79,11 +79,11 @@ class Play(Generic[E, H]):
     index: int
     occurrence: int
     weights: str
-    history: H
-    attendance: Attendance = field(default_factory=Concurrent)
+    replayed: R
+    registration: Registration = field(default_factory=ConcurrentSchedule)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
-        """The sampling of the next answer, with a name of its own, and with a seed of its own where the request fixes
+        """The sampling of the next answer, with a `draw` of its own, and with a seed of its own if the request fixes
         seeds."""
         answers = self.episode.answers
         sampling = replace(sampling, draw=(self.episode.id, answers))
@@ -94,7 +94,7 @@ class Play(Generic[E, H]):
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
     def common_fields(self, reward: float | None) -> dict[str, Any]:
-        """The fields of the episode's trajectory that every environment fills alike.
+        """The fields of the episode's trajectory that are the same for every environment.
 
         Args:
             reward: the weighted sum of its rewards.
@@ -123,14 +123,14 @@ class Play(Generic[E, H]):
         }
 
 
-class Environment(ABC, Generic[E, H]):
+class Environment(ABC, Generic[E, R]):
     """Plays episodes, one state at a time.
 
-    `config` is everywhere the whole configuration of the program: a `TrainRLConfig` or an `EvalConfig`.
+    In all methods, `config` is the whole configuration of the program: a `TrainRLConfig` or an `EvalConfig`.
 
     Attributes:
-        Record: the trajectory that a finished episode becomes; a subclass adds what its episodes have besides.
-        phases: which states may be in work at a time, and with which seats, where the engines take turns.
+        Record: the class of a finished episode's record; a subclass of `Trajectory` with the environment's own fields.
+        phases: the phases of an episode under `generation.schedule: phased`.
         seats: the models in the seats.
     """
 
@@ -142,15 +142,15 @@ class Environment(ABC, Generic[E, H]):
 
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
-        """The models that the seats need under this configuration, by seat, in the order in which they are loaded."""
+        """The models that the seats need under this configuration, by seat, in the order of loading."""
         return {POLICY_SEAT: config.teacher_model}
 
     @classmethod
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
-        """Look over what an episode needs besides models, before any is loaded.
+        """Check what an episode needs besides models, before any model is loaded.
 
         Args:
-            judge_reads_templates: whether the judge is a model, which is asked with prompt templates.
+            judge_reads_templates: whether the judge is a model, which gets prompt templates.
 
         Raises:
             DataError: if a prompt template is missing or wrong.
@@ -159,16 +159,16 @@ class Environment(ABC, Generic[E, H]):
     @classmethod
     @abstractmethod
     def open_with(cls, config: Any, seats: Seats, journal: "Journal", reward_weights: Mapping[str, float]) -> Self:
-        """The environment of a configuration, with the models that `models` asked for."""
+        """Open the environment of a configuration, with the models that `models` named."""
 
     @classmethod
     def check_problems(
         cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
     ) -> None:
-        """Look over the problems of a training before its first step.
+        """Check the problems of a training before its first step.
 
         Args:
-            limit: how many tokens the policy's context has.
+            limit: the length of the policy's context, in tokens.
 
         Raises:
             DataError: if a problem does not fit.
@@ -179,32 +179,32 @@ class Environment(ABC, Generic[E, H]):
     @property
     @abstractmethod
     def identity(self) -> tuple[Any, ...]:
-        """Everything that an episode depends on besides its request; with another `repr` a batch begins anew."""
+        """Everything that an episode depends on besides its request. If its `repr` changes, a batch begins anew."""
 
     @abstractmethod
     def open(self, id: str, problem: Problem, request: SampleRequest) -> E:
         """An episode before its first state."""
 
     @abstractmethod
-    def replay(self, episode: E, events: Iterable[dict[str, Any]], judge_again: bool) -> H:
-        """Bring an episode to where the journal's events leave it, and return what else they tell."""
+    def replay(self, episode: E, events: Iterable[dict[str, Any]], judge_again: bool) -> R:
+        """Bring an episode to the point where the journal's events end, and return what else they hold."""
 
     @abstractmethod
-    def is_recorded(self, history: H) -> bool:
+    def is_recorded(self, replayed: R) -> bool:
         """Whether the journal holds the finished episode."""
 
     @abstractmethod
-    async def advance(self, play: Play[E, H]) -> None:
-        """Do what the episode's state asks for, write it into the journal, and put the episode into the next state."""
+    async def advance(self, play: Play[E, R]) -> None:
+        """Do what the episode's state asks for, write it to the journal, and put the episode into the next state."""
 
     @abstractmethod
-    def trajectory(self, play: Play[E, H], reward: float | None) -> Trajectory:
+    def trajectory(self, play: Play[E, R], reward: float | None) -> Trajectory:
         """The record of a finished episode; `reward` is the weighted sum of its rewards."""
 
-    # Afterwards --------------------------------------------------------------------------------------------------
+    # Finished episodes -------------------------------------------------------------------------------------------
 
     def reward_of(self, name: str, record: Trajectory) -> float | None:
-        """One of the environment's rewards of a finished episode, also one without a weight in the configuration.
+        """One of the environment's rewards of a finished episode; it may be one without a weight in the configuration.
 
         Raises:
             DataError: if the episode lacks what the reward is computed from.
@@ -217,5 +217,5 @@ class Environment(ABC, Generic[E, H]):
 
     @classmethod
     def batch_metrics(cls, records: Sequence[Trajectory]) -> dict[str, float]:
-        """What a batch was like, as means over its episodes, besides what every environment's have."""
+        """The environment's own metrics of a batch, as means over its episodes."""
         return {}

@@ -1,21 +1,21 @@
 """The journal: an append-only file of everything that happened in a run, one JSON object per line.
 
-A line is handed to the operating system before what it tells of is used, so a killed process loses no event that
-anybody acted on. Readers skip a last line that was cut off by a kill.
+Each line is written to the operating system before its content is used, so a killed process loses no event that had an
+effect. Readers skip a last line that a kill cut off.
 
-Events, each named by its first field after the time:
+The events, and the field that says what each is about:
 
-    weights       policy        the teacher's weights were loaded: where from, and their fingerprint
-    batch         request       a request was begun, under which weights and with which body; its problems
-    turn          conversation  what was said, and the tokens that it added to the teacher's context
+    weights       policy        the teacher's weights were loaded: their folder and fingerprint
+    batch         request       a request began: its problems, its body, and the weights
+    turn          conversation  a message, and the tokens that it added to the teacher's context
     verdict       conversation  one judge attempt
     solutions     conversation  the student's solutions after the dialogue
-    grades        conversation  what each of them is worth
-    cut_short     conversation  the student's context is full, and so its dialogue has ended
-    failure       conversation  it cannot go on: a model refused to answer in it, or a context is full; and why
-    rewards       conversation  every reward
-    conversation  conversation  it finished: its record, without the tokens, which its turns hold
-    judge_check   request       what a check of the judge found; no conversation and no reward depends on it
+    grades        conversation  the grade of each solution
+    cut_short     conversation  the student's context is full, which ended the dialogue
+    failure       conversation  the conversation cannot go on, because a model refused or a context is full
+    rewards       conversation  all rewards
+    conversation  conversation  the conversation finished: its record, without the tokens, which its turns hold
+    judge_check   request       the result of a check of the judge; no conversation and no reward depends on it
 """
 
 import json
@@ -35,12 +35,12 @@ from src.system.storage import storage_errors
 
 JOURNAL_NAME = "journal.jsonl"
 _HEAD = re.compile(rb'\{"event": "(\w+)", "time": ([\d.e+]+), "\w+": "([^"]*)"')
-_HEAD_LENGTH = 400  # ids are at most 200 characters
+_HEAD_LENGTH = 400  # bytes; ids have at most 200 characters
 
 
 class Journal:
-    """Appends events to `<run folder>/journal.jsonl` and knows where each conversation's events stand in it, those
-    of earlier servers on the same folder included."""
+    """Appends events to `<run folder>/journal.jsonl`, and finds the events of each conversation, including those that
+    earlier servers wrote."""
 
     def __init__(self, run_folder: Path):
         self.path = run_folder / JOURNAL_NAME
@@ -55,7 +55,10 @@ class Journal:
             self._file = self.path.open("ab", buffering=0)
 
     def append(self, event: str, **fields: Any) -> int:
-        """Write one event, its first field naming what it is about, and return the position of its line in bytes.
+        """Write one event, and return the position of its line in bytes.
+
+        Args:
+            fields: the event's fields; the first one says what the event is about.
 
         Raises:
             StorageError: if the disk is full, or the file was deleted or replaced; nothing is written then.
@@ -70,7 +73,7 @@ class Journal:
         return position
 
     def _write(self, line: bytes, position: int) -> None:
-        """All of a line or, on a full disk, nothing of it: half of one would be finished by the next."""
+        """Write a whole line or, on a full disk, nothing: the next line would be appended to a partial one."""
         rest = memoryview(line)
         try:
             while rest:
@@ -92,8 +95,9 @@ class Journal:
             return json.loads(file.readline())
 
     def _refuse_another_file(self) -> None:
-        """What is written into a deleted file is lost, and the positions that are known are not those of another."""
-        if self._file is None or self._file.closed:  # nothing is written into it yet, or any more
+        """Raise if the path is no longer the open file: lines written to a deleted file are lost, and the known
+        positions are wrong in another file."""
+        if self._file is None or self._file.closed:  # not open yet, or closed already
             return
         own = os.fstat(self._file.fileno())
         try:
@@ -112,15 +116,15 @@ class Journal:
         )
 
     def begun(self, request_id: str) -> dict[str, Any] | None:
-        """The last event that began this request; None if it never was."""
+        """The last `batch` event of this request; None if there is none."""
         return self.read_at(self._begun[request_id]) if request_id in self._begun else None
 
     def loaded_weights(self) -> dict[str, Any] | None:
-        """The last event of loaded weights; None if none ever were."""
+        """The last `weights` event; None if there is none."""
         return None if self._weights is None else self.read_at(self._weights)
 
     def events(self, conversation_id: str) -> list[dict[str, Any]]:
-        """What happened in a conversation so far, in order."""
+        """The events of a conversation so far, in order."""
         positions = self._positions.get(request_of(conversation_id), {}).get(conversation_id, [])
         return [self.read_at(position) for position in positions]
 
@@ -128,7 +132,7 @@ class Journal:
         self._file.close()
 
     def _read_heads(self) -> None:
-        """Note every event in the file, and drop a last line that a kill cut off: nobody acted on it."""
+        """Index every event in the file, and drop a last line that a kill cut off: it had no effect yet."""
         position = 0
         with self.path.open("rb+") as file:
             for line in file:
@@ -151,7 +155,7 @@ class Journal:
             self._positions[request_of(subject)].setdefault(subject, []).append(position)
 
     def _note_batch(self, request_id: str, position: int) -> None:
-        """A batch that begins anew under other weights or with another body leaves its old events behind."""
+        """Index a `batch` event. If its weights or body differ from before, forget the events of the earlier try."""
         before, now = self.begun(request_id), self.read_at(position)
         if before is not None and any(before[name] != now[name] for name in ("weights", "body")):
             self._positions.pop(request_id, None)
@@ -159,8 +163,8 @@ class Journal:
 
 
 def head_of(line: bytes) -> tuple[str, float, str] | None:
-    """A journal line's event, its time in seconds since 1970, and what it is about, without reading the rest of the
-    line; None if it is no such line."""
+    """The event of a journal line, its time in seconds since 1970, and what it is about, without parsing the rest of
+    the line; None if the line has another form."""
     found = _HEAD.match(line)
     return None if found is None else (found[1].decode(), float(found[2]), found[3].decode())
 
@@ -176,7 +180,7 @@ def request_of(conversation_id: str) -> str:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a journal in order; a last line that is being written, or that a kill cut off, is left out."""
+    """Yields the events of a journal in order, without an incomplete last line."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):

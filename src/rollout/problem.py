@@ -1,4 +1,4 @@
-"""What an episode is about."""
+"""The problem that an episode is about."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """A maths problem, a lesson plan, a game: a text, and an answer for rewards that compare with one.
+    """A maths problem, a lesson plan, a game: a text, and an answer for rewards that need one.
 
     Attributes:
         id: a hash of text and answer; it is the same on every rank and after a restart.

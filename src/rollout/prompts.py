@@ -1,4 +1,4 @@
-"""Prompt templates: Jinja files, in which an unknown variable is an error and never an empty string."""
+"""Prompt templates: Jinja files in which an unknown variable is an error, never an empty string."""
 
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,7 @@ def _read(path: str) -> str:
         file = Path(path)
         if not file.is_file():
             raise DataError(f"There is no prompt template {path}.")
-        if file.stat().st_size > 4 * MOST_CHARACTERS:  # four bytes are the longest character
+        if file.stat().st_size > 4 * MOST_CHARACTERS:  # a character has at most four bytes
             raise DataError(f"The prompt template {path} is larger than {4 * MOST_CHARACTERS} bytes.")
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -49,7 +49,7 @@ def _read(path: str) -> str:
 def _does_not_parse(path: str, error: Exception) -> str:
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"The prompt template {path} does not parse: line {error.lineno}: {_described(error)}."
-    if isinstance(error, SyntaxError):  # Python's own, on what Jinja made of it
+    if isinstance(error, SyntaxError):  # from Python's compiler, about the code that Jinja generated
         return f"The prompt template {path} does not parse: {error.msg}: nest its loops and conditions less deep."
     if isinstance(error, RecursionError | MemoryError):
         return f"The prompt template {path} does not parse: it nests too deep."
@@ -70,11 +70,11 @@ def variables_of(path: str) -> set[str]:
 
 
 def render(path: str, **variables: Any) -> str:
-    """The template at `path` filled in with `variables`, without surrounding white space.
+    """The template at `path` rendered with `variables`, without surrounding white space.
 
     Raises:
-        DataError: with file, line and cause, if the file is missing, does not parse, uses a variable that was not
-            given, does what the sandbox forbids, goes beyond its limits, or fails in any other way.
+        DataError: with file, line and cause, if the file is missing, does not parse, uses an unknown variable, breaks a
+            rule or a limit of the sandbox, or fails in any other way.
     """
     template = _load(path)
     try:
@@ -105,7 +105,7 @@ def _described(error: Exception) -> str:
 
 
 def _line_of(path: str, error: Exception) -> int | None:
-    """The line of the template that an error came from: of the innermost call in it."""
+    """The line of the template that raised an error; the innermost one if macros called each other."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == path:

@@ -1,4 +1,4 @@
-"""The environments that there are, by the name that `environment` has in a configuration."""
+"""The environments by name, as the config key `environment` gives it."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 ENVIRONMENTS = {
     "classroom": "src.classroom",
 }
-"""From a name to the package that holds the environment. A package's own dotted name is a name, too."""
+"""Maps a name to the environment's package. A package's dotted name can also be used directly."""
 
 
 def module_of(environment: str, module: str) -> ModuleType:
-    """A module of an environment's package; nothing is imported before it is asked for.
+    """Import a module of an environment's package.
 
     Raises:
         ConfigError: if there is no such environment.
     """
-    package = ENVIRONMENTS.get(environment, environment)
+    package, cause = ENVIRONMENTS.get(environment, environment), None
     try:
         there = find_spec(f"{package}.{module}") is not None
-    except (ImportError, ValueError):
-        there = False
+    except (ImportError, ValueError) as error:
+        there, cause = False, error
     if not there:
         raise ConfigError(
             f"environment is {environment!r}; there are {', '.join(ENVIRONMENTS)}, and every package with the modules "
             "that docs/environments.md names, by its dotted name."
-        )
+        ) from cause
     return import_module(f"{package}.{module}")
 
 
@@ -45,11 +45,11 @@ def environment_of(config: Any) -> "type[Environment]":
 
 
 def phases_of(config: Any) -> "Sequence[Phase]":
-    """The phases that a configuration's engines take turns by; none with `generation.schedule: concurrent`."""
+    """The phases of the configured environment; none with `generation.schedule: concurrent`."""
     return environment_of(config).phases if config.generation.schedule == PHASED else ()
 
 
 def models_on_engines(config: Any, reward_weights: "Mapping[str, float]") -> dict[str, Any]:
-    """The models of a configuration that are loaded into engines of its server, by seat, in the order of loading."""
+    """The models that the server loads into engines, by seat, in the order of loading."""
     models = environment_of(config).models(config, reward_weights)
     return {seat: model for seat, model in models.items() if not model.is_remote}

@@ -1,4 +1,4 @@
-"""The policy's tokens, put together again from the journal."""
+"""Restores the policy's tokens from the journal."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from src.rollout.tokens import TokenBuffer
 
 
 def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
-    """The policy's context after an episode's events; None if it was never opened."""
+    """The policy's context after an episode's events; None if the policy never had one."""
     buffer = None
     for event in events:
         if event["event"] == "failure" and event["prompt_ids"]:
@@ -22,7 +22,7 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
 
 
 def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Append what a turn added to the policy's context: ids with a log-prob were sampled, those after them given."""
+    """Append a turn's tokens: the first `len(logprobs)` ids as sampled, the others as given."""
     if logprobs:
         buffer.append_sampled(ids[: len(logprobs)], logprobs)
     buffer.append_given(ids[len(logprobs) :])

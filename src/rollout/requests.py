@@ -1,4 +1,4 @@
-"""What a trainer or an evaluation asks an environment for, and what it gets."""
+"""The request for a batch of episodes, and its response."""
 
 import hashlib
 from typing import Any, Generic, TypeVar
@@ -20,14 +20,14 @@ class StrictModel(BaseModel):
 
 
 class SampleRequest(StrictModel):
-    """Body of `POST /sample_conversations`: one entry of `problems` per conversation, a group's entries repeated.
+    """Body of `POST /sample_conversations`: one entry of `problems` per conversation, repeated for each in a group.
 
-    `request_id` names this piece of work: sent again with the same body it gives the same answer and is not run
-    again. `run_id` and `policy_version` null accept whatever weights are loaded (evaluation). `greedy` samples the
+    `request_id` makes the request idempotent: sent again with the same body it returns the same answer and is not run
+    again. With `run_id` and `policy_version` null, any loaded weights are accepted (evaluation). `greedy` samples the
     teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
-    tutors can be compared; training leaves it off. `meta` (one mapping per conversation, of at most 20
-    levels) is kept with the record.
-    `judge_again` makes judge attempts that brought no verdict once more, in a request that was answered before.
+    tutors can be compared; training leaves it off. `meta` (one mapping per conversation, nested at most 20 levels deep)
+    is stored with the record. `judge_again` repeats judge attempts without a verdict in a request that was answered
+    before.
     """
 
     problems: list[str] = Field(min_length=1)
@@ -63,7 +63,7 @@ class SampleRequest(StrictModel):
 
     @property
     def digest(self) -> str:
-        """Stands for what is asked for: two requests with one digest are the same piece of work."""
+        """A hash of the body without `judge_again`: requests with the same digest ask for the same work."""
         return hashlib.sha256(self.model_dump_json(exclude={"judge_again"}).encode()).hexdigest()
 
     @property
@@ -76,8 +76,8 @@ class SampleRequest(StrictModel):
 class SampleResponse(BaseModel, Generic[T]):
     """Answer of `/sample_conversations` and `/wait_batch`: one trajectory per entry of the request, in its order.
 
-    `reward_weights` are those by which each one's `reward` was summed up. `usage` is what it took of the seats that are
-    behind an API, by seat.
+    `reward_weights` are the weights in each trajectory's `reward`. `usage` is what the batch used of the seats behind
+    an API, by seat.
     """
 
     request_id: str

@@ -1,10 +1,11 @@
-"""The runner: moves the episodes of a batch through their states, one coroutine each, all of them at once.
+"""The runner: moves the episodes of a batch through their states concurrently, with one coroutine per episode.
 
-The engines merge whatever is ready to be sampled; an episode is scored the moment it ends, while others still go on.
+The engines batch whatever is ready to be sampled. An episode is scored as soon as it ends, while others go on.
 """
 
 import asyncio
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,57 +14,59 @@ from typing import Any, Generic
 from src.errors import PolicyMismatch
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import Completion
-from src.rollout.environment import E, Environment, H, Play
+from src.rollout.environment import E, Environment, Play, R
 from src.rollout.journal import Journal, conversation_id
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
-from src.rollout.scheduler import Concurrent, Schedule
+from src.rollout.scheduler import ConcurrentSchedule, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.rollout.usage import BATCH
 
+logger = logging.getLogger(__name__)
+
 _REMEMBERED = 100_000
-"""Episodes whose rewards stay in memory: a few hundred bytes each."""
+"""The number of episodes whose rewards stay in memory, at a few hundred bytes each."""
 
 
-class Runner(Generic[E, H]):
+class Runner(Generic[E, R]):
     """Plays batches of episodes.
 
     Args:
-        environment: whose episodes they are.
-        journal: where everything is written before it is used.
-        reward_weights: which rewards are computed for each episode, and their weights in its `reward`.
-        schedule: when episodes may do what.
+        environment: the environment that they are played in.
+        journal: every event is written to it before it is used.
+        reward_weights: the weight of each reward in an episode's `reward`.
+        schedule: decides when episodes may go on; None lets each go on at once.
 
     Attributes:
-        running, finished: how many episodes are being played, and were since the start.
-        rewards: of the last episodes that finished, by id and name.
+        running, finished: the numbers of episodes that are being played, and that finished since the start.
+        rewards: the rewards of the last finished episodes, by id and name.
     """
 
     def __init__(
         self,
-        environment: Environment[E, H],
+        environment: Environment[E, R],
         journal: Journal,
         reward_weights: Mapping[str, float],
         schedule: Schedule | None = None,
     ):
         self.environment = environment
-        self.schedule = schedule or Concurrent()
+        self.schedule = schedule or ConcurrentSchedule()
         self._journal = journal
         self._reward_weights = dict(reward_weights)
         self.running = self.finished = 0
         self.rewards: dict[str, Mapping[str, float | None]] = {}
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """Play and score one episode per entry of the request. What the journal holds of them from the same weights is
-        not done again.
+        """Play and score one episode per entry of the request. Events that the journal holds from the same weights are
+        replayed, not repeated.
 
         Raises:
-            PolicyMismatch: if other weights are loaded than the request names, now or before it is done, or others
-                under the same name before it is done.
-            DataError: if a problem does not fit into the policy's context. (If it is what was said that does not fit
-                into some model's, that episode ends.)
+            PolicyMismatch: if the loaded weights are not those that the request names, or change while it is played,
+                also if other weights get the same policy version.
+            DataError: if a problem does not fit into the policy's context. (If an episode's messages outgrow a model's
+                context, only that episode ends.)
             EngineFailure: if an engine died.
-            ProviderFailure: if a model behind an API refuses every request, or does not answer until its deadline.
+            ProviderFailure: if a model behind an API refuses every request, or does not answer before its deadline.
         """
         environment = self.environment
         BATCH.set(request.request_id)
@@ -80,13 +83,16 @@ class Runner(Generic[E, H]):
         )
         plays = self._open(request, weights)
         try:
-            with self.schedule.attend(len(plays)) as attendance:
+            with self.schedule.register(len(plays)) as registration:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._play(replace(play, attendance=attendance))) for play in plays]
+                    tasks = [group.create_task(self._play(replace(play, registration=registration))) for play in plays]
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
                 await api.drain()
-            raise _first(failures) from None
+            first, *others = _errors_in(failures)
+            for message in dict.fromkeys(str(each) for each in others if str(each) != str(first)):
+                logger.warning("another episode of request %s failed, too: %s", request.request_id, message)
+            raise first from None
         return SampleResponse(
             request_id=request.request_id,
             policy=policy,
@@ -95,7 +101,7 @@ class Runner(Generic[E, H]):
             usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
 
-    def _open(self, request: SampleRequest, weights: str) -> list[Play[E, H]]:
+    def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
         seen: Counter[str] = Counter()
         plays = []
         asked = list(zip(request.problems, request.answers, strict=True))
@@ -103,23 +109,23 @@ class Runner(Generic[E, H]):
         for index, each in enumerate(asked):
             problem = problems[each]
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
-            history = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
-            plays.append(Play(episode, request, index, seen[problem.id], weights, history))
+            replayed = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
+            plays.append(Play(episode, request, index, seen[problem.id], weights, replayed))
             seen[problem.id] += 1
         return plays
 
-    async def _play(self, play: Play[E, H]) -> Trajectory:
+    async def _play(self, play: Play[E, R]) -> Trajectory:
         episode = play.episode
         self.running += 1
         try:
             while not episode.finished:
-                await play.attendance.reach(episode.state)
+                await play.registration.wait_for_phase(episode.state)
                 await self.environment.advance(play)
         finally:
             self.running -= 1
-            play.attendance.leave()
+            play.registration.deregister_one()
         trajectory = self.environment.trajectory(play, weighted_sum(episode.rewards, self._reward_weights))
-        if not self.environment.is_recorded(play.history):
+        if not self.environment.is_recorded(play.replayed):
             record = trajectory.model_dump(exclude=TOKEN_FIELDS)
             self._journal.append("conversation", conversation=trajectory.id, record=record)
         self.finished += 1
@@ -132,12 +138,12 @@ class Runner(Generic[E, H]):
             del self.rewards[next(iter(self.rewards))]
 
     def _body(self, request: SampleRequest) -> str:
-        """Stands for what is asked for under this configuration: another configuration begins a batch anew."""
+        """A hash of the request and the environment's identity: if it changes, the batch begins anew."""
         return hashlib.sha256(repr((request.digest, *self.environment.identity)).encode()).hexdigest()
 
 
 def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """The reward that is trained on, or None if any part of it is None."""
+    """The reward to train on; None if any of the weighted rewards is None."""
     parts = [rewards[name] for name in weights]
     if any(part is None for part in parts):
         return None
@@ -145,9 +151,7 @@ def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, floa
 
 
 def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
-    """Raises:
-    PolicyMismatch: if the request names other weights than are loaded.
-    """
+    """Raise a `PolicyMismatch` if the request names another policy than the loaded one."""
     wanted = request.wanted_policy
     if wanted is not None and wanted != loaded:
         raise PolicyMismatch(
@@ -157,11 +161,11 @@ def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
 
 
 def check_answer(play: Play[Any, Any], answer: Completion) -> None:
-    """Whether an answer is of the weights that its batch began with: a trainer that is started again may publish others
-    under the version that its batch asked for.
+    """Check that an answer was sampled with the weights that its batch began with. A restarted trainer may publish
+    other weights under the same policy version.
 
     Raises:
-        PolicyMismatch: if it is not.
+        PolicyMismatch: if it was not.
     """
     check_policy(play.request, answer.policy)
     if play.request.wanted_policy is not None and answer.weights != play.weights:
@@ -172,14 +176,16 @@ def check_answer(play: Play[Any, Any], answer: Completion) -> None:
 
 
 def _problems_once(request: SampleRequest) -> dict[str, list]:
-    """What a batch is about, without the repeats of its groups: `problems` with their answers, and in `problem_of` the
-    place in it of each episode's."""
+    """The distinct (problem, answer) pairs of a batch in `problems`, and the index of each episode's pair in
+    `problem_of`."""
     asked = list(zip(request.problems, request.answers, strict=True))
     places = {problem: place for place, problem in enumerate(dict.fromkeys(asked))}
     return {"problems": list(places), "problem_of": [places[problem] for problem in asked]}
 
 
-def _first(failures: BaseExceptionGroup) -> BaseException:
-    """The first error in a group, however deep."""
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+def _errors_in(failures: BaseExceptionGroup) -> list[BaseException]:
+    """The errors in an exception group, at any depth, in order."""
+    found: list[BaseException] = []
+    for each in failures.exceptions:
+        found += _errors_in(each) if isinstance(each, BaseExceptionGroup) else [each]
+    return found

@@ -1,13 +1,14 @@
-"""`generation.schedule: phased`: all conversations do the same thing at a time, so that only the engines of that phase
-need room on the GPU; the others sleep.
+"""When the episodes of a server may go on: each for itself, or all through the same phase at a time.
 
-One clock serves the whole server. Every conversation of every request is counted in as its request begins, and out as
-it ends. A conversation that needs another phase than the present one waits; when all that are counted wait, the clock
-moves on to the next phase in the table that any of them waits for. So several requests at a time (one for each rank of
-a trainer, sixteen of an evaluation) share their phases, whichever came first, and cannot block each other: there is no
-lock that one could hold while it waits for another. A request that comes in the middle joins the present phase if that
-is what it needs, and else waits for the clock to come round. When no conversation is left, the clock goes back to the
-first phase.
+`generation.schedule: phased` is the latter. Only the engines of the current phase are awake; the others sleep, so
+models that do not fit on the GPU side by side can take turns.
+
+One schedule serves the whole server. A request registers its episodes when it begins, and each episode deregisters when
+it ends. An episode that needs another phase than the current one waits. Once all registered episodes wait, the schedule
+switches to the next phase in the table that any of them waits for. Concurrent requests (one for each rank of a trainer,
+sixteen of an evaluation) therefore share their phases. They cannot deadlock, because no request holds a lock while it
+waits. A request that begins in the middle joins the current phase if it needs that one, and otherwise waits for its
+phase to come round. When no episode is registered, the schedule returns to the first phase.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ from src.errors import ClassroomError
 logger = logging.getLogger(__name__)
 
 PHASED = "phased"
-"""The value of `generation.schedule` that this clock is for."""
+"""The value of `generation.schedule` that asks for `PhasedSchedule`."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What is done, in which states of an episode, with which seats."""
+    """One phase: the states of an episode that belong to it, and the seats whose engines it needs."""
 
     name: str
     states: tuple[Hashable, ...]
@@ -38,144 +39,146 @@ def phase_of(phases: Sequence[Phase], state: Hashable) -> Phase:
     return next(phase for phase in phases if state in phase.states)
 
 
-class Attendance(Protocol):
-    """The conversations of one request, as a schedule counts them."""
+class Registration(Protocol):
+    """The registered episodes of one request; a context manager that deregisters what is left of them."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None:
-        """None of them is left."""
+        """Deregister the episodes that have not ended."""
 
-    async def reach(self, state: Hashable) -> None:
-        """Wait until one of them may do what belongs to this state."""
+    async def wait_for_phase(self, state: Hashable) -> None:
+        """Wait until an episode in this state may go on."""
 
-    def leave(self) -> None:
-        """One of them has ended."""
+    def deregister_one(self) -> None:
+        """Deregister an episode that has ended."""
 
 
 class Schedule(Protocol):
-    """When conversations may do what."""
+    """Decides when episodes may go on."""
 
-    def attend(self, count: int) -> Attendance: ...
+    def register(self, count: int) -> Registration:
+        """Register this many episodes of one request."""
 
 
-class Concurrent:
-    """Each conversation for itself; nobody waits."""
+class ConcurrentSchedule:
+    """Lets every episode go on at once; it is its own registration, because it counts nothing."""
 
-    def attend(self, count: int) -> "Concurrent":
+    def register(self, count: int) -> "ConcurrentSchedule":
         return self
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody is counted."""
+        """Nothing to deregister."""
 
-    async def reach(self, state: Hashable) -> None:
-        """At once."""
+    async def wait_for_phase(self, state: Hashable) -> None:
+        """Return at once."""
 
-    def leave(self) -> None:
-        """Nobody is counted."""
+    def deregister_one(self) -> None:
+        """Nothing to deregister."""
 
 
-class PhaseClock:
-    """The present phase, who is counted, and who waits for which phase.
+class PhasedSchedule:
+    """Lets all episodes go through one phase before any begins the next.
 
     Args:
-        turn_to: makes the engines of these seats ready, and has the others sleep.
-        phases: in their order; it begins with the first.
+        wake_only: wakes the engines of these seats and puts the others to sleep.
+        phases: in their order; the schedule begins with the first.
     """
 
-    def __init__(self, turn_to: Callable[[Collection[str]], Awaitable[None]], phases: Sequence[Phase]):
+    def __init__(self, wake_only: Callable[[Collection[str]], Awaitable[None]], phases: Sequence[Phase]):
         self._phases = phases
-        self._turn_to = turn_to
-        self._phase: Phase | None = phases[0]  # None: the engines could not be made ready
-        self._counted = 0
+        self._wake_only = wake_only
+        self._phase: Phase | None = phases[0]  # None: its engines could not be woken
+        self._registered = 0
         self._waiting: dict[Phase, list[asyncio.Future[None]]] = {phase: [] for phase in phases}
-        self._move: asyncio.Task[None] | None = None
+        self._switch: asyncio.Task[None] | None = None
 
-    def attend(self, count: int) -> "_Attendance":
-        """Count so many conversations in, until they have left; to be used as a context."""
-        return _Attendance(self, count)
+    def register(self, count: int) -> "_Registration":
+        """Register episodes; to be used as a context manager."""
+        return _Registration(self, count)
 
-    def count(self, change: int) -> None:
-        """Count conversations in, or out."""
-        self._counted += change
-        self._move_on()
+    def change_registered(self, change: int) -> None:
+        """Change the number of registered episodes."""
+        self._registered += change
+        self._switch_if_due()
 
-    async def reach(self, state: Hashable) -> None:
-        """Wait until it is the phase of this state; for episodes that are counted.
+    async def wait_for_phase(self, state: Hashable) -> None:
+        """Wait until the current phase is that of this state; for registered episodes.
 
         Raises:
-            ClassroomError: if its engines could not be made ready.
+            ClassroomError: if the engines of the phase could not be woken.
         """
         phase = phase_of(self._phases, state)
-        if phase is self._phase and self._move is None:
+        if phase is self._phase and self._switch is None:
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[phase].append(turn)
-        self._move_on()
+        entered = asyncio.get_running_loop().create_future()
+        self._waiting[phase].append(entered)
+        self._switch_if_due()
         try:
-            await turn
+            await entered
         finally:
-            if turn in self._waiting[phase]:
-                self._waiting[phase].remove(turn)
+            if entered in self._waiting[phase]:
+                self._waiting[phase].remove(entered)
 
-    def _next(self) -> Phase | None:
-        """Where the clock has to move now; None if it stays."""
-        if self._counted == 0:
+    def _due_phase(self) -> Phase | None:
+        """The phase to switch to now; None to stay."""
+        if self._registered == 0:
             return self._phases[0] if self._phase is not self._phases[0] else None
-        if sum(map(len, self._waiting.values())) < self._counted:
+        if sum(map(len, self._waiting.values())) < self._registered:
             return None
-        present = self._phases.index(self._phase) if self._phase is not None else -1
-        round_trip = (*self._phases[present + 1 :], *self._phases[: present + 1])
+        current = self._phases.index(self._phase) if self._phase is not None else -1
+        round_trip = (*self._phases[current + 1 :], *self._phases[: current + 1])
         return next(phase for phase in round_trip if self._waiting[phase])
 
-    def _move_on(self) -> None:
-        if self._move is None and (phase := self._next()) is not None:
-            self._move = asyncio.create_task(self._move_to(phase))  # whoever waits may go; the move is made to its end
+    def _switch_if_due(self) -> None:
+        if self._switch is None and (phase := self._due_phase()) is not None:
+            # A task of its own: an episode that is cancelled while it waits does not interrupt the switch.
+            self._switch = asyncio.create_task(self._switch_to(phase))
 
-    async def _move_to(self, phase: Phase) -> None:
+    async def _switch_to(self, phase: Phase) -> None:
         logger.info("phase: %s", phase.name)
         try:
-            await self._turn_to(phase.seats)
+            await self._wake_only(phase.seats)
         except BaseException as error:
-            self._arrive(phase, error)
+            self._end_switch(phase, error)
             if not isinstance(error, ClassroomError):
                 raise
         else:
-            self._arrive(phase, None)
+            self._end_switch(phase, None)
 
-    def _arrive(self, phase: Phase, failure: BaseException | None) -> None:
-        """Let go who waits for the phase: to work, or to fail with what kept its engines from getting ready."""
-        self._phase, self._move = (phase if failure is None else None), None
-        turns, self._waiting[phase] = self._waiting[phase], []
-        for turn in (each for each in turns if not each.done()):
+    def _end_switch(self, phase: Phase, failure: BaseException | None) -> None:
+        """Wake the episodes that wait for the phase; if its engines could not be woken, with that failure."""
+        self._phase, self._switch = (phase if failure is None else None), None
+        waiting, self._waiting[phase] = self._waiting[phase], []
+        for entered in (each for each in waiting if not each.done()):
             if failure is None:
-                turn.set_result(None)
+                entered.set_result(None)
             else:
-                turn.set_exception(failure)
-        if failure is None or turns:
-            self._move_on()
-        elif isinstance(failure, ClassroomError):  # nobody waits for it; whoever comes next makes it try again
+                entered.set_exception(failure)
+        if failure is None or waiting:
+            self._switch_if_due()
+        elif isinstance(failure, ClassroomError):  # no episode waits to raise it; the next one that comes tries again
             logger.error("the engines of the phase %s are not ready: %s", phase.name, failure)
 
 
-class _Attendance:
-    def __init__(self, clock: PhaseClock, count: int):
-        self._clock, self._left = clock, count
+class _Registration:
+    def __init__(self, schedule: PhasedSchedule, count: int):
+        self._schedule, self._left = schedule, count
 
     def __enter__(self) -> Self:
-        self._clock.count(self._left)
+        self._schedule.change_registered(self._left)
         return self
 
     def __exit__(self, *_: object) -> None:
         left, self._left = self._left, 0
-        self._clock.count(-left)
+        self._schedule.change_registered(-left)
 
-    async def reach(self, state: Hashable) -> None:
-        await self._clock.reach(state)
+    async def wait_for_phase(self, state: Hashable) -> None:
+        await self._schedule.wait_for_phase(state)
 
-    def leave(self) -> None:
+    def deregister_one(self) -> None:
         self._left -= 1
-        self._clock.count(-1)
+        self._schedule.change_registered(-1)

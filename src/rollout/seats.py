@@ -1,5 +1,5 @@
-"""The models in an environment's seats, once they are loaded. A seat has the name of its key in the configuration:
-`teacher_model` is the model in the seat `teacher`."""
+"""The loaded models of an environment, by seat. A seat is a role; its name comes from the config key: `teacher_model`
+is the model in the seat `teacher`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from typing import Any, Optional
 from src.rollout.engines import Api, EmbeddedJudge, Engine, EngineHealth, Judge, Teacher
 
 POLICY_SEAT = "teacher"
-"""The seat under training, in every environment: `teacher_model` is what a configuration trains."""
+"""The seat of the policy in every environment: training updates `teacher_model`."""
 
 
 class LoadedModels:
-    """What a server needs to know of the models in the seats, whatever the environment.
+    """The interface of loaded models that a server needs, for every environment.
 
     Attributes:
         engines: the vLLM engines of this server, by seat.
-        apis: what the seats behind an API are asked through, by seat.
+        apis: the clients of the seats behind an API, by seat.
     """
 
     engines: Mapping[str, Engine]
@@ -24,11 +24,11 @@ class LoadedModels:
 
     @property
     def policy(self) -> Teacher:
-        """The model in the seat under training."""
+        """The model under training."""
         raise NotImplementedError
 
     def health(self) -> dict[str, EngineHealth]:
-        """What is in each seat but an embedded judge.
+        """The health of each seat except an embedded judge.
 
         Raises:
             EngineFailure: if an engine died.
@@ -41,14 +41,12 @@ class LoadedModels:
         return own | {seat: engine.health() for seat, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if an engine died.
-        """
+        """Raise an `EngineFailure` if an engine died."""
         for engine in self.engines.values():
             engine.check_alive()
 
     def shutdown(self) -> None:
-        """End the processes of all engines, and close what is open."""
+        """End the processes of all engines, and close the ledgers of the APIs."""
         for engine in self.engines.values():
             engine.shutdown()
         for api in self.apis.values():
@@ -57,11 +55,11 @@ class LoadedModels:
 
 @dataclass
 class Seats(LoadedModels):
-    """The models in the seats of any environment: what a server opens, and hands to the environment.
+    """The models that a server loads and hands to the environment.
 
     Attributes:
-        models: who answers in each seat, by seat: engines, models behind an API, a script. Without the judge.
-        judge: who judges; None when nothing is judged.
+        models: engines, models behind an API, or a script, by seat; without the judge.
+        judge: the judge; None if nothing is judged.
     """
 
     models: Mapping[str, Any]
@@ -71,5 +69,5 @@ class Seats(LoadedModels):
 
     @property
     def policy(self) -> Teacher:
-        """The model in the seat under training."""
+        """The model under training."""
         return self.models[POLICY_SEAT]

@@ -1,8 +1,8 @@
-"""What a prompt template may do: write text, out of what it is given, within limits.
+"""A Jinja sandbox with limits, for prompt templates.
 
-Templates come from other people, too. Jinja's sandbox keeps them from reaching out and from changing what they are
-given. The limits here end one that would run for ever or fill the memory: they count, so they are the same on every
-machine.
+Templates may come from strangers. Jinja's sandbox keeps them from reaching other objects and from changing their
+variables. The limits here stop a template that would run forever or fill the memory. They are counts, not times, so
+they are the same on every machine.
 """
 
 import functools
@@ -20,10 +20,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MOST_CHARACTERS = 1_000_000
-"""Of a prompt, of everything that a template writes on the way to it, and of any text or list in between."""
+"""Limit of a prompt's length, of the total text that a template writes, and of any intermediate string or list."""
 MOST_STEPS = 100_000
-"""Passes of loops, calls, and entries of lists that filters go through."""
-_MOST_BITS = 10_000  # of a whole number
+"""Limit of loop passes, calls, and list entries that filters process, together."""
+_MOST_BITS = 10_000  # of an integer
 _COUNTED, _JOINED = "counted passes", "joined texts"  # names of filters that no template can write
 # A width or precision of six digits, or one that is an argument, in a format of the % kind and of the {} kind.
 _WIDE_PERCENT = re.compile(r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d{6}|\d*\.(?:\*|\d{6}))")
@@ -33,7 +33,7 @@ _OTHER_FILES = {nodes.Include: "include", nodes.Import: "import", nodes.FromImpo
 
 
 class TemplateLimit(jinja2.TemplateRuntimeError):
-    """A template that does or writes more than a prompt can need."""
+    """A template exceeds a limit."""
 
 
 @dataclass
@@ -70,15 +70,15 @@ def _refuse_large(size: float) -> None:
 
 
 def _work(value: Any) -> int:
-    """How many steps it takes to go through a value."""
+    """The number of steps that processing a value counts as."""
     if isinstance(value, str):
         return len(value) // _CHARACTERS_PER_STEP
     return len(value) if isinstance(value, Sized) else 0
 
 
-@jinja2.pass_context  # so that nothing is written before there is a budget
+@jinja2.pass_context  # keeps Jinja from calling it at compile time, when there is no budget yet
 def _write(_: Any, value: Any) -> str:
-    """What is about to be written into a prompt, unless it is null: nobody wants to read "None" there."""
+    """A value as the text to write into the prompt. A null is an error, because the prompt would say "None"."""
     if value is None:
         raise jinja2.UndefinedError("a value that it writes out is null; ask for it with an if")
     text = str(value)
@@ -99,7 +99,7 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 def _limited(function: Callable[..., Any], first: int) -> Callable[..., Any]:
-    """A filter that keeps to the limits; `first`: the place of its value among the arguments."""
+    """Wraps a filter with the limits; `first` is the index of the filtered value among its arguments."""
 
     @functools.wraps(function)
     def keep_to_the_limits(*arguments: Any, **named: Any) -> Any:
@@ -114,7 +114,7 @@ def _limited(function: Callable[..., Any], first: int) -> Callable[..., Any]:
 
 
 def _check_arguments(arguments: Iterable[Any], named: dict[str, Any]) -> None:
-    """Numbers among them say how wide or how many."""
+    """Refuse large integers: as arguments they are widths or counts."""
     for value in (*arguments, *named.values()):
         if isinstance(value, int) and abs(value) > MOST_CHARACTERS:
             raise TemplateLimit(f"it asks for {_shown(value)} of something; {MOST_CHARACTERS} is the most")
@@ -131,7 +131,7 @@ def _shown(number: int) -> str:
 
 
 class _CountPasses(NodeTransformer):
-    """Has the passes of loops counted, and what `~` makes measured."""
+    """Rewrites a template so that loop passes are counted and the results of `~` are measured."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -148,8 +148,8 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
 
 
 class PromptEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja for prompt templates. A template is one file; an unknown variable and a null are errors; nothing is drawn
-    at random, because every process and every restart has to make the same prompt."""
+    """Jinja for prompt templates. A template is one file; an unknown variable and a null are errors. It has no random
+    functions, because every process and every restart has to render the same prompt."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -160,7 +160,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=False,
-            optimized=False,  # which would run parts of a template before there is a budget
+            optimized=False,  # the optimizer would evaluate parts of a template before there is a budget
         )
         del self.filters["random"], self.globals["lipsum"]
         for name, function in self.filters.items():
@@ -168,9 +168,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {_COUNTED: _counted, _JOINED: _joined}
 
     def refuse_other_files(self, tree: nodes.Template) -> None:
-        """Raises:
-        TemplateSyntaxError: if a template takes in another file.
-        """
+        """Raise a `TemplateSyntaxError` if a template includes, imports or extends another file."""
         for node in tree.find_all(tuple(_OTHER_FILES)):
             raise jinja2.TemplateSyntaxError(
                 f"{_OTHER_FILES[type(node)]} takes in another file, but a prompt template is one file: copy what it "
@@ -179,15 +177,15 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
             )
 
     def compile_prompt(self, tree: nodes.Template, filename: str) -> jinja2.Template:
-        """A parsed template, ready to be filled in; raises what Jinja and Python raise."""
+        """Compile a parsed template; raises the errors of Jinja and of Python's compiler."""
         code = self.compile(_CountPasses().visit(tree), filename=filename)
         return self.template_class.from_code(self, code, self.make_globals(None))
 
     def fill_in(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        """The text that a template makes; raises what Jinja and Python raise.
+        """Render a template; raises the errors of Jinja and of the code in the template.
 
         Raises:
-            TemplateLimit: if it goes beyond a limit.
+            TemplateLimit: if it exceeds a limit.
         """
         pieces: list[str] = []
         size = 0
@@ -195,13 +193,13 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
             writing = template.generate(**variables)
             for piece in writing:
                 size += len(piece)
-                if size > MOST_CHARACTERS:  # thrown to where the template is, so that the error knows the line
+                if size > MOST_CHARACTERS:  # raised inside the template, so that the error has its line
                     writing.throw(TemplateLimit(f"it writes more than {MOST_CHARACTERS} characters"))
                 pieces.append(piece)
         return "".join(pieces)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        """Of a macro, a loop that goes deeper, a method."""
+        """Jinja's hook for calls of macros, recursive loops and methods: checks the limits."""
         text = getattr(function, "__self__", getattr(getattr(function, "__wrapped__", None), "__self__", None))
         if isinstance(text, str) and getattr(function, "__name__", "").startswith("format"):
             _refuse_wide_format(_WIDE_BRACES, text)
@@ -211,7 +209,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         return _check_result(super().call(context, function, *arguments, **named))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuses what would be too large before it is made."""
+        """Jinja's hook for operators: refuses a result that would be too large before it is computed."""
         if operator == "%" and isinstance(left, str):
             _refuse_wide_format(_WIDE_PERCENT, left)
         elif isinstance(left, int) and isinstance(right, int):

@@ -1,7 +1,7 @@
-"""Text and JSON from outside: what of it cannot be kept or shown.
+"""Cleans text and JSON from outside that could not be stored or shown.
 
-JSON can spell half of a character, `"\\ud800"`: a lone surrogate. Python reads it, but UTF-8 cannot hold it, and so no
-file, no database and no answer over HTTP can.
+JSON can hold half of a character, `"\\ud800"`: a lone surrogate. Python parses it, but UTF-8 cannot encode it, so no
+file, no database and no HTTP response can hold it.
 """
 
 import re
@@ -15,7 +15,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def without_surrogates(text: str) -> str:
-    """The text with U+FFFD, the character for what cannot be read, in place of each lone surrogate."""
+    """The text with U+FFFD, the replacement character, in place of each lone surrogate."""
     return _SURROGATE.sub(_REPLACEMENT, text)
 
 
@@ -25,7 +25,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def nests_deeper(value: Any, levels: int) -> bool:
-    """Whether JSON data holds lists and objects within each other on more than so many levels."""
+    """Whether JSON data nests lists and objects more than `levels` deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [inner for each in level for inner in _held(each)]
@@ -35,18 +35,20 @@ def nests_deeper(value: Any, levels: int) -> bool:
 
 
 def _held(value: Any) -> Iterable[Any]:
-    """What a list or an object holds; nothing for any other value."""
+    """The values in a list or object; none for any other value."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
 UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
+"""Matches a letter of Japanese, Chinese or Thai, which are written without spaces between words."""
 
 
 @lru_cache(maxsize=512)
 def normal(text: str) -> str:
-    """Letters and digits alone, in lower case, words apart by one space: what two spellings of a phrase share."""
+    """The text in a form for comparing phrases: letters and digits only, in lower case, with single spaces between
+    words, or none in scripts without spaces."""
     letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in text.casefold()]
     plain = " ".join("".join(letters).replace("_", " ").split())
     return plain.replace(" ", "") if UNSPACED.search(plain) else plain

@@ -1,8 +1,8 @@
 """Tokens of a conversation: token in, token out.
 
-`TokenBuffer` is the only way tokens enter the teacher's context. What the engine sampled is appended as it was
-sampled; what the program adds (the student's message, the frame of the chat template, an end token that the policy
-did not write) is appended as given. A transcript is never rendered again to find its tokens.
+`TokenBuffer` is the only way tokens enter the teacher's context. Sampled tokens are appended exactly as the engine
+sampled them. Tokens that the program adds (the student's message, the chat template's markup around it, an end token
+that the policy did not write) are appended as given. A transcript is never tokenized again.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ class Turn:
 
     Attributes:
         role: "teacher" or "student".
-        text: what was said, special tokens included, the end-of-turn token left out.
-        persona: the student's prompt that was drawn for this turn; None for the teacher.
-        tokens: how many tokens the model sampled for it, its end token included.
-        ended: True if the model closed the turn itself, False if it was cut at its token limit.
-        span: [first, last) position of the sampled tokens among the completion tokens of the teacher's context;
-            None for student turns.
-        policy: the teacher weights that sampled it; None for student turns.
-        given: True for a message that stands in the teacher's prompt template: nobody sampled it.
+        text: the message with special tokens, without the end-of-turn token.
+        persona: the student's persona drawn for this turn; None for the teacher.
+        tokens: the number of tokens that the model sampled for it, its end token included.
+        ended: True if the model ended the turn itself, False if it was cut at its token limit.
+        span: [start, end) of the sampled tokens among the completion tokens of the teacher's context; None for student
+            turns.
+        policy: the policy version that sampled it; None for student turns.
+        given: True for a message from the teacher's prompt template, which was not sampled.
     """
 
     role: str
@@ -40,8 +40,8 @@ class Turn:
 
 
 def approximate_tokens(text: str) -> int:
-    """About how many tokens a text has, where the tokenizer of its model is not at hand: a quarter of its bytes in
-    UTF-8, rounded up. Real counts lie within a third of it for most languages, and further off for some."""
+    """An estimate of a text's token count, for models whose tokenizer is not available: a quarter of its UTF-8 bytes,
+    rounded up. For most languages the real count differs by at most a third, for some by more."""
     return -(-len(text.encode()) // _BYTES_PER_TOKEN)
 
 
@@ -63,7 +63,7 @@ class TokenBuffer:
 
     @property
     def ids(self) -> list[int]:
-        """All ids in order: the next prompt of the engine."""
+        """All ids in order: the engine's next prompt."""
         return self.prompt_ids + self.completion_ids
 
     def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One episode that was played to its end, as it is trained on, kept and shown; whatever the environment."""
+"""The record of a finished episode, for training, the journal and the page."""
 
 from typing import Any
 
@@ -7,20 +7,19 @@ from pydantic import BaseModel, Field
 from src.rollout.tokens import Turn
 
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs"})
-"""What makes up most of a trajectory; the journal keeps them with the turns."""
+"""The fields that make up most of a trajectory; the journal stores them with the turns instead."""
 
 
 class Trajectory(BaseModel):
-    """A finished episode; each environment adds what its episodes have besides. These fields are the columns of the
-    Parquet files, and what the page reads.
+    """A finished episode; environments add fields of their own. The fields are the columns of the Parquet files, and
+    the page reads them.
 
-    `turns` are its messages, each with the seat that it came from; `state` is the one that it ended in.
-    `prompt_ids` is the policy's first prompt; `completion_ids`, `mask` and `logprobs` have equal lengths, mask 1
-    marking what the policy sampled; all four are empty for a policy that gives no tokens. `rewards` holds each reward's
-    value, `reward` their weighted sum; both are null for an episode that could not be scored, and for one with a
-    `failure`: it could not go on because a model refused to answer, or because a context was full. `overflow` says
-    which, also of an episode that ended early for that and was scored as it was. `meta` is what the request gave for
-    it.
+    `turns` are its messages, each with the role that wrote it; `state` is its final state. `prompt_ids` is the policy's
+    first prompt. `completion_ids`, `mask` and `logprobs` have equal lengths; mask 1 marks tokens that the policy
+    sampled. All four are empty for a policy without tokens. `rewards` holds the value of each reward, and `reward`
+    their weighted sum; both are null for an episode that could not be scored. So they are for one with a `failure`: the
+    reason why it could not go on, a model's refusal or a full context. `overflow` says which context was full, also for
+    an episode that ended early and was scored as it was. `meta` is the request's entry for it.
     """
 
     id: str
@@ -45,10 +44,10 @@ class Trajectory(BaseModel):
 
     @property
     def refused(self) -> bool:
-        """Whether it counts as rejected because its judge would not have what the policy wrote."""
+        """Whether the episode counts as rejected because its judge refused the policy's content."""
         return False
 
     @property
     def judge_error(self) -> str | None:
-        """Why a judge gave no verdict; None if none failed."""
+        """The error of a failed judge attempt; None if no attempt failed."""
         return None

@@ -1,17 +1,24 @@
-"""What a batch took of a model behind an API."""
+"""What a batch used of a model behind an API."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 BATCH: ContextVar[str] = ContextVar("batch", default="")
-"""The piece of work that requests belong to, for the figures of a step; set by whoever starts it."""
+"""The id of the batch or check that API requests belong to, for the metrics of a step; whoever starts one sets it."""
 
 
 @dataclass
 class Usage:
-    """What a batch took of one seat's API: requests sent, how many of them were repeats after a failure, replies that
-    were paid for and of no use (a judge's without a verdict), failures by kind, the provider's tokens and dollars, and
-    dollars held for requests whose fate is unknown. `run_cost_usd` is the whole run's spending so far."""
+    """What a batch used of one seat's API.
+
+    Attributes:
+        calls, retries: requests sent, and those of them that repeated a failed one.
+        unusable: paid replies of no use, such as a judge's without a verdict.
+        failures: failures by kind.
+        prompt_tokens, completion_tokens, cost_usd: by the provider's count.
+        reserved_usd: dollars reserved for requests of which it is unknown whether they were billed.
+        run_cost_usd: the spending of the whole run so far.
+    """
 
     calls: int = 0
     retries: int = 0

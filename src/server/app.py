@@ -1,4 +1,4 @@
-"""The server's routes: check, call, reply."""
+"""The server: its application, its routes, and its life from loading the models to the end of their processes."""
 
 import asyncio
 import logging
@@ -28,20 +28,20 @@ from src.server.auth import token_for
 from src.server.error_responses import add_error_answers, answer_with_message
 from src.server.gpu_lease import GpuLease
 from src.server.judge_check import open_judge_check
-from src.server.long_poll import unless_gone
-from src.server.middleware import add_guards
+from src.server.long_poll import unless_disconnected
+from src.server.middleware import add_request_checks
 from src.server.openai_routes import add_openai_routes
-from src.server.sampling_service import BatchDesk, open_desk
+from src.server.sampling_service import SamplingService, open_service
 from src.server.schemas import (
     Health,
     JudgeCheckRequest,
     JudgeCheckResponse,
     LoadWeightsRequest,
     LoadWeightsResponse,
-    RestResponse,
     RewardRequest,
     RewardResponse,
     SleepRequest,
+    SleepResponse,
 )
 from src.system.ports import refuse_taken_port
 from src.system.run_lock import claim
@@ -64,34 +64,33 @@ FINISHED = Gauge("classroom_finished_conversations", "Conversations that finishe
 
 @cache
 def _gauge(seat: str, what: str, description: str, *labels: str) -> Gauge:
-    """What a seat behind an API took; there is one for each seat that has such a model."""
+    """A Prometheus gauge of what a seat behind an API used, created once per seat."""
     return Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
 
 
 def serve(config: TrainRLConfig) -> None:
-    """Load the models, as soon as no trainer uses their GPUs, and answer on `generation.server_host:server_port` until
+    """Load the models as soon as no trainer uses their GPUs, and serve on `generation.server_host:server_port` until
     interrupted.
 
     Raises:
-        ConfigError: if the port is taken, another server works in the run folder, a prompt template or a model cannot
-            be used, or a token is missing.
+        ConfigError: if the port is taken, another server uses the run folder, a prompt template or a model cannot be
+            used, or a token is missing.
         DeadlineExceeded: if a trainer uses the GPUs and does not make room.
-        EngineFailure: if a model cannot be loaded, or an engine died: a server that is started again in its place
-            goes on from the journal.
+        EngineFailure: if a model cannot be loaded, or an engine died; a restarted server goes on from the journal.
     """
     host, port = config.generation.server_host, config.generation.server_port
     refuse_taken_port(host, port)
-    part = own_part(config.generation.server_index)
-    with claim("vllm_server", Path(config.logging.save_dir) / part):
-        run_folder = record_run(config, "vllm_server", part)
+    subfolder = server_subfolder(config.generation.server_index)
+    with claim("vllm_server", Path(config.logging.save_dir) / subfolder):
+        run_folder = record_run(config, "vllm_server", subfolder)
         lease = GpuLease(run_folder, config.generation.server_index)
         lease.wait_for_end(config.generation.sample_timeout_s)
         _run(create_app(config, run_folder), host, port)
 
 
-def own_part(server_index: int) -> str:
-    """The part of the run folder that is a server's own: its journal, its record of paid requests, its lock. The first
-    server's is the run folder itself; published weights are there for all."""
+def server_subfolder(server_index: int) -> str:
+    """The server's own subfolder of the run folder, for its journal, its ledgers of paid requests and its lock. The
+    first server uses the run folder itself, where the published weights of all servers are."""
     return f"server{server_index}" if server_index else "."
 
 
@@ -108,7 +107,7 @@ def _run(app: FastAPI, host: str, port: int) -> None:
     app.state.end = lambda: setattr(server, "should_exit", True)
     try:
         server.run()
-    except SystemExit:  # so uvicorn ends when the application cannot start
+    except SystemExit:  # raised by uvicorn if the application cannot start
         if app.state.failure is None:
             raise
     if app.state.failure is not None and not server.started:
@@ -120,53 +119,52 @@ def _run(app: FastAPI, host: str, port: int) -> None:
 
 
 def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
-    """The application; models are loaded as it starts up and their processes end as it shuts down. When an engine
-    dies, `app.state.failure` says so and `app.state.end` is called."""
-
-    own_folder = run_folder / own_part(config.generation.server_index)
+    """The application, which loads the models as it starts up and ends their processes as it shuts down. If an engine
+    dies, the failure is stored in `app.state.failure` and `app.state.end` is called."""
+    own_folder = run_folder / server_subfolder(config.generation.server_index)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with _failure_of_the_start(app):
-            desk = await open_desk(config, reward_weights(config), own_folder)
-        app.state.desk = desk
-        watch = asyncio.create_task(_end_with_an_engine(app))
+        with _keep_startup_failure(app):
+            service = await open_service(config, reward_weights(config), own_folder)
+        app.state.service = service
+        watch = asyncio.create_task(_stop_when_engine_dies(app))
         try:
-            with _failure_of_the_start(app):
-                if isinstance(desk.environment, Classroom):
-                    app.state.judge_check = open_judge_check(config, desk, own_folder)
-                await desk.restore_policy(config.generation.load_weights_timeout_s)
+            with _keep_startup_failure(app):
+                if isinstance(service.environment, Classroom):
+                    app.state.judge_check = open_judge_check(config, service, own_folder)
+                await service.restore_policy(config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
-            await add_openai_routes(app, desk.environment.seats.policy, timeout_s)
-            if isinstance(desk.environment, Classroom):
-                app.state.tutor = ServerTutor(desk.environment.seats, config.generation, timeout_s / 2)
+            await add_openai_routes(app, service.environment.seats.policy, timeout_s)
+            if isinstance(service.environment, Classroom):
+                app.state.tutor = ServerTutor(service.environment.seats, config.generation, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield
         finally:
             watch.cancel()
-            desk.loan.close()
+            service.engine_sleep.close()
             if app.state.judge_check is not None:
                 app.state.judge_check.close()
-            desk.environment.seats.shutdown()
+            service.environment.seats.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
     app.state.judge_check = None
     add_error_answers(app)
-    app.add_exception_handler(EngineFailure, _end_and_answer)
-    add_guards(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
+    app.add_exception_handler(EngineFailure, _stop_and_answer)
+    add_request_checks(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
     _add_sampling_routes(app, environment_of(config).Record, reward_names(config))
     _add_weight_routes(app)
-    _add_rest_routes(app)
+    _add_sleep_routes(app)
     _add_status_routes(app)
     add_viewer(app, run_folder, live=True)
     return app
 
 
 @contextmanager
-def _failure_of_the_start(app: FastAPI) -> Iterator[None]:
-    """Keeps the failure for `serve`, which ends with its message; uvicorn would bury that in a traceback."""
+def _keep_startup_failure(app: FastAPI) -> Iterator[None]:
+    """Stores the error for `serve`, which ends with its message; uvicorn would show a traceback."""
     try:
         yield
     except ClassroomError as error:
@@ -175,58 +173,61 @@ def _failure_of_the_start(app: FastAPI) -> Iterator[None]:
         raise
 
 
-async def _end_with_an_engine(app: FastAPI) -> None:
-    """A server without one of its engines is of no use, and starting anew is the one way back that is well tried."""
+async def _stop_when_engine_dies(app: FastAPI) -> None:
+    """Check the engines until one died, then stop the server: only a restart brings an engine back."""
     while True:
         try:
-            app.state.desk.check_alive()
+            app.state.service.check_alive()
         except EngineFailure as failure:
-            _end(app, failure)
+            _stop(app, failure)
             return
+        except Exception:  # nothing awaits this task, so the error would not be seen
+            logger.exception("the engines are no longer checked")
+            raise
         await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _end(app: FastAPI, failure: EngineFailure) -> None:
+def _stop(app: FastAPI, failure: EngineFailure) -> None:
     if app.state.failure is None:
         logger.error("%s", failure)
         app.state.failure = failure
         app.state.end()
 
 
-async def _end_and_answer(request: Request, error: Exception) -> JSONResponse:
+async def _stop_and_answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, EngineFailure):
-        _end(request.app, error)
+        _stop(request.app, error)
     return await answer_with_message(request, error)
 
 
-def _desk(request: Request) -> BatchDesk:
-    return request.app.state.desk
+def _service(request: Request) -> SamplingService:
+    return request.app.state.service
 
 
 def _add_sampling_routes(app: FastAPI, record: type[Trajectory], names: Sequence[str]) -> None:
     @app.post("/sample_conversations", response_model=SampleResponse[record])
     async def sample_conversations(body: SampleRequest, request: Request) -> Response:
-        return await unless_gone(request, _desk(request).sample_as_json(body))
+        return await unless_disconnected(request, _service(request).sample_as_json(body))
 
     @app.post("/check_judge", response_model=JudgeCheckResponse)
     async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
         if request.app.state.judge_check is None:
             raise ConfigError("There is no judge to check: this environment has none.")
-        return await unless_gone(request, request.app.state.judge_check.run_as_json(body))
+        return await unless_disconnected(request, request.app.state.judge_check.run_as_json(body))
 
     @app.get("/wait_batch", response_model=SampleResponse[record])
     async def wait_batch(request_id: str, request: Request) -> Response:
-        return await unless_gone(request, _desk(request).wait_as_json(request_id))
+        return await unless_disconnected(request, _service(request).wait_as_json(request_id))
 
     @app.get("/conversations/{conversation_id}", response_model=record)
     async def conversation(conversation_id: str, request: Request) -> Response:
-        return JSONResponse(_desk(request).record(conversation_id).model_dump(mode="json"))
+        return JSONResponse(_service(request).record(conversation_id).model_dump(mode="json"))
 
     @app.post("/get_{name}_reward")
     async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
         if name not in names:
             raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(names)}.")
-        return RewardResponse(rewards=[_desk(request).reward(name, each) for each in body.conversations])
+        return RewardResponse(rewards=[_service(request).reward(name, each) for each in body.conversations])
 
 
 def _add_weight_routes(app: FastAPI) -> None:
@@ -236,55 +237,55 @@ def _add_weight_routes(app: FastAPI) -> None:
         started = time.monotonic()
         policy = PolicyVersion(body.run_id, body.version)
         timeout_s = request.app.state.config.generation.load_weights_timeout_s
-        await _desk(request).load_policy(folder, policy, timeout_s)
+        await _service(request).load_policy(folder, policy, timeout_s)
         return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
 
 
-def _add_rest_routes(app: FastAPI) -> None:
-    """For a trainer that uses the same GPUs. Both may be asked for again: what sleeps already, sleeps on."""
+def _add_sleep_routes(app: FastAPI) -> None:
+    """Sleep and wake-up, for a trainer that uses the same GPUs. Both routes are idempotent."""
 
     @app.post("/sleep")
-    async def sleep(body: SleepRequest, request: Request) -> RestResponse:
+    async def sleep(body: SleepRequest, request: Request) -> SleepResponse:
         started = time.monotonic()
-        await _desk(request).loan.lend(body.borrowers)
-        return _rest_response(request, started)
+        await _service(request).engine_sleep.sleep(body.borrowers)
+        return _sleep_response(request, started)
 
     @app.post("/wake_up")
-    async def wake_up(request: Request) -> RestResponse:
+    async def wake_up(request: Request) -> SleepResponse:
         started = time.monotonic()
-        await _desk(request).loan.take_back()
-        return _rest_response(request, started)
+        await _service(request).engine_sleep.wake_up()
+        return _sleep_response(request, started)
 
 
-def _rest_response(request: Request, started: float) -> RestResponse:
-    engines = _desk(request).environment.seats.engines
+def _sleep_response(request: Request, started: float) -> SleepResponse:
+    engines = _service(request).environment.seats.engines
     asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
-    return RestResponse(asleep=asleep, seconds=time.monotonic() - started)
+    return SleepResponse(asleep=asleep, seconds=time.monotonic() - started)
 
 
 def _add_status_routes(app: FastAPI) -> None:
     @app.get("/health")
     async def health(request: Request) -> Health:
-        desk = _desk(request)
-        seats = desk.environment.seats
+        service = _service(request)
+        seats = service.environment.seats
         return Health(
             status="ok",
             seats=seats.health(),
             policy=seats.policy.policy,
             run_folder=str(request.app.state.run_folder),
             server_index=request.app.state.config.generation.server_index,
-            running_requests=desk.running,
-            running_conversations=desk.runner.running,
-            finished_conversations=desk.runner.finished,
+            running_requests=service.running,
+            running_conversations=service.runner.running,
+            finished_conversations=service.runner.finished,
         )
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        desk = _desk(request)
-        POLICY_VERSION.set(desk.environment.seats.policy.policy.version)
-        RUNNING.set(desk.runner.running)
-        FINISHED.set(desk.runner.finished)
-        for seat, api in desk.environment.seats.apis.items():
+        service = _service(request)
+        POLICY_VERSION.set(service.environment.seats.policy.policy.version)
+        RUNNING.set(service.runner.running)
+        FINISHED.set(service.runner.finished)
+        for seat, api in service.environment.seats.apis.items():
             _show_calls(seat, api.ledger)
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 

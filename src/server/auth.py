@@ -1,6 +1,6 @@
-"""Who may talk to the server: on this machine anybody; from anywhere else only who has the token.
+"""Access to the server. A server that listens on a loopback address needs no token; any other server requires one.
 
-The token is read from the environment and sent as `Authorization: Bearer …`; it is written nowhere.
+The token comes from the environment and is sent as `Authorization: Bearer …`. It is never written to a file or log.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ _HOW_TO_MAKE_ONE = (
 
 
 def token_from_environment() -> str | None:
-    """The token that server and clients share; None if there is none.
+    """The token that server and clients share; None if the environment has none.
 
     Raises:
         ConfigError: if it is too short to be a secret, or cannot be sent in a header.
@@ -33,10 +33,10 @@ def token_from_environment() -> str | None:
 
 
 def token_for(host: str, key: str = "generation.server_host") -> str | None:
-    """The token of a server that listens on `host`, as the config key says; None where it needs none.
+    """The token of a server that listens on `host`, the value of the config key `key`; None if it needs none.
 
     Raises:
-        ConfigError: if others can reach the address and there is no token.
+        ConfigError: if other machines can reach the address and there is no token.
     """
     token = token_from_environment()
     if token is None and not _is_this_machine_only(host):

@@ -1,4 +1,4 @@
-"""The trainer's and the evaluation's end of the HTTP API."""
+"""The client of the server's HTTP API, for trainer and evaluation."""
 
 import json
 import logging
@@ -38,9 +38,9 @@ from src.server.schemas import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     ProcessId,
-    RestResponse,
     RewardResponse,
     SleepRequest,
+    SleepResponse,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,15 +65,15 @@ _CONNECTIONS = 64
 
 
 class ClassroomClient:
-    """Talks to one server, with the token of the environment if there is one.
+    """A client of one server; it sends the environment's token if there is one.
 
     Args:
-        url: such as http://127.0.0.1:8005.
+        url: the server's address, such as http://127.0.0.1:8005.
         sample_timeout_s: how long a batch of conversations may take.
-        load_timeout_s: how long publishing a policy may take.
-        return_timeout_s: how long a server that is gone may take to come back.
-        log: where the server's log is, for messages.
-        record: what the server's environment makes of a finished episode.
+        load_timeout_s: how long loading a policy may take.
+        return_timeout_s: how long a server that ended may take to return.
+        log: the path of the server's log, for error messages.
+        record: the class of the environment's trajectories.
     """
 
     def __init__(
@@ -92,19 +92,19 @@ class ClassroomClient:
         self._log = log
         self._record = record
         self._session = requests.Session()
-        self._session.trust_env = False  # a proxy for the internet is none for the server next door
+        self._session.trust_env = False  # the environment's proxies are for the internet, not for this server
         self._session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
         token = token_from_environment()
         if token is not None:
             self._session.headers["Authorization"] = f"Bearer {token}"
 
     def health(self) -> Health:
-        """What is loaded and running.
+        """The server's models and running work.
 
         Raises:
             DeadlineExceeded: if nothing answers.
-            AccessDenied: if the server wants a token and gets none, or another.
-            ClassroomError: if it is another program that answers.
+            AccessDenied: if the server requires a token and got none, or a wrong one.
+            ClassroomError: if another program answers.
         """
         try:
             return Health.model_validate(self._request("GET", "/health", timeout_s=10.0))
@@ -115,7 +115,10 @@ class ClassroomClient:
             ) from error
 
     def wait_until_up(self, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Health:
-        """Wait for the server to answer; give up as soon as `alive` says that it ended.
+        """Wait until the server answers.
+
+        Args:
+            alive: whether the server's process still runs.
 
         Raises:
             DeadlineExceeded: after `timeout_s` seconds; the message names the command that starts a server.
@@ -145,12 +148,12 @@ class ClassroomClient:
             time.sleep(0.5)
 
     def sample(self, body: SampleRequest) -> SampleResponse:
-        """Have a batch of conversations played. A broken connection is taken up again: the request is sent again
-        under its id, which the server does not run twice.
+        """Have the server play a batch of conversations. If the connection breaks, the request is sent again with the
+        same id, and the server does not run it twice.
 
         Raises:
             DeadlineExceeded: after `sample_timeout_s` seconds.
-            ClassroomError: what the server answered.
+            ClassroomError: the server's error.
         """
         what = f"the {len(body.problems)} conversations of request {body.request_id}"
         answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
@@ -163,23 +166,23 @@ class ClassroomClient:
         return RewardResponse.model_validate(answer).rewards
 
     def check_judge(self, body: JudgeCheckRequest, timeout_s: float) -> JudgeCheckResponse:
-        """Have the judge checked.
+        """Have the server check its judge.
 
         Args:
-            timeout_s: how long the server may take for one judgement; it makes all of them at once.
+            timeout_s: how long the server may take for one judgement; it makes all of them concurrently.
 
         Raises:
-            ClassroomError: if nothing came of it.
+            ClassroomError: if the check failed.
         """
         what = f"the check of the judge {body.request_id}"
         answer = self._insist("POST", "/check_judge", body.model_dump(), timeout_s + _ONE_REQUEST_S, what)
         return JudgeCheckResponse.model_validate(answer)
 
     def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
-        """Have published weights loaded.
+        """Have the server load published weights from the folder `path`.
 
         Raises:
-            PolicyMismatch: if the server answers with another version than it was given.
+            PolicyMismatch: if the server loaded another version.
         """
         body = LoadWeightsRequest(run_id=policy.run_id, version=policy.version, path=str(path)).model_dump()
         limit_s = self._load_timeout_s + self._return_timeout_s
@@ -189,22 +192,22 @@ class ClassroomClient:
             raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
         return loaded
 
-    def sleep(self, borrowers: Sequence[ProcessId]) -> RestResponse:
-        """Have all engines give their GPUs' memory back, until they are woken or none of the borrowers is left."""
+    def sleep(self, borrowers: Sequence[ProcessId]) -> SleepResponse:
+        """Put all engines to sleep, until `wake_up` or until all processes in `borrowers` have ended."""
         body = SleepRequest(borrowers=list(borrowers)).model_dump()
         limit_s = self._load_timeout_s + self._return_timeout_s
         answer = self._insist("POST", "/sleep", body, limit_s, "engines asleep", self._load_timeout_s)
-        return RestResponse.model_validate(answer)
+        return SleepResponse.model_validate(answer)
 
-    def wake_up(self) -> RestResponse:
-        """Have all engines take their GPUs' memory again.
+    def wake_up(self) -> SleepResponse:
+        """Wake the engines.
 
         Raises:
-            GpuFull: if there is no room for them.
+            GpuFull: if the GPU has no room for them.
         """
         limit_s = self._load_timeout_s + self._return_timeout_s
         answer = self._insist("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
-        return RestResponse.model_validate(answer)
+        return SleepResponse.model_validate(answer)
 
     def _insist(
         self,
@@ -215,8 +218,8 @@ class ClassroomClient:
         what: str,
         one_request_s: float = _ONE_REQUEST_S,
     ) -> Any:
-        """Ask again until there is an answer; for requests that may be sent twice. A server that has gone, or that
-        lost an engine and is about to go, may come back meanwhile."""
+        """Repeat an idempotent request until it is answered. A server that ended, or is about to end because it lost an
+        engine, may return meanwhile."""
         started = told = time.monotonic()
         while (left := started + timeout_s - time.monotonic()) > 0:
             try:
@@ -230,12 +233,12 @@ class ClassroomClient:
         raise DeadlineExceeded(f"{self.url} did not answer with {what} within {timeout_s:g} s.{self._see_log()}")
 
     def _request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0) -> Any:
-        """One request.
+        """Send one request.
 
         Raises:
             DeadlineExceeded: if the server cannot be reached or does not answer in time.
-            RequestTooLarge: if the server would not take that much.
-            ClassroomError: the one that belongs to the answer's status, with the server's message.
+            RequestTooLarge: if the body is larger than a server accepts.
+            ClassroomError: the subclass of the answer's status, with the server's message.
         """
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
         if data is not None and len(data) > LARGEST_BODY:  # the server may hang up before its refusal can be read
@@ -269,7 +272,7 @@ def _detail(response: requests.Response) -> str:
 
 
 def sample_conversations(body: SampleRequest, server_port: int) -> SampleResponse:
-    """Have a batch played by the server on this machine's `server_port`."""
+    """Have the server on this machine's `server_port` play a batch."""
     return _local(server_port).sample(body)
 
 
@@ -291,6 +294,6 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def server_url(generation: GenerationConfig) -> str:
-    """The address at which programs on this machine reach the server."""
+    """The server's address for programs on this machine."""
     host = _ANY_ADDRESS.get(generation.server_host, generation.server_host)
     return f"http://{f'[{host}]' if ':' in host else host}:{generation.server_port}"

@@ -1,6 +1,5 @@
-"""Which engines of a server are awake. All of them sleep while a trainer uses their GPU, and no longer than that
-trainer lives; else those are awake that are wanted: all, or with `generation.schedule: phased` those of the present
-phase."""
+"""Which engines of a server sleep. While a living trainer uses their GPU, all of them sleep. Otherwise all are awake,
+or with `generation.schedule: phased` those of the current phase."""
 
 import asyncio
 import logging
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SAME_START_S = 2.0
-"""Two programs may read a process's start with the system's clock set a little differently."""
+"""Start times of one process that two programs read may differ by this much, because the system's clock was set."""
 
 
 class Sleeper(Protocol):
@@ -30,25 +29,25 @@ class Sleeper(Protocol):
     async def wake_up(self) -> None: ...
 
 
-class GpuLoan:
-    """Lends the GPUs of all engines to a trainer, and takes them back.
+class EngineSleep:
+    """Puts the engines of a server to sleep and wakes them.
 
     Args:
         engines: by seat.
-        timeout_s: how long turns in flight are waited for.
-        wanted: the seats whose engines are to be awake at first; None means all.
+        timeout_s: how long an engine that has to sleep waits for its turns in flight.
+        wanted: the seats whose engines are awake when no trainer uses the GPUs; None means all. `wake_only` changes it.
     """
 
     def __init__(self, engines: Mapping[str, Sleeper], timeout_s: float, wanted: Collection[str] | None = None):
         self._engines = engines
         self._timeout_s = timeout_s
         self._wanted = [seat for seat in engines if wanted is None or seat in wanted]
-        self._lent = False
+        self._trainer_has_gpus = False
         self._changes = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
 
-    async def lend(self, borrowers: Sequence[ProcessId]) -> None:
-        """Put all engines to sleep, until they are woken or all of the borrowers are gone.
+    async def sleep(self, trainer: Sequence[ProcessId]) -> None:
+        """Put all engines to sleep, until `wake_up` or until all processes of the trainer have ended.
 
         Raises:
             DeadlineExceeded: if turns are still in flight after the timeout; the wanted engines are awake then.
@@ -57,27 +56,27 @@ class GpuLoan:
         async with self._changes:
             self._end_watch()
             try:
-                await self._sleep(self._engines)
+                await self._put_to_sleep(self._engines)
             except BaseException:
                 await self._wake_wanted()
                 raise
-            self._lent = True
-            here = [each for each in borrowers if each.host == socket.gethostname()]  # the others cannot be watched
-            self._watch = asyncio.create_task(self._wake_when_gone(here or borrowers))
+            self._trainer_has_gpus = True
+            here = [each for each in trainer if each.host == socket.gethostname()]  # the others cannot be watched
+            self._watch = asyncio.create_task(self._wake_after(here or trainer))
 
-    async def take_back(self) -> None:
-        """Wake the engines that are wanted; nothing happens to those that are awake.
+    async def wake_up(self) -> None:
+        """Wake the wanted engines; those that are awake already stay as they are.
 
         Raises:
             EngineFailure: if an engine died.
         """
         async with self._changes:
             self._end_watch()
-            await self._give_back()
+            await self._end_sleep()
 
-    async def turn_to(self, seats: Collection[str]) -> None:
-        """Have the engines of these seats awake and the others asleep, at once or when the trainer has given the GPUs
-        back. Where none of the seats has an engine here, everything stays as it is.
+    async def wake_only(self, seats: Collection[str]) -> None:
+        """Wake the engines of these seats and put the others to sleep: at once, or in the next `wake_up` if a trainer
+        uses the GPUs. If none of the seats has an engine here, nothing changes.
 
         Raises:
             DeadlineExceeded: if turns of an engine that has to sleep are still in flight after the timeout.
@@ -88,74 +87,81 @@ class GpuLoan:
             return
         async with self._changes:
             self._wanted = wanted
-            if not self._lent:
+            if not self._trainer_has_gpus:
                 await self._wake_wanted()
 
     @asynccontextmanager
-    async def loading(self, seat: str) -> AsyncIterator[None]:
-        """Inside, the engine of this seat has room to load weights, also if it is not wanted at present; it then sleeps
-        again."""
+    async def room_for_loading(self, seat: str) -> AsyncIterator[None]:
+        """Inside, the engine of this seat has room on the GPU to load weights. If it is not wanted, the wanted ones
+        sleep meanwhile, and afterwards it sleeps again."""
         async with self._changes:
             unwanted = seat in self._engines and seat not in self._wanted
-            if unwanted and not self._lent:
-                await self._sleep(self._wanted)
+            if unwanted and not self._trainer_has_gpus:
+                await self._put_to_sleep(self._wanted)
             try:
                 yield
             finally:
                 if unwanted:
-                    await self._sleep([seat])
-                if unwanted and not self._lent:
+                    await self._put_to_sleep([seat])
+                if unwanted and not self._trainer_has_gpus:
                     await self._wake_wanted()
 
     def close(self) -> None:
-        """Leave the engines as they are, for good."""
+        """Stop watching the trainer's processes; the engines stay as they are."""
         self._end_watch()
 
-    async def _give_back(self) -> None:
+    async def _end_sleep(self) -> None:
         await self._wake_wanted()
-        self._lent = False
+        self._trainer_has_gpus = False
 
     async def _wake_wanted(self) -> None:
-        await self._sleep([seat for seat in self._engines if seat not in self._wanted])
+        await self._put_to_sleep([seat for seat in self._engines if seat not in self._wanted])
         for seat in self._wanted:
             await self._engines[seat].wake_up()
 
-    async def _sleep(self, seats: Collection[str]) -> None:
+    async def _put_to_sleep(self, seats: Collection[str]) -> None:
         asleep = await asyncio.gather(
             *(self._engines[seat].sleep(self._timeout_s) for seat in seats), return_exceptions=True
         )
-        for failure in (each for each in asleep if each is not None):
-            raise failure
+        failures = [each for each in asleep if each is not None]
+        for failure in failures[1:]:
+            logger.error("another engine did not fall asleep: %s", failure)
+        if failures:
+            raise failures[0]
 
     def _end_watch(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
 
-    async def _wake_when_gone(self, borrowers: Sequence[ProcessId]) -> None:
+    async def _wake_after(self, trainer: Sequence[ProcessId]) -> None:
+        """Wake the engines once all of these processes have ended."""
         while True:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
-            if any(is_alive(each) for each in borrowers):
+            if any(is_alive(each) for each in trainer):
                 continue
-            pids = ", ".join(str(each.pid) for each in borrowers)
+            pids = ", ".join(str(each.pid) for each in trainer)
             logger.warning("the trainer (process %s) is gone and left the engines asleep: they wake", pids)
             try:
                 async with self._changes:
-                    await self._give_back()
+                    await self._end_sleep()
                 return
-            except ClassroomError as failure:  # its memory may not be free yet
+            except ClassroomError as failure:  # the trainer's memory may not be free yet: try again
                 logger.error("%s", failure)
+            except Exception:  # nothing awaits this task, so the error would not be seen
+                logger.exception("the engines cannot be woken after the trainer has ended")
+                raise
 
 
 def this_process() -> ProcessId:
-    """The process that asks."""
+    """The process that calls this."""
     own = psutil.Process()
     return ProcessId(host=socket.gethostname(), pid=os.getpid(), started=own.create_time())
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether a process still runs. One on another machine, or in a container with a name of its own, cannot be looked
-    at and counts as running."""
+    """Whether a process still runs. A process on another host, or in a container with another hostname, cannot be
+    checked and counts as running."""
     if process.host != socket.gethostname():
         return True
     with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""How the server's routes answer errors: with the status and the message, never with a traceback."""
+"""Error responses of the server's routes: a status and a message, never a traceback."""
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -9,21 +9,21 @@ from src.rollout.text import without_surrogates
 
 
 def add_error_answers(app: FastAPI) -> None:
-    """Answer a `ClassroomError` with its status and message, a bad request with what is wrong in it, and any other
-    error with its name: the traceback of such a one goes to the log."""
+    """Answer a `ClassroomError` with its status and message, an invalid request with the fields that are wrong, and any
+    other error with its type and message; the traceback of the latter goes to the log."""
     app.add_exception_handler(ClassroomError, answer_with_message)
     app.add_exception_handler(RequestValidationError, _answer_with_what_is_wrong)
     app.add_exception_handler(Exception, _answer_with_its_name)  # Starlette raises it again, for uvicorn to log
 
 
 async def answer_with_message(_: Request, error: Exception) -> JSONResponse:
-    """The message, with the status of the error's kind."""
+    """A response with the error's message and the status of its class."""
     status = error.status if isinstance(error, ClassroomError) else 500
     return JSONResponse({"detail": without_surrogates(str(error))}, status_code=status)
 
 
 async def _answer_with_what_is_wrong(_: Request, error: Exception) -> JSONResponse:
-    """Which field breaks which rule, without the body itself, which may be long."""
+    """The fields and the rules they break, without the body itself, which may be long."""
     wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
     return JSONResponse({"detail": "; ".join(wrong[:5])}, status_code=DataError.status)
 

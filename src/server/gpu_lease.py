@@ -1,9 +1,9 @@
-"""Who uses the GPUs while the engines sleep, written down by the trainer for a server that is started meanwhile.
+"""A file in the run folder that says that the trainer uses the GPUs, for a server that starts meanwhile.
 
-What a server knows of its loan (`src/server/engine_sleep.py`) ends with its process. One that dies while the trainer
-steps and is started again would find no room on the GPU, or take the trainer's. So the trainer leaves a file in the run
-folder once the engines sleep, and removes it when it has made room; a server loads nothing before that. A trainer that
-died holds no lease, whatever the file says.
+A server forgets that its engines slept (`src/server/engine_sleep.py`) when its process ends. If it dies while the
+trainer steps and starts again, it would find no room on the GPU, or take the trainer's. So the trainer writes the file
+once the engines sleep and removes it when it has made room; a server loads no model before that. A trainer that died
+holds no lease, whatever the file says.
 """
 
 import json
@@ -25,10 +25,10 @@ _SECONDS_BETWEEN_MESSAGES = 30.0
 
 
 class GpuLease:
-    """The lease on the GPUs of one server.
+    """The trainer's lease on the GPUs of one server.
 
     Args:
-        run_folder: shared by server and trainer.
+        run_folder: the folder that server and trainer share.
         server_index: the server's place in `generation.server_urls`.
     """
 
@@ -37,7 +37,7 @@ class GpuLease:
         self._path = run_folder / (f"gpu_lease.{server_index}.json" if server_index else "gpu_lease.json")
 
     def take(self, trainer: Sequence[ProcessId]) -> None:
-        """Write down that these processes use the GPUs from now on.
+        """Record that these processes use the GPUs from now on.
 
         Raises:
             StorageError: if it cannot be written.
@@ -45,7 +45,7 @@ class GpuLease:
         write_whole(self._path, json.dumps([each.model_dump() for each in trainer]))
 
     def end(self) -> None:
-        """The GPUs have room for the engines again.
+        """End the lease: the GPUs have room for the engines again.
 
         Raises:
             StorageError: if the file cannot be removed.
@@ -54,7 +54,7 @@ class GpuLease:
             self._path.unlink(missing_ok=True)
 
     def holders(self) -> list[ProcessId]:
-        """The processes of a living trainer that use the GPUs; none if there is room for the engines.
+        """The processes of a living trainer that use the GPUs; empty if the engines have room.
 
         Raises:
             ConfigError: if the file is damaged.
@@ -71,14 +71,14 @@ class GpuLease:
                 "trainer runs."
             ) from error
         if not is_claimed("train_rl", self._run_folder):
-            return []  # also where the trainer ran on another machine, or in a container that is gone
+            return []  # also if the trainer ran on another machine, or in a container that ended
         return [each for each in written if is_alive(each)]
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """Wait until the trainer has made room, or is gone.
+        """Wait until the trainer has made room or has ended.
 
         Raises:
-            DeadlineExceeded: if it has not after `timeout_s` seconds.
+            DeadlineExceeded: if neither happened within `timeout_s` seconds.
         """
         started, told = time.monotonic(), None
         while holders := self.holders():

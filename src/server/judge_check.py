@@ -1,5 +1,5 @@
-"""Is the judge being fooled? The server's part: a second, held-out judge for conversations that were judged already,
-and planted ones for the judge that a training learns from. Nothing that is found here reaches a reward.
+"""The server's part of checking whether the teacher fools the judge: a held-out judge judges conversations again, and
+the training's judge judges planted ones. The results change no reward.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from src.inference_providers.chat_api import ChatApi
 from src.rollout.engines import Judge
 from src.rollout.usage import BATCH
 from src.server.open_models import open_second_judge
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 
 if TYPE_CHECKING:
@@ -30,33 +30,34 @@ _KEEP = 8
 
 
 class JudgeCheck:
-    """Makes checks by their ids, each once; what they find goes into the journal as an event of its own.
+    """Runs checks, each once per id, and writes their results to the journal.
 
     Args:
-        desk: what was played, and by whom it is judged.
-        held_out: the second judge; None if there is none.
-        api: what the second judge is asked through, if it is behind an API.
+        service: holds the conversations that were played, and the judge of the training.
+        held_out: the held-out judge; None if there is none.
+        api: the held-out judge's client, if it is behind an API.
         timeout_s: how long judging one conversation may take.
     """
 
-    def __init__(self, desk: BatchDesk, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
-        self._desk = desk
+    def __init__(self, service: SamplingService, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
+        self._service = service
         self._held_out = held_out
         self._api = api
         self._timeout_s = timeout_s
         self._checks: OrderedDict[str, tuple[dict, asyncio.Task[JudgeCheckResponse]]] = OrderedDict()
 
     async def run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
-        """Judge the conversations with the held-out judge, and canaries on the first of them with the training's.
+        """Have the held-out judge judge the conversations, and the training's judge the canaries, which are made from
+        the first conversation.
 
-        A judge that fails, for whatever reason, is noted with its error. Conversations that were played anew with other
-        weights are judged anew.
+        If a judge fails, for any reason, its verdict holds the error. If the conversations were played again with other
+        weights, a repeated check runs again.
 
         Raises:
-            UnknownConversation: if a conversation did not finish here.
-            ConfigError: if this server judges nothing.
+            UnknownConversation: if a conversation did not finish on this server.
+            ConfigError: if this server has no judge.
         """
-        weights = self._desk.played_with(request.conversations)
+        weights = self._service.played_with(request.conversations)
         played_with, task = self._checks.get(request.request_id, (None, None))
         if task is None or played_with != weights:
             task = asyncio.create_task(self._run(request))
@@ -67,17 +68,17 @@ class JudgeCheck:
 
     @property
     def _classroom(self) -> Classroom:
-        return self._desk.environment
+        return self._service.environment
 
     def _conversation(self, conversation_id: str) -> Conversation:
-        return self._desk.record(conversation_id).conversation(self._classroom.rules)
+        return self._service.record(conversation_id).conversation(self._classroom.rules)
 
     async def run_as_json(self, request: JudgeCheckRequest) -> bytes:
-        """What `run` finds, as JSON."""
+        """The result of `run` as JSON."""
         return (await self.run(request)).model_dump_json().encode()
 
     def close(self) -> None:
-        """Close the record of what the held-out judge was asked."""
+        """Close the ledger of the held-out judge."""
         if self._api is not None:
             self._api.ledger.close()
 
@@ -85,7 +86,7 @@ class JudgeCheck:
         training = self._classroom.seats.judge
         if training is None:
             raise ConfigError("There is no judge to check: the server runs without judge rules.")
-        BATCH.set(request.request_id)  # apart from the batch's own requests
+        BATCH.set(request.request_id)  # counts the costs apart from those of the batch
         conversations = [self._conversation(each) for each in request.conversations]
         opinions = []
         if self._held_out is not None:
@@ -98,7 +99,7 @@ class JudgeCheck:
             canaries=found[1],
             held_out=self._api.ledger.usage(request.request_id) if self._api is not None else None,
         )
-        self._desk.journal.append("judge_check", request=request.request_id, step=request.step, found=response)
+        self._service.journal.append("judge_check", request=request.request_id, step=request.step, found=response)
         return response
 
     async def _second_opinion(self, judge: Judge, conversation: Conversation) -> SecondOpinion:
@@ -112,8 +113,8 @@ class JudgeCheck:
         )
 
     async def _canaries(self, judge: Judge, conversation: Conversation, names: Iterable[str]) -> list[CanaryVerdict]:
-        with self._desk.runner.schedule.attend(1) as attendance:
-            await attendance.reach(State.JUDGE_TURN)  # where a judge on an engine is awake
+        with self._service.runner.schedule.register(1) as registration:
+            await registration.wait_for_phase(State.JUDGE_TURN)  # the phase in which a judge on an engine is awake
             return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
 
     async def _canary(self, judge: Judge, name: str, conversation: Conversation) -> CanaryVerdict:
@@ -124,29 +125,29 @@ class JudgeCheck:
         )
 
     async def _judge(self, judge: Judge, conversation: Conversation, messages: list[dict[str, str]]) -> list[Verdict]:
-        """One attempt by each rule."""
+        """One attempt at each rule."""
         rules = self._classroom.rules.judge_rules
         about = (messages, conversation.problem.text)
         attempts = (
-            ask_for_verdict(judge, rule, 0, about, conversation.ledger, stops=(), timeout_s=self._timeout_s)
+            ask_for_verdict(judge, rule, 0, about, conversation.facts, stops=(), timeout_s=self._timeout_s)
             for rule in rules
         )
-        return await asyncio.gather(*attempts)  # whatever fails in a check is recorded, and stops nothing
+        return await asyncio.gather(*attempts)  # with `stops` empty, a failed attempt is a verdict and raises nothing
 
     def _score(self, verdicts: list[Verdict]) -> float | None:
         judgement = sum_up(verdicts, self._classroom.rules.judge_rules)
         return None if judgement is None else judgement.score
 
 
-def open_judge_check(config: "TrainRLConfig", desk: BatchDesk, run_folder: Path) -> JudgeCheck:
-    """The checks of a server, with the held-out judge if one is configured.
+def open_judge_check(config: "TrainRLConfig", service: SamplingService, run_folder: Path) -> JudgeCheck:
+    """The judge check of a server, with the held-out judge if one is configured.
 
     Raises:
-        ConfigError: if its API key is missing.
-        StorageError: if the record of paid requests in `run_folder` cannot be used.
+        ConfigError: if the held-out judge's API key is missing.
+        StorageError: if the ledger of paid requests in `run_folder` cannot be used.
     """
     guards = config.guards
     judge, api = guards.held_out_judge_model, None
     if judge is not None:
         judge, api = open_second_judge(judge, config.generation, run_folder / HELD_OUT_CALLS_NAME, "held-out judge")
-    return JudgeCheck(desk, judge, api, guards.judge_check_timeout_s)
+    return JudgeCheck(service, judge, api, guards.judge_check_timeout_s)

@@ -1,4 +1,4 @@
-"""What stands before the server's routes: whose request it is, and what its body may hold."""
+"""ASGI middleware before the server's routes: checks the host's name, the token, and the request's body."""
 
 import hmac
 import ipaddress
@@ -26,16 +26,16 @@ _NAMES = (b"host", b"origin")
 _MAY_BE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
-def add_guards(
+def add_request_checks(
     app: FastAPI, token: str | None, allowed_hosts: Collection[str] = (), open_paths: Collection[str] = ()
 ) -> None:
-    """Put the guards before every route, those of mounted applications and websockets included.
+    """Add the checks to every route, including those of mounted applications and websockets.
 
     Args:
-        token: what a request has to bring. Without one only this machine can connect, and so can every page that a
-            browser on it shows: `HostCheck` keeps those out.
-        allowed_hosts: names besides localhost under which a server without a token is asked.
-        open_paths: what may be read without the token.
+        token: the token that a request must carry. A server without one listens to this machine only, but every web
+            page in a browser on this machine could send it requests: `HostCheck` refuses those.
+        allowed_hosts: hostnames besides localhost under which a server without a token answers.
+        open_paths: paths that can be read without the token.
     """
     app.add_middleware(BodyCheck)
     if token is None:
@@ -45,11 +45,12 @@ def add_guards(
 
 
 class HostCheck:
-    """ASGI middleware: answers only who asks for localhost, an IP address or an allowed name, and no other site's page.
+    """ASGI middleware: refuses requests whose Host is not localhost, an IP address or an allowed name, and requests
+    from pages of other sites.
 
-    A page from elsewhere can have its own name point to this machine (DNS rebinding), and then reads and writes as if
-    it came from here: its requests name it in Host. Or it sends requests here without reading the answers: those name
-    it in Origin. Programs send no Origin.
+    A foreign page can have its own name resolve to this machine (DNS rebinding), and then reads and writes as if it
+    came from here; its requests carry that name in Host. Or it sends requests here without reading the answers; those
+    carry its name in Origin. Programs send no Origin.
     """
 
     def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()):
@@ -64,7 +65,7 @@ class HostCheck:
             await JSONResponse({"detail": why}, ForeignRequest.status)(scope, receive, send)
 
     def _why_not(self, headers: Collection[tuple[bytes, bytes]]) -> str | None:
-        """Why a request is refused; None for one that is answered."""
+        """The reason to refuse a request; None to let it through."""
         hosts, origins = ([value.decode("latin-1") for name, value in headers if name == wanted] for wanted in _NAMES)
         host = hosts[0] if len(hosts) == 1 else " and ".join(hosts)
         if not self._is_own(host):
@@ -83,7 +84,7 @@ class HostCheck:
         return None
 
     def _is_own(self, host: str) -> bool:
-        """Whether a Host header names this machine in a way that no name server decides, or is allowed."""
+        """Whether a Host header holds localhost, an IP address or an allowed name: none of these depends on DNS."""
         name = _name_in(host)
         try:
             return name == "localhost" or name in self._allowed or bool(ipaddress.ip_address(name))
@@ -92,14 +93,14 @@ class HostCheck:
 
 
 def _name_in(host: str) -> str:
-    """The name or address in a Host header, in small letters; nothing if it is no such header."""
+    """The name or address in a Host header, in lower case; empty if the header is malformed."""
     found = _HOST.fullmatch(host)
     return found[1].lower().strip("[]") if found else ""
 
 
 class TokenRequired:
-    """ASGI middleware: a request without the token is answered with 401, whatever its route. Only what `open_paths`
-    names may be read without it: the files of the page, which asks for the token itself."""
+    """ASGI middleware: answers requests without the token with 401, on every route. Only `open_paths` can be read
+    without it: the files of the page, which asks the user for the token."""
 
     def __init__(self, app: ASGIApp, token: str, open_paths: frozenset[str] = frozenset()):
         self._app = app
@@ -119,11 +120,11 @@ class TokenRequired:
 
 
 class BodyCheck:
-    """ASGI middleware: reads a request's body before its route does.
+    """ASGI middleware: reads and checks a request's body before its route.
 
-    One of more than `LARGEST_BODY` bytes is answered with 413, whether its length was announced or not, and the rest of
-    it is never held in memory. One whose JSON holds half a character (a lone surrogate) anywhere is answered with 422:
-    no file could keep it.
+    A body of more than `LARGEST_BODY` bytes is answered with 413, with or without a Content-Length, and is never held
+    in memory as a whole. A body whose JSON holds a lone surrogate (half a character) anywhere is answered with 422,
+    because no file can store it.
     """
 
     def __init__(self, app: ASGIApp):
@@ -134,7 +135,7 @@ class BodyCheck:
             await self._app(scope, receive, send)
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        body = None  # the HTTP parser has seen to it that the announced length is a number
+        body = None  # the HTTP parser has checked that the announced length is a number
         if int(announced) <= LARGEST_BODY:
             body, receive = await _read(receive)
         if body is None:
@@ -146,8 +147,8 @@ class BodyCheck:
 
 
 async def _read(receive: Receive) -> tuple[bytes | None, Receive]:
-    """The whole body, None if it is too large, and what gives the route the same messages again. A client that left
-    in the middle of it leaves the part that came; the route hears of that."""
+    """The whole body (None if it is too large), and a `receive` that gives the route the same messages again. If the
+    client disconnects in the middle, the body is the part that arrived, and the route gets the disconnect."""
     read: list[Message] = []
     size = 0
     while not read or read[-1].get("more_body", False):
@@ -166,8 +167,8 @@ async def _read(receive: Receive) -> tuple[bytes | None, Receive]:
 
 
 def _surrogate_in(body: bytes) -> str | None:
-    """Where in a JSON body a lone surrogate stands, as the names of fields and the positions in lists that lead there;
-    None if there is none, or the body is no JSON."""
+    """The path of field names and list indices to a lone surrogate in a JSON body; None if it has none, or is not
+    JSON."""
     try:
         waiting: list[tuple[str, Any]] = [("body", json.loads(body))]
     except (ValueError, RecursionError):
@@ -185,7 +186,7 @@ def _surrogate_in(body: bytes) -> str | None:
 
 
 def _half_a_character(scope: Scope, where: str) -> JSONResponse:
-    """The refusal, in the shape that the route's other refusals have."""
+    """The error response, in the same form as the route's other errors."""
     why = f"{where}: Text may hold no half of a character (a lone surrogate, \\ud800 to \\udfff): no file can keep it"
     if scope["path"].startswith("/v1/"):
         return JSONResponse({"error": {"message": why, "type": "BadRequestError", "param": where, "code": 400}}, 400)

@@ -1,4 +1,4 @@
-"""The one place that picks an engine for a role, and loads it."""
+"""Chooses and loads the engine, API client or embedded judge of each seat."""
 
 import logging
 import time
@@ -33,20 +33,20 @@ _EMBEDDED: dict[str, type[EmbeddedJudge]] = {"rubric": RubricJudge, "rules": Rul
 
 
 JUDGE_CALLS_NAME = "judge_calls.sqlite"
-"""The ledger of a seat is `<seat>_calls.sqlite`: each has a cap of its own."""
+"""The judge's ledger. Every seat behind an API has one, `<seat>_calls.sqlite`, with a spending cap of its own."""
 
 
 async def open_seats(
     config: "TrainRLConfig | EvalConfig", reward_weights: Mapping[str, float], run_folder: Path
 ) -> Seats:
-    """Load the models of all seats, one after the other: vLLM measures free memory as it loads.
+    """Load the models of all seats, one after the other, because vLLM measures free memory as it loads.
 
     Raises:
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
         DataError: if a prompt template is missing or wrong.
-        ConfigError: if a model folder is missing or damaged, an API key is missing, or the engines ask for more than
-            their GPU.
-        StorageError: if the record of paid requests in `run_folder` cannot be used.
+        ConfigError: if a model folder is missing or damaged, an API key is missing, or the engines need more memory
+            than their GPU has.
+        StorageError: if the ledger of paid requests in `run_folder` cannot be used.
     """
     generation, judge, environment = config.generation, config.judge_model, environment_of(config)
     models = environment.models(config, reward_weights)
@@ -60,7 +60,7 @@ async def open_seats(
     refuse_crowded_gpu(wanted, phases_of(config))
     environment.check(config, judge_reads_templates=not isinstance(judged_by, EmbeddedJudge))
     _check_models(wanted)
-    engines = await _start_engines(wanted, generation, config.seed)  # with the phased schedule they sleep
+    engines = await _start_engines(wanted, generation, config.seed)  # with the phased schedule they are asleep
     if "judge" in engines:
         sampling = Sampling.of(judge.vllm, generation.max_tokens_per_judge_attempt)
         judged_by = ChatEngineJudge(engines["judge"], sampling, generation.judge_rules, judge.replies_per_attempt)
@@ -72,22 +72,22 @@ async def open_seats(
 
 
 def embedded_judge(name: str) -> EmbeddedJudge:
-    """The judge without a model that `name` stands for, one of `EMBEDDED_JUDGES`."""
+    """The embedded judge of this name, one of `EMBEDDED_JUDGES`."""
     return _EMBEDDED[name]()
 
 
 def open_second_judge(
     judge: JudgeModelConfig, generation: GenerationConfig, ledger_path: Path, role: str
 ) -> tuple[Judge | EmbeddedJudge, ChatApi | None]:
-    """A judge besides the training's, embedded or behind an API, and what it is asked through, if it is behind one.
+    """A judge besides the training's, embedded or behind an API, and its API client, if it has one.
 
     Args:
-        ledger_path: where its paid requests are recorded.
-        role: what it is called in messages.
+        ledger_path: the file for its ledger of paid requests.
+        role: its name in log and error messages.
 
     Raises:
         ConfigError: if its API key is missing.
-        StorageError: if the record of paid requests cannot be used.
+        StorageError: if the ledger cannot be used.
     """
     if judge.model_name_or_path in EMBEDDED_JUDGES:
         return embedded_judge(judge.model_name_or_path), None
@@ -97,7 +97,7 @@ def open_second_judge(
 
 
 def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | None:
-    """Servers of one run do not see each other's spending: each may spend its share."""
+    """A server's share of the spending cap: the servers of a run do not see each other's spending."""
     servers = len(generation.server_urls) if generation.server_urls is not None else 1
     return None if model.max_cost_usd is None else model.max_cost_usd / servers
 
@@ -120,7 +120,7 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
         key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
         tokenizer = load_tokenizer(key, name)
-        if seat == "reward":  # it reads a conversation and takes no part in one
+        if seat == "reward":  # a reward model needs no reply frame: it only reads
             continue
         try:
             ReplyFrame(tokenizer)
@@ -129,7 +129,7 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
             raise ConfigError(f"{key}: {name}: {error}") from error
         if seat == "teacher" and alone != ["system"]:
             logger.info("the chat template of %s takes no system message alone: the prompt goes as the user's", name)
-    for seat, model in wanted.items():  # only of models that can be used at all
+    for seat, model in wanted.items():  # last, because it is only of interest for models that passed the rest
         check_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, model.vllm.max_length)
 
 
@@ -148,7 +148,7 @@ async def _start_engines(
             engines[seat] = await kind.start(model, seed, generation)
             logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
             if generation.schedule == PHASED:
-                await _make_room_for_the_next(engines[seat], generation)
+                await _sleep_after_loading(engines[seat], generation)
     except BaseException:
         for engine in engines.values():
             engine.shutdown()
@@ -156,7 +156,8 @@ async def _start_engines(
     return engines
 
 
-async def _make_room_for_the_next(engine: "VllmEngine", generation: EnvironmentConfig) -> None:
+async def _sleep_after_loading(engine: "VllmEngine", generation: EnvironmentConfig) -> None:
+    """Put an engine to sleep, so that the next one has room to load."""
     health = engine.health()
     if health.gpus and not health.can_sleep:
         raise ConfigError(

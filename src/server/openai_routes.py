@@ -1,6 +1,6 @@
-"""The teacher behind OpenAI's API: vLLM's own routes on the engine that is being trained.
+"""OpenAI's API for the teacher: vLLM's own routes on the engine of the model under training.
 
-They stand on an application of their own, so that vLLM's answers to errors do not become those of our routes.
+They are mounted as a separate application, so that vLLM's error handlers do not apply to our routes.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 TEACHER = "teacher"
 POLICY_HEADER = b"x-policy-version"
-_LAST_WORDS_S = 5.0
+_SEND_REASON_WITHIN_S = 5.0
 
 
 async def add_openai_routes(app: FastAPI, teacher: ChatEngine, load_weights_timeout_s: float) -> None:
     """Mount `/v1/models`, `/v1/chat/completions` and `/v1/completions`, if the teacher is an engine of this server.
 
-    The model is called `teacher`, or by its configured name. An answer takes at most half of `load_weights_timeout_s`,
-    so that none can make the publishing of weights fail that waits for it.
+    The model's name is `teacher`, or its configured name. An answer may take at most half of `load_weights_timeout_s`:
+    loading weights waits for answers, and must not time out because of one.
     """
     if isinstance(teacher, VllmEngine):
         app.mount("/v1", OnePolicyPerAnswer(await _vllm_app(teacher), teacher, load_weights_timeout_s / 2))
@@ -51,20 +51,21 @@ async def _vllm_app(teacher: VllmEngine) -> FastAPI:
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     arguments.model = teacher.model_name
     arguments.served_model_name = list(dict.fromkeys([TEACHER, teacher.model_name]))
-    engine = _Held(teacher)
+    engine = _GatedEngine(teacher)
     await init_app_state(engine, app.state, arguments, await engine.get_supported_tasks())
     app.state.openai_serving_chat.default_sampling_params["stop_token_ids"] = teacher.stop_ids
-    app.state.server = SimpleNamespace(should_exit=False)  # vLLM's handlers set it; our server watches its engines
+    # vLLM's handlers set `should_exit`; our server checks its engines itself.
+    app.state.server = SimpleNamespace(should_exit=False)
     return app
 
 
 class OnePolicyPerAnswer:
-    """ASGI application in front of vLLM's: every answer, streamed ones included, is wholly of one policy, which the
+    """ASGI application around vLLM's: every answer, also a streamed one, comes from one policy version, which the
     header `X-Policy-Version` names.
 
-    Requests wait while weights are loaded or the engine sleeps, and weights wait for answers that have begun. Whoever
-    asks is a guest of a training: an answer that takes longer than `longest_s` seconds, because it is long or because
-    nobody reads it, is cut off.
+    Requests wait while weights are loaded or the engine sleeps, and loading weights waits for answers that have begun.
+    Training has priority: an answer that takes longer than `longest_s` seconds, because it is long or the client reads
+    slowly, is cut off.
     """
 
     def __init__(self, app: ASGIApp, teacher: VllmEngine, longest_s: float):
@@ -73,12 +74,12 @@ class OnePolicyPerAnswer:
         self._longest_s = longest_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = {**scope, "root_path": scope["app_root_path"]}  # vLLM's routes spell the /v1 of the mount themselves
+        scope = {**scope, "root_path": scope["app_root_path"]}  # vLLM's routes contain the /v1 of the mount themselves
         if scope.get("method") != "POST":
             await self._app(scope, receive, _with_policy(send, self._teacher))
             return
         try:
-            body = await Request(scope, receive).body()  # before the gate: whoever sends slowly holds up nobody
+            body = await Request(scope, receive).body()  # before the gate, so that a slow client delays nothing
             async with self._teacher.gate.turn():
                 answer = _Answer(body, receive, _with_policy(send, self._teacher), self._longest_s)
                 await self._app(scope, answer.receive, answer.send)
@@ -92,8 +93,8 @@ class OnePolicyPerAnswer:
 
 
 class _Answer:
-    """One request, its body read already, and its answer, which is cut off when its time is up: vLLM is told that the
-    client is gone, so that it ends the work in the engine as well, and hears no more from it."""
+    """The `receive` and `send` of one request whose body was read already. When the time is up, `receive` tells vLLM
+    that the client disconnected, so that it also ends the work in the engine, and `send` drops further messages."""
 
     def __init__(self, body: bytes, receive: Receive, send: Send, longest_s: float):
         self._body: bytes | None = body
@@ -128,7 +129,7 @@ class _Answer:
         self._finished = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def end(self, scope: Scope) -> None:
-        """Say why it was cut off, as far as somebody listens."""
+        """Send the reason why the answer was cut off, if the client still reads."""
         refusal = _refusal(
             DeadlineExceeded(
                 f"An answer may take {self._longest_s:g} s, half of the server's generation.load_weights_timeout_s, "
@@ -136,19 +137,19 @@ class _Answer:
             )
         )
         try:
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_SEND_REASON_WITHIN_S):
                 if self._begun:
                     event = b"data: " + refusal.body + b"\n\n"
                     await self._send({"type": "http.response.body", "body": event, "more_body": False})
                 else:
                     await refusal(scope, self._receive, self._send)
         except TimeoutError:
-            return  # uvicorn closes the connection of an answer without an end
+            return  # the client does not read; uvicorn closes the connection of an unfinished answer
 
 
-class _Held:
-    """The engine as vLLM's routes see it. Each of its answers holds the gate until the engine has done with it, which
-    after a client has gone may be later than the end of its request, and is sampled with the current adapter."""
+class _GatedEngine:
+    """The engine for vLLM's routes. Each answer is sampled with the current adapter and holds the gate until the engine
+    has finished it; after a disconnect that may be later than the end of the request."""
 
     def __init__(self, teacher: VllmEngine):
         self._teacher = teacher
@@ -175,6 +176,6 @@ def _with_policy(send: Send, teacher: VllmEngine) -> Send:
 
 
 def _refusal(error: ClassroomError) -> JSONResponse:
-    """In the shape of OpenAI's errors."""
+    """An error response in OpenAI's form."""
     content = {"message": str(error), "type": type(error).__name__, "param": None, "code": error.status}
     return JSONResponse({"error": content}, error.status)

@@ -1,7 +1,7 @@
-"""Requests by their id: each piece of work runs once, however often and over however many connections it is asked for,
-as long as the teacher's weights are the same.
+"""Runs sample requests by id: as long as the teacher's weights are the same, each request runs once, however often and
+over however many connections it is sent.
 
-The last answers stay in memory; all conversations are in the journal, those of servers before this one included.
+The last answers stay in memory. All conversations are in the journal, including those of earlier servers.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from src.rollout.registry import environment_of, phases_of
 from src.rollout.replay import replay_tokens
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.runner import Runner
-from src.rollout.scheduler import Concurrent, PhaseClock, Schedule
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
-from src.server.engine_sleep import GpuLoan
+from src.server.engine_sleep import EngineSleep
 from src.server.open_models import open_seats
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Batch:
-    """One piece of work, under way or done. `weights` stands for the content of the weights that it began with (None:
-    it has not begun), `given_up` says that others took their place. `readers` wait for its answer, which is serialised
-    once for all of them."""
+    """The run of one request, finished or not.
+
+    `weights` is a fingerprint of the weights that it began with (None: it has not begun). `given_up` means that other
+    weights replaced them. `readers` counts the connections that wait for the answer, which is serialised once for all.
+    """
 
     digest: str
     task: "asyncio.Task[SampleResponse]"
@@ -60,51 +62,51 @@ class _Batch:
                 self.body = None
 
 
-class BatchDesk:
-    """Takes sample requests to the runner and keeps what came of them.
+class SamplingService:
+    """Runs sample requests with the runner, and keeps their answers.
 
     Args:
-        keep: how many answers stay in memory; older ones are made again from the journal.
-        loan: which engines are awake.
+        keep: the number of answers that stay in memory; older ones are restored from the journal.
+        engine_sleep: puts the engines to sleep and wakes them.
     """
 
-    def __init__(self, runner: Runner, journal: Journal, keep: int = 8, loan: GpuLoan | None = None):
+    def __init__(self, runner: Runner, journal: Journal, keep: int = 8, engine_sleep: EngineSleep | None = None):
         self._runner = runner
         self._journal = journal
         self._keep = keep
-        self._loan = loan or GpuLoan({}, timeout_s=0.0)
+        self._engine_sleep = engine_sleep or EngineSleep({}, timeout_s=0.0)
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
         self._failure: EngineFailure | None = None
 
     @property
     def runner(self) -> Runner:
-        """What plays the batches."""
+        """The runner that plays the batches."""
         return self._runner
 
     @property
     def environment(self) -> Environment:
-        """What is played."""
+        """The environment that is played."""
         return self._runner.environment
 
     @property
-    def loan(self) -> GpuLoan:
-        """Which engines are awake, and for whose sake the others sleep."""
-        return self._loan
+    def engine_sleep(self) -> EngineSleep:
+        """What puts the engines to sleep and wakes them."""
+        return self._engine_sleep
 
     @property
     def journal(self) -> Journal:
-        """Where everything that happens is written."""
+        """The journal of this server."""
         return self._journal
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """The answer to a request, run now unless it ran or runs already with the weights that the teacher has; what
-        the journal holds of it from these is not done again.
+        """The answer to a request. It runs now, unless it ran or runs already with the teacher's current weights. What
+        the journal holds of it from these weights is replayed, not repeated.
 
         Raises:
             RequestConflict: if the id was used with another body.
             DataError: if the request asks for more conversations than a server holds.
-            PolicyMismatch: if it was given up because it was asked for again under other weights.
-            ClassroomError: whatever the classroom raised; the id may then be used again.
+            PolicyMismatch: if it was given up because the same request came again under other weights.
+            ClassroomError: any error of the environment; the id can be used again afterwards.
         """
         return await asyncio.shield((await self._batch(request)).task)
 
@@ -131,7 +133,7 @@ class BatchDesk:
         return batch
 
     async def _give_up(self, request_id: str, batch: _Batch) -> None:
-        """Forget a batch of other weights; it writes nothing more into the journal then."""
+        """Cancel and forget a batch of other weights, so that it writes nothing more to the journal."""
         logger.warning("request %s is asked for again under other weights: it is played anew", request_id)
         batch.given_up = True
         batch.task.cancel()
@@ -143,10 +145,10 @@ class BatchDesk:
             del self._batches[request_id]
 
     async def wait_as_json(self, request_id: str) -> bytes:
-        """The answer to a request that was made before, as JSON.
+        """The answer to an earlier request, as JSON.
 
         Raises:
-            UnknownConversation: if there was none with this id, or it failed or was dropped since.
+            UnknownConversation: if there was no request with this id, or it failed, or its answer was dropped.
         """
         batch = self._batches.get(request_id)
         if batch is None:
@@ -154,10 +156,10 @@ class BatchDesk:
         return await batch.as_json()
 
     def record(self, conversation_id: str) -> Trajectory:
-        """The record of any conversation that finished in this run folder.
+        """The record of a conversation that finished in this run folder.
 
         Raises:
-            UnknownConversation: if none with this id did.
+            UnknownConversation: if no conversation with this id did.
         """
         events = self._journal.events(conversation_id)
         records = [event["record"] for event in events if event["event"] == "conversation"]
@@ -170,8 +172,9 @@ class BatchDesk:
         return self.environment.Record.model_validate(records[-1] | tokens)
 
     def reward(self, name: str, conversation_id: str) -> float | None:
-        """One reward of an episode that finished in this run folder. What this server computed comes from memory;
-        what an earlier one computed, and rewards without a weight in this run, come from the episode's record.
+        """One reward of an episode that finished in this run folder. Rewards that this server computed come from
+        memory. Those that an earlier server computed, and rewards without a weight in this run, come from the episode's
+        record.
 
         Raises:
             UnknownConversation: if no episode with this id finished, or there is no such reward.
@@ -183,40 +186,40 @@ class BatchDesk:
         return self.environment.reward_of(name, self.record(conversation_id))
 
     def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
-        """What stands for the weights that these conversations were played with, by request; None: there was none."""
+        """The fingerprints of the weights that these conversations were played with, by request; None for a request
+        that never began."""
         begun = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
         return {request: event["weights"] if event is not None else None for request, event in begun.items()}
 
     def check_alive(self) -> None:
-        """Raises:
-        EngineFailure: if an engine died, or failed in a batch, whether anyone waited for that or not.
-        """
+        """Raise an `EngineFailure` if an engine died, or failed in a batch, even if no connection waited for that
+        batch."""
         if self._failure is not None:
             raise self._failure
         self.environment.seats.check_alive()
 
     @property
     def running(self) -> list[str]:
-        """Ids of the requests that are being worked on."""
+        """The ids of the requests that are running."""
         return [name for name, batch in self._batches.items() if not batch.task.done()]
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Give the teacher published weights, and remember it for a server that takes over from this one."""
+        """Load published weights into the teacher's engine, and record that for a server that replaces this one."""
         teacher = self.environment.seats.policy
-        async with self._loan.loading("teacher"):
+        async with self._engine_sleep.room_for_loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
 
     async def restore_policy(self, timeout_s: float) -> None:
-        """Give the teacher the weights that the server before this one held, if they are still there: so a batch that
-        it left unfinished can go on."""
+        """Load the weights that the previous server had, if their folder still exists, so that its unfinished batch can
+        go on."""
         event = self._journal.loaded_weights()
         if event is None:
             return
         folder, policy = Path(event["path"]), PolicyVersion(**event["version"])
         try:
             check_policy(folder, policy)
-            async with self._loan.loading("teacher"):
+            async with self._engine_sleep.room_for_loading("teacher"):
                 await self.environment.seats.policy.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
@@ -250,10 +253,10 @@ def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
     return task.done() and any(record.reward is None for record in task.result().conversations)
 
 
-async def open_desk(
+async def open_service(
     config: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], run_folder: Path
-) -> BatchDesk:
-    """Load the models of a configuration and open its environment with them, the journal in `run_folder`.
+) -> SamplingService:
+    """Load the models of a configuration and open its environment with them; the journal is in `run_folder`.
 
     Raises:
         EngineFailure: if a model cannot be loaded.
@@ -261,15 +264,17 @@ async def open_desk(
     seats = await open_seats(config, reward_weights, run_folder)
     journal = Journal(run_folder)
     environment = environment_of(config).open_with(config, seats, journal, reward_weights)
-    loan, schedule = await _open_schedule(config, environment)
-    return BatchDesk(Runner(environment, journal, reward_weights, schedule), journal, loan=loan)
+    engine_sleep, schedule = await _open_schedule(config, environment)
+    return SamplingService(Runner(environment, journal, reward_weights, schedule), journal, engine_sleep=engine_sleep)
 
 
-async def _open_schedule(config: "TrainRLConfig | EvalConfig", environment: Environment) -> tuple[GpuLoan, Schedule]:
+async def _open_schedule(
+    config: "TrainRLConfig | EvalConfig", environment: Environment
+) -> tuple[EngineSleep, Schedule]:
     engines, timeout_s = environment.seats.engines, config.generation.load_weights_timeout_s
     phases = phases_of(config)
     if not phases:
-        return GpuLoan(engines, timeout_s), Concurrent()
-    loan = GpuLoan(engines, timeout_s, wanted=phases[0].seats)
-    await loan.turn_to(phases[0].seats)
-    return loan, PhaseClock(loan.turn_to, phases)
+        return EngineSleep(engines, timeout_s), ConcurrentSchedule()
+    engine_sleep = EngineSleep(engines, timeout_s, wanted=phases[0].seats)
+    await engine_sleep.wake_only(phases[0].seats)
+    return engine_sleep, PhasedSchedule(engine_sleep.wake_only, phases)

@@ -1,4 +1,4 @@
-"""The wire models of the server's HTTP API, used by the routes, the client and the journal."""
+"""The request and response models of the server's HTTP API, for the routes, the client and the journal."""
 
 from pydantic import BaseModel, Field
 
@@ -10,7 +10,7 @@ from src.rollout.requests import StrictModel
 from src.rollout.usage import Usage
 
 LARGEST_BODY = 64 * 1024**2
-"""Bytes that the body of a request may have: 16 KiB for each conversation of the largest batch."""
+"""The most bytes in a request's body: 16 KiB for each conversation of the largest batch."""
 
 
 class RewardRequest(StrictModel):
@@ -26,10 +26,10 @@ class RewardResponse(BaseModel):
 
 
 class JudgeCheckRequest(StrictModel):
-    """Body of `POST /check_judge`: finished conversations that the held-out judge is to judge, too. With `canaries`,
-    the training's judge judges planted conversations on the first one's problem.
+    """Body of `POST /check_judge`: finished conversations for the held-out judge. With `canaries`, the training's judge
+    judges planted conversations on the first one's problem.
 
-    `request_id` names this check: sent again it gives the same answer.
+    `request_id` makes the request idempotent: sent again it returns the same answer.
     """
 
     request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
@@ -39,7 +39,7 @@ class JudgeCheckRequest(StrictModel):
 
 
 class SecondOpinion(BaseModel):
-    """What the training's judge and the held-out one give a conversation, in [0, 1]; null where one has no verdict.
+    """A conversation's scores by the training's judge and by the held-out one, in [0, 1]; null without a verdict.
     `verdicts` are the held-out judge's."""
 
     conversation: str
@@ -50,7 +50,7 @@ class SecondOpinion(BaseModel):
 
 
 class CanaryVerdict(BaseModel):
-    """What the training's judge gives a planted conversation, in [0, 1]; null without a verdict."""
+    """A planted conversation's score by the training's judge, in [0, 1]; null without a verdict."""
 
     canary: str
     problem_id: str
@@ -59,8 +59,8 @@ class CanaryVerdict(BaseModel):
 
 
 class JudgeCheckResponse(BaseModel):
-    """Answer of `/check_judge`. `second_opinions` is empty without a held-out judge; `held_out` is what asking it took,
-    where it is behind an API."""
+    """Answer of `/check_judge`. `second_opinions` is empty without a held-out judge. `held_out` is the usage of its
+    API, if it is behind one."""
 
     request_id: str
     second_opinions: list[SecondOpinion]
@@ -69,7 +69,7 @@ class JudgeCheckResponse(BaseModel):
 
 
 class LoadWeightsRequest(StrictModel):
-    """Body of `POST /load_weights`: a folder inside the run folder that holds a complete published policy."""
+    """Body of `POST /load_weights`: a folder inside the run folder with a complete published policy."""
 
     run_id: str = Field(min_length=1)
     version: int = Field(ge=0)
@@ -77,14 +77,14 @@ class LoadWeightsRequest(StrictModel):
 
 
 class LoadWeightsResponse(BaseModel):
-    """What is loaded now, and how long waiting for turns in flight and loading took, in seconds."""
+    """The policy that is loaded now, and the seconds that waiting for turns in flight and loading took."""
 
     policy: PolicyVersion
     seconds: float
 
 
 class ProcessId(StrictModel):
-    """A process on a machine; `started` (seconds since 1970) tells it from a later one with the same number."""
+    """A process on a machine; `started` (seconds since 1970) distinguishes it from a later one with the same id."""
 
     host: str
     pid: int
@@ -92,20 +92,20 @@ class ProcessId(StrictModel):
 
 
 class SleepRequest(StrictModel):
-    """Body of `POST /sleep`: the processes for whose sake the engines sleep. When all are gone, the engines wake."""
+    """Body of `POST /sleep`: the trainer's processes. When all of them have ended, the engines wake."""
 
     borrowers: list[ProcessId] = Field(min_length=1)
 
 
-class RestResponse(BaseModel):
-    """Answer of `/sleep` and `/wake_up`: whether each seat's engine sleeps now, and how long it took, in seconds."""
+class SleepResponse(BaseModel):
+    """Answer of `/sleep` and `/wake_up`: whether each seat's engine sleeps now, and how many seconds it took."""
 
     asleep: dict[str, bool]
     seconds: float
 
 
 class Health(BaseModel):
-    """Answer of `GET /health`. `server_index` is the server's place among those of the run."""
+    """Answer of `GET /health`. `server_index` is the server's position in `generation.server_urls`."""
 
     status: str
     seats: dict[str, EngineHealth]

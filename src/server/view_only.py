@@ -12,7 +12,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import DataError
 from src.server.auth import token_for
 from src.server.error_responses import add_error_answers
-from src.server.middleware import add_guards
+from src.server.middleware import add_request_checks
 from src.system.ports import refuse_taken_port
 from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files
@@ -38,11 +38,11 @@ def view(arguments: Sequence[str]) -> int:
 
 
 def create_viewer(run_folder: Path, token: str | None, allowed_hosts: Sequence[str] = ()) -> FastAPI:
-    """The page on a run folder; nothing is written there, no model is loaded. Without a token it answers under the
-    `allowed_hosts` besides this machine's own names."""
+    """The application of the page for a run folder, which it only reads; no model is loaded. Without a token it answers
+    under this machine's own names and `allowed_hosts`."""
     app = FastAPI(title="Classroom viewer")
     add_error_answers(app)
-    add_guards(app, token, allowed_hosts, page_files())
+    add_request_checks(app, token, allowed_hosts, page_files())
     add_viewer(app, run_folder, live=False)
     return app
 

@@ -32,10 +32,10 @@ from src.results.trackers import report_to
 from src.rollout.datasets import gather, load_rows
 from src.sft.muon import MuonWithAdamW
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
-from src.training.metrics_callback import Progress, last_metrics
+from src.training.metrics_callback import MetricsCallback, last_metrics
 from src.training.model_loading import device_for_weights, weights_dtype
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-from src.training.trainer_hooks import ConfiguredRates
+from src.training.trainer_hooks import ConfiguredLearningRate
 
 logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"
@@ -111,7 +111,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
         train_dataset=_as_dataset(learned),
         eval_dataset=_as_dataset(measured) if measured else None,
         processing_class=tokenizer,
-        callbacks=[Progress(run_folder, _SECONDS_BETWEEN_LINES)],
+        callbacks=[MetricsCallback(run_folder, _SECONDS_BETWEEN_LINES)],
         optimizers=(_muon(config, model), None),
         peft_config=peft_config(config.model.lora) if config.model.lora.enable else None,
     )
@@ -120,7 +120,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     return trainer
 
 
-class _Trainer(ConfiguredRates, SFTTrainer):
+class _Trainer(ConfiguredLearningRate, SFTTrainer):
     """TRL's `SFTTrainer`, except that a resumed run uses the configured learning rate."""
 
 

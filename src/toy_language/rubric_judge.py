@@ -15,7 +15,7 @@ from typing import Optional
 from config.values import SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION, visible_text
 from src.errors import ConfigError
-from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Ledger
+from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
 from src.toy_language.grammar import Question, Slip, find_slips, holds_statement, parse_question
 from src.toy_language.lessons import parse_problem
 
@@ -100,7 +100,12 @@ class RubricJudge(EmbeddedJudge):
     """A judge without a model. It holds no state: the same conversation always gets the same answer."""
 
     async def judge(
-        self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int, ledger: Ledger = NO_LEDGER
+        self,
+        rule: str,
+        conversation: list[dict[str, str]],
+        problem: str,
+        attempt: int,
+        facts: ConversationFacts = NO_FACTS,
     ) -> str:
         """The verdict as JSON text.
 
@@ -114,7 +119,7 @@ class RubricJudge(EmbeddedJudge):
                 "Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
             )
         findings = analyse(conversation, problem)
-        covered = coverage(findings, problem, ledger.teacher_messages(conversation))
+        covered = coverage(findings, problem, facts.teacher_messages(conversation))
         return json.dumps(verdict(findings, covered), ensure_ascii=False)
 
 

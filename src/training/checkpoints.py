@@ -1,5 +1,5 @@
-"""What a resumed run depends on: checkpoints that are whole or not there, and an order of problems that follows from
-the step alone."""
+"""What resuming depends on: checkpoints that are complete or absent, and an order of problems that depends on the epoch
+only."""
 
 import logging
 import shutil
@@ -18,7 +18,7 @@ UNFINISHED = "unfinished"
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The checkpoint to go on from; None if there is none.
+    """The checkpoint to resume from; None if there is none.
 
     Raises:
         UnsafeCheckpoint: if it is damaged, or would run code when it is loaded.
@@ -30,20 +30,22 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def step_of(checkpoint: str | Path | None) -> int:
-    """After how many optimizer steps a checkpoint was made; 0 if there is none."""
+    """The number of optimizer steps before a checkpoint was saved; 0 for None."""
     return int(Path(checkpoint).name.rpartition("-")[2]) if checkpoint is not None else 0
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the checkpoint that was begun in `folder` and not completed, if there is one."""
+    """Remove an unfinished checkpoint from `folder`, if there is one."""
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
 
 
 def remove_leftovers(run_folder: Path) -> None:
-    """Remove what a trainer that was killed, or met a full disk, left in its run folder: a checkpoint, policies and
-    models that it had begun to write, and its lease on the GPUs (src/server/gpu_lease.py), which a server would
-    otherwise wait for if it cannot tell whether that trainer lives. Only for who has the trainer's claim on the
-    folder: then no other trainer lives there."""
+    """Remove what a trainer left in its run folder when it was killed or the disk was full: an unfinished checkpoint,
+    unfinished policies and models, and its lease on the GPUs (src/server/gpu_lease.py), for which a server would wait
+    if it cannot tell whether that trainer still runs.
+
+    The caller must hold the trainer's claim on the folder, so that no other trainer uses it.
+    """
     remove_unfinished(run_folder / "checkpoints")
     for begun in (*run_folder.glob("*.unfinished"), *policies_folder(run_folder).glob("*.unfinished")):
         shutil.rmtree(begun, ignore_errors=True)
@@ -52,8 +54,8 @@ def remove_leftovers(run_folder: Path) -> None:
 
 
 def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
-    """Give the checkpoint in `folder/unfinished` its name once it is on disk, and only then delete the oldest, so that
-    `keep` are left."""
+    """Move the checkpoint in `folder/unfinished` to its final name once it is on disk, and only then delete the oldest
+    checkpoints, so that `keep` remain."""
     name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
     complete(folder / UNFINISHED / name, folder / name)
     remove_unfinished(folder)
@@ -62,12 +64,12 @@ def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
         shutil.rmtree(path)
 
 
-class OrderOfEpoch(Sampler):
-    """TRL's sampler with an order that the epoch fixes: TRL's own draws the orders one after the other, so a run that
-    is resumed in its second epoch would see the first one's again.
+class EpochOrderSampler(Sampler):
+    """TRL's sampler with an order that depends on the epoch only. TRL's own sampler draws the orders one after the
+    other, so a run that resumes in its second epoch would repeat the order of the first.
 
     Args:
-        epoch: tells the epoch that begins, from 0.
+        epoch: returns the epoch that begins, from 0.
     """
 
     def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):

@@ -1,4 +1,4 @@
-"""Doing something on one rank, or on all, so that all ranks go on or stop together."""
+"""Runs an action on one rank or on all ranks, so that all continue, or all raise the same error."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def on_main_process(processes: Processes, action: Callable[[], Result]) -> Result:
-    """Run `action` on the main process and give its result to all.
+    """Run `action` on the main process and broadcast its result to all ranks.
 
     Raises:
         ClassroomError: on every rank, if the action raised one.
@@ -35,8 +35,8 @@ def on_every_process(processes: Processes, action: Callable[[], Result]) -> Resu
     """Run `action` on every process and return this one's result.
 
     Raises:
-        ClassroomError: on every rank, if it failed on any: the error of the first rank that failed. Errors of another
-            kind are logged where they happened.
+        ClassroomError: on every rank, if the action failed on any: the error of the first rank that failed. A rank
+            whose own error has another type logs it.
     """
     result, error = _attempt(action)
     failures = [failure for failure in gather_object([error]) if failure is not None]

@@ -1,4 +1,4 @@
-"""What the parts of a training need of its trainer, whatever its algorithm."""
+"""The interface of a trainer that the parts of a training use, for any algorithm."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,12 +12,12 @@ from src.training.gpu_sharing import SharedGpus
 
 
 class TrainerContext(Protocol):
-    """A trainer of transformers, with what this project adds to one.
+    """A transformers `Trainer` with this project's additions.
 
     Attributes:
-        policy: the version that was published last, and that the next batch has to be sampled from.
-        gpus: whose turn it is on GPUs that trainer and server share.
-        has_adapter: whether an adapter is trained in place of the model's own weights.
+        policy: the version that was published last; the next batch is sampled from it.
+        gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
+        has_adapter: whether an adapter is trained instead of the model's own weights.
     """
 
     accelerator: Accelerator
@@ -32,7 +32,7 @@ class TrainerContext(Protocol):
     def policy(self) -> PolicyVersion: ...
 
     def record_metric(self, name: str, value: float) -> None:
-        """Log a number with this step's metrics; it is averaged over processes."""
+        """Log a metric of this step; values are averaged over processes."""
 
     def show_conversations(self, records: Sequence[Trajectory]) -> None:
-        """Send a batch's conversations to the tracker, if it shows such."""
+        """Send a batch's conversations to a tracker that can show them, if one is configured."""

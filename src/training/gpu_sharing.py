@@ -1,11 +1,11 @@
 """The trainer's side of GPUs that it shares with the server: they take turns.
 
-    engines asleep     the trainer steps, and writes the new weights to disk; a server that dies now comes back without
-                       engines (src/server/gpu_lease.py)
-    make_room          what the trainer keeps for later use only goes back to the GPU, on every rank
-    /load_weights      the teacher wakes for its new weights
-    leave              the other engines wake, and every rank samples
-    take               once every rank is done, the engines fall asleep
+    engines asleep     the trainer steps, and writes the new weights to disk; a server that dies now restarts but loads
+                       no engine yet (src/server/gpu_lease.py)
+    make_room          every rank returns PyTorch's cached memory to the GPU
+    /load_weights      the teacher's engine wakes for its new weights
+    wake_engines       the other engines wake, and every rank samples
+    sleep_engines      the engines fall asleep, once every rank has sampled
 
 The trainer's weights and optimizer states stay where they are throughout.
 """
@@ -23,20 +23,22 @@ from src.server.client import ClassroomClient
 from src.server.engine_sleep import this_process
 from src.server.gpu_lease import GpuLease
 from src.server.schemas import Health, ProcessId
-from src.training.server_assignment import OwnServer
+from src.training.server_assignment import AssignedServer
 from src.vllm.worker_extension import gpu_id
 
 logger = logging.getLogger(__name__)
 
 
 class SharedGpus:
-    """Whose turn it is; without `shared`, nothing happens. Every method is for all ranks at once.
+    """Puts the server's engines to sleep and wakes them when trainer and server share GPUs.
+
+    All ranks call each method together. Without `shared` the methods do nothing.
 
     Raises:
-        ClassroomError: each method, on every rank, if the server did not do its part.
+        ClassroomError: each method, on every rank, if the server failed to sleep or wake.
     """
 
-    def __init__(self, client: ClassroomClient, server: OwnServer, shared: bool, run_folder: Path):
+    def __init__(self, client: ClassroomClient, server: AssignedServer, shared: bool, run_folder: Path):
         self._client = client
         self._server = server
         self._shared = shared
@@ -45,52 +47,54 @@ class SharedGpus:
 
     @classmethod
     def with_server(
-        cls, client: ClassroomClient, server: OwnServer, colocate: bool | None, run_folder: Path
+        cls, client: ClassroomClient, server: AssignedServer, colocate: bool | None, run_folder: Path
     ) -> "SharedGpus":
-        """Find out whether any server uses GPUs of this trainer's, unless `generation.colocate` says it.
+        """Set `shared` from `generation.colocate`; if that is null, from whether any server uses one of this trainer's
+        GPUs.
 
         Raises:
-            ConfigError: if it is to, and cannot.
+            ConfigError: if GPUs are to be shared and the server's engines cannot sleep.
         """
         state = PartialState()
         own = gather_object([gpu_id(state.device)])
-        found = server.for_all(state, lambda: takes_turns(colocate, client.health(), own))
+        found = server.once_per_server(state, lambda: engines_have_to_sleep(colocate, client.health(), own))
         shared = any(gather_object([found]))
         if shared and state.is_main_process:
             logger.info("server and trainer take turns on the GPUs (generation.colocate)")
         return cls(client, server, shared, run_folder)
 
-    def take(self) -> None:
-        """Every rank is done with the engines: have them sleep."""
+    def sleep_engines(self) -> None:
+        """Have all engines sleep, once every rank has reached this call."""
         if self._shared:
             processes = gather_object([(self._server.index, this_process())])
-            borrowers = [process for index, process in processes if index == self._server.index]
-            self._server.for_all(self._state, lambda: self._borrow(borrowers))
+            trainer = [process for index, process in processes if index == self._server.index]
+            self._server.once_per_server(self._state, lambda: self._sleep_and_lease(trainer))
 
     def make_room(self) -> None:
-        """Give cached memory back to the GPUs, before engines wake or a server that died loads them."""
+        """Return cached memory to the GPUs and end the lease, before engines wake or a restarted server loads them."""
         if self._shared:
             clear_device_cache(garbage_collection=True)
             self._state.wait_for_everyone()
-            self._server.for_all(self._state, self._lease.end)
+            self._server.once_per_server(self._state, self._lease.end)
 
-    def leave(self) -> None:
-        """Leave the GPUs to the engines, which are all awake afterwards."""
+    def wake_engines(self) -> None:
+        """Make room on the GPUs and have the server wake its engines."""
         if self._shared:
             self.make_room()
-            self._server.for_all(self._state, self._client.wake_up)
+            self._server.once_per_server(self._state, self._client.wake_up)
 
-    def _borrow(self, borrowers: Sequence[ProcessId]) -> None:
-        """In this order: a server that died before its engines slept has to come back for them to sleep."""
-        self._client.sleep(borrowers)
-        self._lease.take(borrowers)
+    def _sleep_and_lease(self, trainer: Sequence[ProcessId]) -> None:
+        """Sleep first: with a lease, a server that died before its engines slept would not load them, so the call to
+        `sleep` would wait for it in vain."""
+        self._client.sleep(trainer)
+        self._lease.take(trainer)
 
 
-def takes_turns(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:
+def engines_have_to_sleep(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:
     """Whether the server's engines have to sleep while a trainer on the GPUs `own` steps.
 
     Raises:
-        ConfigError: if they are to, and were started without being able to.
+        ConfigError: if `colocate` is true and an engine was started without sleep mode.
     """
     engines = server.seats.values()
     if colocate and any(engine.gpus and not engine.can_sleep for engine in engines):

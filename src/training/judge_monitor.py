@@ -1,5 +1,5 @@
-"""Is the judge being fooled? The trainer's part: now and then, a sample of the batch's conversations goes before the
-held-out judge, and planted ones before the judge that is trained on. The rewards stay what they are.
+"""The trainer's part of checking whether the teacher fools the judge: at intervals, the held-out judge judges a sample
+of the batch again, and the training's judge judges planted conversations. The checks change no reward.
 """
 
 import json
@@ -27,7 +27,7 @@ from src.training.verdict_watch import VerdictWatch
 logger = logging.getLogger(__name__)
 
 
-NOTHING_FOUND: dict[str, Any] = {
+FAILED_CHECK: dict[str, Any] = {
     "gap": {"mean": None, "ci95": None, "n": 0},
     "growth": None,
     "training": None,
@@ -38,15 +38,15 @@ NOTHING_FOUND: dict[str, Any] = {
     "held_out_cost_usd": None,
     "warnings": [],
 }
-"""The line of a check that came to nothing."""
+"""The line in `judge_checks.jsonl` for a check that failed."""
 
 
-class JudgeGuard:
-    """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and warns. The
-    verdicts of every batch are looked at besides: whether they depend on the conversation.
+class JudgeMonitor:
+    """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and logs
+    warnings. For every batch it also tests whether the verdicts depend on the conversation.
 
-    Each check is a line of `judge_checks.jsonl` in the run folder; a step that a resumed run makes again replaces its
-    line. A check that fails is logged and has its line, and stops nothing.
+    Each check is a line of `judge_checks.jsonl` in the run folder. If a resumed run repeats a step, its line is
+    replaced. A failed check is logged and recorded, and does not stop the training.
     """
 
     def __init__(self, config: TrainRLConfig, client: ClassroomClient, run_folder: Path):
@@ -64,15 +64,19 @@ class JudgeGuard:
         return every > 0 and step % every < self._steps_in_batch
 
     def check(self, processes: Processes, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        """Look at the verdicts, and check the judge if it is due, on the main process with its conversations, and
-        return the figures to log; all processes take part."""
+        """Examine the verdicts, and check the judge if a check is due. The main process does this with its own
+        conversations; all processes call it together.
+
+        Returns:
+            The metrics to log.
+        """
         if not self._has_verdicts:  # another environment than the classroom
             return {}
         check = self._check if self.is_due(step) else lambda *_: {}
-        return on_main_process(processes, lambda: self._look(step, records) | check(step, records))
+        return on_main_process(processes, lambda: self._examine_verdicts(step, records) | check(step, records))
 
-    def _look(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        found = self._verdicts.look(records)
+    def _examine_verdicts(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        found = self._verdicts.update(records)
         if found is None:
             return {}
         warning = self._verdicts.new_warning(found)
@@ -82,13 +86,13 @@ class JudgeGuard:
         return figures if found.share is None else figures | {"guard/verdict_dependence": found.share}
 
     def _check(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        """On the main process, of its conversations: their problems are a random part of the batch."""
+        """Check the judge with the main process's conversations, whose problems are a random part of the batch."""
         earlier = [line for line in read_lines(self._path) if line["step"] < step]
         try:
-            line = weigh_check(self._ask(step, records), self._guards, first_gap(earlier)) | {"step": step}
+            line = summarize_check(self._ask(step, records), self._guards, first_gap(earlier)) | {"step": step}
         except ClassroomError as error:
             logger.warning("the judge was not checked at step %d: %s", step, error)
-            line = NOTHING_FOUND | {"step": step, "error": str(error)}
+            line = FAILED_CHECK | {"step": step, "error": str(error)}
         for warning in line["warnings"]:
             logger.warning("step %d: %s", step, warning)
         try:
@@ -112,21 +116,21 @@ class JudgeGuard:
 
 
 def first_gap(checks: Sequence[Mapping[str, Any]]) -> float | None:
-    """The gap that the run began with; None if none was measured yet."""
+    """The gap of the first check that measured one; None if no check has."""
     return next((check["gap"]["mean"] for check in checks if check["gap"]["mean"] is not None), None)
 
 
-def weigh_check(response: JudgeCheckResponse, guards: GuardsConfig, first: float | None) -> dict[str, Any]:
-    """What a check says.
+def summarize_check(response: JudgeCheckResponse, guards: GuardsConfig, first: float | None) -> dict[str, Any]:
+    """The line of a check in `judge_checks.jsonl`.
 
     Args:
-        first: the gap that the run began with.
+        first: the gap at the beginning of the run; None if this check is the first.
 
     Returns:
-        `gap`: how much more the training's judge gives than the held-out one (mean, 95 % interval over problems, n
-        conversations); `growth`: how much of it has come since the run began; `rank_correlation` of the two judges'
-        scores; `canaries`: each one's score by the training's judge; `failed`: how many judgements brought no verdict;
-        `warnings`, in words.
+        `gap`: the training judge's score minus the held-out judge's (mean, 95 % interval over problems, n
+        conversations); `growth`: the gap minus `first`; `rank_correlation` of the two judges' scores; `canaries`: the
+        score of each canary by the training's judge; `failed`: the number of judgements without a verdict; `warnings`:
+        messages for the user.
     """
     pairs = [each for each in response.second_opinions if None not in (each.training, each.held_out)]
     by_problem: dict[str, list[float]] = {}
@@ -168,7 +172,7 @@ def _canary_warnings(canaries: Mapping[str, float | None], guards: GuardsConfig)
 
 
 def metrics_of(check: Mapping[str, Any]) -> dict[str, float]:
-    """A check as metrics of its step; what is not known is left out."""
+    """The metrics of a check; unknown values are left out."""
     found = {
         "guard/gap": check["gap"]["mean"],
         "guard/gap_growth": check["growth"],

@@ -1,4 +1,5 @@
-"""What a training run reports while it runs: trackers, `metrics.jsonl` in the run folder, and a bar or plain lines."""
+"""A callback that reports a training while it runs: in `metrics.jsonl` in the run folder, and as a progress bar or
+lines of text."""
 
 import json
 import math
@@ -15,16 +16,17 @@ from src.results.run_folder import METRICS_NAME, last_figures, read_lines
 
 
 def last_metrics(run_folder: Path) -> dict[str, Any]:
-    """The last value of each metric in `metrics.jsonl`; empty if there is none."""
+    """The last value of each metric in `metrics.jsonl`; empty if there is no such file."""
     return last_figures(read_lines(run_folder / METRICS_NAME))
 
 
-class Progress(TrainerCallback):
-    """Every optimizer step as a line of `metrics.jsonl`; a bar on a terminal, plain lines with an ETA elsewhere.
+class MetricsCallback(TrainerCallback):
+    """Writes a line to `metrics.jsonl` for every optimizer step, and shows a progress bar on a terminal, or lines with
+    an ETA elsewhere.
 
     Args:
-        run_folder: where `metrics.jsonl` goes. Steps that a resumed run makes again replace those in it.
-        every_s: plain lines come at most this often, in seconds; the last step always has one.
+        run_folder: the folder of `metrics.jsonl`. If a resumed run repeats steps, their lines are replaced.
+        every_s: the least seconds between two lines of text; the last step is always shown.
     """
 
     def __init__(self, run_folder: Path, every_s: float = 0.0):
@@ -35,7 +37,7 @@ class Progress(TrainerCallback):
         self._first_step = 0
 
     def describe(self, line: dict[str, Any]) -> str:
-        """What a user reads of one line of metrics."""
+        """The text that shows a line of metrics to the user."""
         return "  ".join(f"{name} {line[name]:.4g}" for name in ("loss", "eval_loss") if name in line)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -54,10 +56,10 @@ class Progress(TrainerCallback):
         logs: Optional[dict[str, Any]] = None,
         **_: Any,
     ) -> None:
-        """Record and show what was logged.
+        """Record and show the logged metrics.
 
         Raises:
-            ClassroomError: if the loss is not a finite number: nothing good comes after that.
+            ClassroomError: if the loss is not finite, because such a training cannot recover.
         """
         if logs is None or not {"loss", "eval_loss"} & set(logs):
             return

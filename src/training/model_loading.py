@@ -1,5 +1,5 @@
-"""Where a training's processes load their models to, and in which type, so that a machine's memory never holds a whole
-model for each of them: weights go to their device one by one as they are read."""
+"""The device and dtype that training processes load their models with. Weights go to the device one by one as they are
+read, so that the host's memory does not hold a whole model per process."""
 
 import os
 from collections.abc import Iterator
@@ -14,28 +14,27 @@ from trl.trainer import grpo_trainer
 
 
 def weights_dtype(dtype: str, has_adapter: bool) -> str:
-    """The type that weights are loaded in for an arithmetic of `train.dtype`.
+    """The dtype to load weights in, for arithmetic in `train.dtype`.
 
-    Weights under training are float32: a learning rate of 5e-7 is lost in bfloat16's rounding; bf16=True casts the
-    arithmetic. DeepSpeed casts whatever it is given to `train.dtype` and makes its float32 masters of that, so float32
-    would only take memory. Weights beside an adapter do not change; the adapter itself is float32 all the same, as PEFT
-    has it.
+    Trained weights are float32, because bfloat16 rounds away the updates of a learning rate of 5e-7; bf16=True casts
+    the arithmetic. DeepSpeed casts all weights to `train.dtype` and makes its float32 master weights from these, so
+    float32 would only take memory. Weights under an adapter do not change; PEFT keeps the adapter itself in float32.
     """
     with_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true"
     return dtype if has_adapter or with_deepspeed else "float32"
 
 
 def device_for_weights() -> torch.device | None:
-    """The device that this process loads models onto; None where they are loaded into the host's memory: that is the
-    device itself on CPUs, and ZeRO-3 splits weights as it reads them."""
+    """The device that this process loads models onto; None for the host's memory: on CPUs that is the device itself,
+    and ZeRO-3 partitions weights as it reads them."""
     device = PartialState().device
     return None if device.type == "cpu" or is_deepspeed_zero3_enabled() else device
 
 
 @contextmanager
 def models_go_to(device: torch.device | None) -> Iterator[None]:
-    """Inside, TRL loads policy and reference onto `device`. By itself it loads both into the host's memory under
-    DeepSpeed and where several processes train, in each of them at the same time."""
+    """Inside, TRL loads policy and reference model onto `device`. TRL alone would load both into the host's memory,
+    with DeepSpeed and with several processes, in all processes at the same time."""
     load = grpo_trainer.create_model_from_path
 
     def load_there(name: str, **options: Any) -> PreTrainedModel:

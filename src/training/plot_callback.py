@@ -1,4 +1,4 @@
-"""Plots of a training while it goes on: as files in the run folder, and as images of the trackers that show them."""
+"""A callback that plots a training while it runs: as files in the run folder, and as images in trackers."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -11,11 +11,11 @@ from src.results.plots import write_plots
 from src.results.run_folder import METRICS_NAME, load_run
 
 
-class PlotLog(TrainerCallback):
-    """Draws the plots anew with every checkpoint and at the end, on the main process.
+class PlotCallback(TrainerCallback):
+    """Draws the plots with every checkpoint and at the end, on the main process.
 
     Args:
-        trainer: whose trackers get them.
+        trainer: the trainer whose trackers get the plots.
     """
 
     def __init__(self, run_folder: Path, trainer: Trainer):
@@ -27,7 +27,7 @@ class PlotLog(TrainerCallback):
         self._draw(args.report_to, state)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._draw([name for name in args.report_to if name != "trackio"], state)  # its run has ended by now
+        self._draw([name for name in args.report_to if name != "trackio"], state)  # trackio's run has ended by now
 
     def _draw(self, trackers: Collection[str], state: TrainerState) -> None:
         drawn = state.global_step == self._drawn_at or not (self._run_folder / METRICS_NAME).exists()

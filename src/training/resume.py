@@ -1,5 +1,5 @@
-"""What a training that goes on from a checkpoint may change. Every key of the configuration either takes effect from
-there on, or has to stay as it was; both are told."""
+"""Which config keys may change when a training resumes. Each key either takes effect from the checkpoint on, which is
+logged, or must keep its value."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 
 MADE_WITH = "train_rl.yaml"
-"""The configuration that a checkpoint was made with, in its folder."""
+"""The file in a checkpoint's folder with the configuration that it was made with."""
 _ORDER = "which problems a step takes follows from it"
 _BATCH = "steps are counted in batches of this size"
 _STATE = "the checkpoint holds a state for this one"
@@ -39,7 +39,7 @@ FIXED = {
     "teacher_model.lora.dropout": _WEIGHTS,
     "teacher_model.lora.bias": _WEIGHTS,
 }
-"""What may not change, and why."""
+"""The keys that must keep their value, and why."""
 TAKES_EFFECT = frozenset(
     f"train.{key}"
     for key in (
@@ -49,23 +49,24 @@ TAKES_EFFECT = frozenset(
         "gpu_memory_gib"
     ).split()
 )
-"""What of the training itself may change. So may all that plays, judges and reports: no checkpoint holds any of it."""
-_UNTOLD = ("dry_run", "logging.save_dir")
+"""The keys of `train` that may change. So may all keys of playing, judging and reporting: no checkpoint depends on
+them."""
+_NOT_COMPARED = ("dry_run", "logging.save_dir")
 
 
 def write_config(checkpoint: Path, config: TrainRLConfig) -> None:
-    """Put down in a checkpoint's folder what it is made with."""
+    """Write the configuration into a checkpoint's folder."""
     (checkpoint / MADE_WITH).write_text(to_yaml(config), encoding="utf-8")
 
 
 def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
-    """Compare a configuration with the one that the last checkpoint was made with.
+    """Compare a configuration with that of the last checkpoint.
 
     Returns:
-        What differs and takes effect from there on, in words; nothing if there is no checkpoint.
+        Descriptions of the changes, which take effect from the checkpoint on; empty without a checkpoint.
 
     Raises:
-        ConfigError: if something differs that may not, with both values, the reason and what to do.
+        ConfigError: if a key in `FIXED` differs; with both values, the reason and what to do.
     """
     checkpoints = (run_folder / "checkpoints").glob("checkpoint-*")
     steps = {int(path.name.rpartition("-")[2]): path for path in checkpoints if re.search(r"-\d+$", path.name)}
@@ -86,7 +87,7 @@ def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
 
 
 def keys_of(schema: type, prefix: str = "") -> list[str]:
-    """The keys of a schema that hold a value: no groups, and nothing inside of lists and of groups that may be null."""
+    """The dotted keys of a schema that hold a value: no groups, and no keys inside lists or groups that may be null."""
     keys: list[str] = []
     for item in fields(schema):
         name = prefix + item.name
@@ -98,13 +99,13 @@ def _changes(made_with: dict[str, Any], config: dict[str, Any]) -> list[tuple[st
     changes = []
     for key in keys_of(TrainRLConfig):
         old, new = _text(made_with, key), _text(config, key)
-        if old is not None and old != new and key not in _UNTOLD:  # None: the key is younger than the checkpoint
+        if old is not None and old != new and key not in _NOT_COMPARED:  # None: the checkpoint is older than the key
             changes.append((key, old, str(new)))
     return changes
 
 
 def _text(config: dict[str, Any], key: str) -> str | None:
-    """A value as text; paths in the run folder without it, for a folder may be moved, or spelt otherwise."""
+    """A value as text. In paths inside the run folder, `…/` replaces the run folder, which may have been moved."""
     value: Any = config
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:

@@ -1,11 +1,11 @@
-"""How long a training run is, and whether it can teach anything: its conversations, its optimizer steps, and how far
-these can move a weight.
+"""The length of a training run, and whether it can change the model: its conversations, its optimizer steps, and how
+far these can move a weight.
 
-The rule: an optimizer of Adam's kind moves a weight by about the learning rate in a step, so `learning rate × steps` is
-about the most that a run can move it, if all steps went one way. The engine computes in a 16-bit format that tells a
-number from one that differs by its rounding unit u (2⁻⁸ of it in bfloat16, 2⁻¹¹ in float16). A run that cannot move a
-weight of typical size by u of itself changes few of the weights that are served, and those by their last digit: that is
-warned about. Of an adapter it counts how far it moves the weights that it is added to.
+The rule: Adam and similar optimizers move a weight by about the learning rate per step, so a run moves it by about
+`learning rate × steps` at most, if all steps have the same sign. The engine's 16-bit format distinguishes a number from
+one that differs by its rounding unit u (a share of 2⁻⁸ in bfloat16, 2⁻¹¹ in float16). A run that cannot move a weight
+of typical size by the share u changes few of the served weights, and those by their last digit; a warning is logged.
+For an adapter the movement of the weights that it is added to counts.
 """
 
 import logging
@@ -22,18 +22,18 @@ from src.rollout.problem import Problem
 logger = logging.getLogger(__name__)
 
 TYPICAL_WEIGHT = 0.02
-"""What Qwen's, Llama's and Gemma's weights are about as large as: their `initializer_range`."""
+"""The approximate size of the weights of Qwen, Llama and Gemma models: their `initializer_range`."""
 TYPICAL_WIDTH = 4096
-"""Inputs of a layer that an adapter is on, about."""
+"""The approximate number of inputs of a layer with an adapter."""
 ROUNDING_UNITS = {"auto": 2**-8, "bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-24}
-"""By the dtype of the teacher's engine; `auto` is bfloat16 for nearly every model."""
+"""The rounding unit by the dtype of the teacher's engine; `auto` is bfloat16 for nearly every model."""
 _FALLING = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 _UNBOUNDED = ("sgd",)  # its steps are as large as the gradient
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """Of a whole run: batches that are sampled, conversations in them, optimizer steps."""
+    """The numbers of sampled batches, of their conversations, and of optimizer steps in a whole run."""
 
     batches: int
     conversations: int
@@ -41,14 +41,14 @@ class RunLength:
 
 
 def run_length(train: TrainConfig, problems: int | None) -> RunLength | None:
-    """How long a run is. A batch takes `number_of_problems_per_batch` problems, what is left of an epoch is dropped,
-    and each batch is trained on in `mu` steps; `max_steps` above 0 counts instead of `epochs`.
+    """The length of a run. A batch takes `number_of_problems_per_batch` problems, an incomplete batch at the end of an
+    epoch is dropped, and each batch is trained on in `mu` steps; `max_steps` above 0 overrides `epochs`.
 
     Args:
-        problems: how many there are to train on; None: not known.
+        problems: the number of training problems; None if unknown.
 
     Returns:
-        None if it depends on the number of problems and that is not known.
+        None if the length depends on an unknown number of problems.
     """
     if train.max_steps > 0:
         steps, batches = train.max_steps, math.ceil(train.max_steps / train.mu)
@@ -61,11 +61,10 @@ def run_length(train: TrainConfig, problems: int | None) -> RunLength | None:
 
 
 def farthest_move(train: TrainConfig, adapter: LoraConfig | None, steps: int) -> float | None:
-    """How far `steps` optimizer steps can move a weight at most, about; None for an optimizer whose steps have no
-    bound.
+    """About the farthest that `steps` optimizer steps can move a weight; None for an optimizer with unbounded steps.
 
-    With an adapter B·A × alpha / rank, B begins at 0, and A's entries with a variance of 1 / (3 × inputs) (PEFT's
-    initialisation): the weight that it is added to moves by learning rate × steps × alpha / √(3 × rank × inputs).
+    In an adapter B·A × alpha / rank, B starts at 0 and A's entries with variance 1 / (3 × inputs) (PEFT's
+    initialization), so the weight that it is added to moves by learning rate × steps × alpha / √(3 × rank × inputs).
     """
     if train.optimizer in _UNBOUNDED:
         return None
@@ -77,28 +76,28 @@ def farthest_move(train: TrainConfig, adapter: LoraConfig | None, steps: int) ->
 
 @dataclass(frozen=True)
 class LengthReport:
-    """What a run amounts to, in lines for its user, and a warning if it cannot teach anything."""
+    """The length of a run as lines of text, and a warning if it can hardly change the model."""
 
     lines: list[str]
     warning: str | None = None
 
     def show(self) -> None:
-        """Print it as comments, so that what is printed with it stays YAML."""
+        """Print the report as comments, so that the output of a dry run stays valid YAML."""
         for line in (*self.lines, *([f"warning: {self.warning}"] if self.warning else [])):
             print(f"# {line}")
 
     def log(self) -> None:
-        """Say it in the log of a program that starts."""
+        """Log the report."""
         logger.info("%s", ";".join(self.lines))
         if self.warning is not None:
             logger.warning("%s", self.warning)
 
 
 def report_length(config: TrainRLConfig, problems: int | None, unknown: str = "") -> LengthReport:
-    """What a run amounts to.
+    """Report the length of a run.
 
     Args:
-        problems: how many there are to train on; None: not known, for the reason in `unknown`.
+        problems: the number of training problems; None if unknown, for the reason in `unknown`.
     """
     train = config.train
     size = train.number_of_problems_per_batch * train.num_samples_per_problem
@@ -146,10 +145,10 @@ def _percent(move: float) -> str:
 
 
 def load_training_problems(config: TrainRLConfig) -> list[Problem]:
-    """The problems to train on, in the order of the seed.
+    """The training problems, in the order that the seed gives.
 
     Raises:
-        ConfigError: if they do not make up one batch.
+        ConfigError: if they are too few for one batch.
     """
     dataset, wanted = config.dataset, config.train.number_of_problems_per_batch
     problems = load_problems(dataset.train_datasets, dataset.max_train_examples, config.seed)
@@ -164,12 +163,11 @@ def load_training_problems(config: TrainRLConfig) -> list[Problem]:
 
 
 def report_length_before_training(config: TrainRLConfig) -> LengthReport:
-    """As `report_length`, for programs that do not train: what is not on this machine's disk is not fetched to be
-    counted.
+    """`report_length` for programs that do not train: a dataset on the Hub is not downloaded to count its problems.
 
     Raises:
         DataError: if a dataset, or the template that makes problems of it, cannot be used.
-        ConfigError: if the problems do not make up one batch.
+        ConfigError: if the problems are too few for one batch.
     """
     missing = next((each for each in config.dataset.train_datasets if not _is_here(each)), None)
     if missing is None:
@@ -178,7 +176,8 @@ def report_length_before_training(config: TrainRLConfig) -> LengthReport:
 
 
 def log_length_before_training(config: TrainRLConfig) -> None:
-    """Say it in the log of a server, which can do without problems: what is wrong with them is a warning."""
+    """Log the length of the training when a server starts. A server needs no problems, so an error in them is logged as
+    a warning."""
     try:
         report_length_before_training(config).log()
     except ClassroomError as error:

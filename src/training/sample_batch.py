@@ -1,5 +1,5 @@
-"""From conversations to the columns that TRL trains on: what the server says was sampled, token by token, and what it
-was worth."""
+"""Samples a batch on the server and turns its conversations into the columns that TRL trains on: tokens, masks,
+log-probs and rewards."""
 
 import hashlib
 import logging
@@ -21,21 +21,21 @@ from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
 from src.training.context import TrainerContext
-from src.training.judge_monitor import JudgeGuard
+from src.training.judge_monitor import JudgeMonitor
 
 logger = logging.getLogger(__name__)
 
 
 class ClassroomRollout:
-    """TRL's `rollout_func`: this rank's slice of problem ids in, tokens of their conversations out.
+    """TRL's `rollout_func`: takes this rank's slice of problem ids, returns the tokens of their conversations.
 
     Args:
         problems: the training problems by id.
-        reward_weights: of the rewards' sum, as configured here.
-        max_failed_share: above this share of conversations in a batch that have no verdict, or whose content the judge
-            refused, over all ranks, the run stops.
-        guard: looks after the judge.
-        metrics: what the environment tells of a batch besides.
+        reward_weights: the configured weights of the rewards.
+        max_failed_share: the run stops if more than this share of a batch's conversations, over all ranks, have no
+            verdict or content that the judge refused.
+        judge_monitor: checks the judge during the training.
+        metrics: computes the environment's own metrics of a batch.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ClassroomRollout:
         seed: int,
         reward_weights: dict[str, float],
         max_failed_share: float,
-        guard: JudgeGuard,
+        judge_monitor: JudgeMonitor,
         metrics: Callable[[Sequence[Trajectory]], dict[str, float]],
     ):
         self._problems = problems
@@ -57,26 +57,26 @@ class ClassroomRollout:
         self._seed = seed
         self._reward_weights = reward_weights
         self._max_failed_share = max_failed_share
-        self._guard = guard
+        self._judge_monitor = judge_monitor
         self._metrics = metrics
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
-        """Play one conversation per prompt (a problem id, repeated for its group).
+        """Sample one conversation per prompt (a problem id, repeated for its group).
 
         Raises:
-            TooManyFailedJudgements: on every rank, if judging failed for too many.
-            ConfigError: on every rank, if a server sums up rewards by other weights.
-            ClassroomError: on every rank, if sampling failed on any, or its conversations could not be written.
+            TooManyFailedJudgements: on every rank, if judging failed for too many conversations.
+            ConfigError: on every rank, if a server uses other reward weights.
+            ClassroomError: on every rank, if sampling, or writing the conversations, failed on any.
         """
         started = time.monotonic()
         request = self._request(prompts, trainer)
-        trainer.gpus.leave()
+        trainer.gpus.wake_engines()
         rank = trainer.accelerator.process_index
         response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
         records = response.conversations
-        checked = self._guard.check(trainer.accelerator, request.step, records)  # while the engines are awake
-        trainer.gpus.take()
+        checked = self._judge_monitor.check(trainer.accelerator, request.step, records)  # while the engines are awake
+        trainer.gpus.sleep_engines()
         self._check_judging(records)
         metrics = batch_metrics(records) | self._metrics(records) | checked
         for seat in dict.fromkeys(gather_object([*response.usage])):
@@ -90,8 +90,8 @@ class ClassroomRollout:
     def _request(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]
         policy, step, accelerator = trainer.policy, trainer.state.global_step, trainer.accelerator
-        # A trainer that is started again asks for its batch by the same id, and gets what was played of it already.
-        # What stopped the one before may have been the judge: the first batch is judged again where that failed.
+        # A restarted trainer requests its batch by the same id, and gets the conversations that were played already.
+        # A judge that failed may have stopped the trainer before: in the first batch, failed attempts are repeated.
         first, self._first = self._first, False
         rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
         slice_digest = hashlib.sha256(repr((self._seed, problems)).encode()).hexdigest()[:8]
@@ -125,8 +125,8 @@ class ClassroomRollout:
         return response
 
     def _check_judging(self, records: Sequence[Trajectory]) -> None:
-        """That enough of the batch was judged. What has no reward because a context was full is no failure of the
-        judge: it is told, and only a batch of nothing else stops the run."""
+        """Raise if too little of the batch was judged. A conversation without a reward because a context was full is
+        not the judge's failure: it is logged, and stops the run only if the whole batch has no reward."""
         total = sum(gather_object([len(records)]))
         lost = [record for record in records if record.reward is None]
         overflows = gather_object([(record.id, record.overflow) for record in records if record.overflow])
@@ -159,9 +159,9 @@ class ClassroomRollout:
 
 
 def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
-    """TRL's rollout columns, one entry per conversation in order: nothing is dropped or reordered.
+    """TRL's rollout columns, one entry per conversation in the given order.
 
-    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 where the policy sampled.
+    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 for tokens that the policy sampled.
     """
     return {
         "prompt_ids": [record.prompt_ids for record in records],
@@ -174,12 +174,12 @@ def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
 
 
 def reward(prompts: list, completions: list, reward: list[float | None], **_: Any) -> list[float | None]:
-    """TRL's reward function: the weighted sum that came with each conversation; None for one without a verdict."""
+    """TRL's reward function: the `reward` of each conversation; None for one without a verdict."""
     return reward
 
 
 def batch_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
-    """What a batch was like, as means over its episodes, whatever the environment."""
+    """The metrics of a batch that all environments have, as means over its episodes."""
     metrics = {
         "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
@@ -193,9 +193,9 @@ def batch_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]:
-    """What a batch took of a seat's API, over all ranks; nothing for a seat that is not behind one.
+    """Metrics of what a batch used of a seat's API, over all ranks; empty for a seat that is not behind an API.
 
-    `…/run_cost_usd` is the spending of the whole run so far, as the server that spent most counts it.
+    `…/run_cost_usd` is the spending of the whole run so far, by the count of the server that spent most.
     """
     known = [usage for usage in usages if usage is not None]
     if not known:
@@ -212,7 +212,7 @@ def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]
 
 
 def _overflowed(record: Trajectory) -> bool:
-    """Whether it could not go on because a context was full."""
+    """Whether the episode could not go on because a context was full."""
     return record.failure is not None and record.overflow is not None
 
 

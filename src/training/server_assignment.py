@@ -1,8 +1,8 @@
-"""Which server a process of the training talks to, where there are several: one for each machine.
+"""Which server each training process talks to, if there are several servers: one per machine.
 
-Every process has its own server: it is played for by that one, and asks it for its rewards. Of the processes that share
-a server the first one speaks to it for all: it has weights loaded, and engines put to sleep and woken. So weights are
-published once for each server, and no process needs to reach another machine's.
+Each process is assigned one server, which plays its episodes and computes their rewards. The first of the processes
+that share a server is its leader: it has the server load weights and puts the server's engines to sleep. So weights are
+published once per server, and no process needs to reach the server of another machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,29 +20,29 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class OwnServer:
-    """The server of one process: its place among all, its address, and whether this process speaks for those that
-    share it."""
+class AssignedServer:
+    """The server of one process: its position in `generation.server_urls`, its address, and whether this process is the
+    leader of those that share it."""
 
     index: int
     url: str
-    speaks: bool
+    is_leader: bool
 
-    def for_all(self, processes: Processes, action: Callable[[], Result]) -> Result | None:
-        """Have the action done once for each server; for all processes at once.
+    def once_per_server(self, processes: Processes, action: Callable[[], Result]) -> Result | None:
+        """Run the action on each server's leader; all processes call this together.
 
         Returns:
-            Its result, on the processes that speak; None on the others.
+            The action's result on leaders; None on the others.
 
         Raises:
-            ClassroomError: on every process, if it failed for any server.
+            ClassroomError: on every process, if the action failed on any leader.
         """
-        return on_every_process(processes, action if self.speaks else lambda: None)
+        return on_every_process(processes, action if self.is_leader else lambda: None)
 
 
-def own_server(generation: GenerationConfig, rank: int, processes: int) -> OwnServer:
-    """The server of this process: processes are dealt out in order, so that those of one machine, which accelerate
-    numbers in a row, come to the same server if there is one for each machine.
+def assign_server(generation: GenerationConfig, rank: int, processes: int) -> AssignedServer:
+    """Assign a server to the process of this rank. Ranks are split into contiguous blocks, one per server. accelerate
+    numbers the processes of a machine in a row, so with one server per machine they share it.
 
     Raises:
         ConfigError: if there are more servers than processes, or a token is missing.
@@ -59,4 +59,4 @@ def own_server(generation: GenerationConfig, rank: int, processes: int) -> OwnSe
         token_for(generation.server_host)
     else:
         token_for(urlsplit(urls[index]).hostname or "", "generation.server_urls")
-    return OwnServer(index, urls[index].rstrip("/"), speaks=places.index(index) == rank)
+    return AssignedServer(index, urls[index].rstrip("/"), is_leader=places.index(index) == rank)

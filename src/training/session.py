@@ -1,5 +1,5 @@
-"""A training from its run folder to its released model, whatever the algorithm: what comes before the first step, and
-what follows the last one."""
+"""A training session for any algorithm: everything before the first step, and after the last one until the model is
+released."""
 
 import logging
 import uuid
@@ -29,11 +29,11 @@ from src.training.checkpoints import last_checkpoint, remove_leftovers, step_of
 from src.training.collective import on_every_process, on_main_process
 from src.training.gpu_sharing import SharedGpus
 from src.training.metrics_callback import last_metrics
-from src.training.plot_callback import PlotLog
+from src.training.plot_callback import PlotCallback
 from src.training.resume import check_resume
 from src.training.run_length import load_training_problems, report_length
-from src.training.server_assignment import OwnServer, own_server
-from src.training.step_progress import GRPOProgress
+from src.training.server_assignment import AssignedServer, assign_server
+from src.training.step_progress import GRPOMetricsCallback
 from src.training.weight_delta import parameter_movement
 
 logger = logging.getLogger(__name__)
@@ -42,15 +42,15 @@ _LEAST_FOR_AN_ADAPTER = 5e-6
 
 @dataclass
 class TrainingSession:
-    """One process's part of a training that is about to begin, or to go on.
+    """One process's part of a training that is about to begin or to resume.
 
     Attributes:
-        run_folder: shared with the server.
-        run_id: names this run's policies; the same after a resume.
+        run_folder: the folder that trainer and server share.
+        run_id: identifies this run's policies; it stays the same after a resume.
         problems: the training problems.
-        client, server: who plays this process's episodes, and whether it publishes weights there.
-        gpus: whose turn it is on GPUs that trainer and server share.
-        checkpoint: where the training goes on from; None for a new one.
+        client, server: the client of the server that plays this process's episodes, and that server's assignment.
+        gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
+        checkpoint: the checkpoint to resume from; None for a new training.
     """
 
     config: TrainRLConfig
@@ -58,24 +58,26 @@ class TrainingSession:
     run_id: str
     problems: list[Problem]
     client: ClassroomClient
-    server: OwnServer
+    server: AssignedServer
     gpus: SharedGpus
     checkpoint: str | None
 
     def run(self, trainer: Any) -> None:
-        """Train to the end, from the checkpoint if there is one, and leave model, figures and what the Hub gets.
+        """Train to the end, from the checkpoint if there is one, then save the model, write `learning.json`, and push
+        to the Hub if configured.
 
         Args:
             trainer: a transformers `Trainer` that is a `TrainerContext` and has `publisher`, `save_progress`,
                 `save_adapter` and `save_whole`.
 
         Raises:
-            ClassroomError: on every rank, if the server refuses or fails. What was trained by then is kept.
+            ClassroomError: on every rank, if the server refuses or fails. If judging or an API failed, a checkpoint of
+                the steps so far is saved first.
         """
         config, run_folder, state = self.config, self.run_folder, PartialState()
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(GRPOProgress(run_folder))
-        trainer.add_callback(PlotLog(run_folder, trainer))
+        trainer.add_callback(GRPOMetricsCallback(run_folder))
+        trainer.add_callback(PlotCallback(run_folder, trainer))
         limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
         environment_of(config).check_problems(config, self.problems, trainer.processing_class, limit)
         on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(self.checkpoint)))
@@ -85,28 +87,28 @@ class TrainingSession:
             trainer.save_progress()
             raise
         trainer.publisher.sync_weights()
-        self.gpus.leave()
+        self.gpus.wake_engines()
         if trainer.has_adapter:
             trainer.save_adapter(run_folder / "adapter")
         trainer.save_whole(run_folder / "model")
         base = config.teacher_model.model_name_or_path
         movement = parameter_movement(trainer, base)
-        if state.is_main_process:  # alone: an upload may take longer than the others would wait
+        if state.is_main_process:  # not a collective: an upload may take longer than the other ranks would wait
             print(describe_learning(write_learning(run_folder, movement)), flush=True)
             release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
 
 
 @contextmanager
 def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
-    """Claim the run folder, load the problems, find the server, and look for a checkpoint; all ranks take part. The
-    process group has to be set up.
+    """Claim the run folder, load the problems, connect to the server, and find the last checkpoint. All ranks take
+    part; the process group must exist.
 
     Raises:
         ConfigError: if an adapter does not fit its model, or a checkpoint the configuration.
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
-    disable_progress_bar()  # of loading and saving; the training has its own
+    disable_progress_bar()  # the bars of loading and saving; the training has its own
     run_folder, state = Path(config.logging.save_dir).resolve(), PartialState()
     main = state.is_main_process
     with on_every_process(state, lambda: claim("train_rl", run_folder) if main else nullcontext()):
@@ -114,16 +116,16 @@ def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
 
 
 def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> TrainingSession:
-    on_main_process(state, lambda: _tell_of_changes(config, run_folder))
+    on_main_process(state, lambda: _log_config_changes(config, run_folder))
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))
     if state.is_main_process:
         report_length(config, len(problems)).log()
-    server = on_every_process(state, lambda: own_server(config.generation, state.process_index, state.num_processes))
+    server = on_every_process(state, lambda: assign_server(config.generation, state.process_index, state.num_processes))
     client = on_every_process(state, lambda: connect(config, server))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
     gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
-    gpus.take()
+    gpus.sleep_engines()
     return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint)
 
 
@@ -134,12 +136,12 @@ def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
     return last
 
 
-def connect(config: TrainRLConfig, server: OwnServer) -> ClassroomClient:
-    """A client of this process's server, which answers.
+def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
+    """Connect to this process's server.
 
     Raises:
-        DeadlineExceeded: if it does not.
-        ConfigError: if it belongs to another run, or is another one of this run's servers.
+        DeadlineExceeded: if it does not answer.
+        ConfigError: if it belongs to another run, or has another position among this run's servers.
     """
     generation, run_folder = config.generation, Path(config.logging.save_dir).resolve()
     client = ClassroomClient(
@@ -169,9 +171,9 @@ def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) ->
 
 
 def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
-    """Record the configuration, and return the run's id; it keeps it over restarts."""
-    _tell_about_truncation(config)
-    _tell_about_learning_rate(config)
+    """Record the configuration, and return the run's id, which stays the same over restarts."""
+    _warn_about_truncation(config)
+    _warn_about_learning_rate(config)
     record_run(config, "train_rl")
     remove_leftovers(run_folder)
     path = run_folder / "run_id"
@@ -180,13 +182,13 @@ def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _tell_of_changes(config: TrainRLConfig, run_folder: Path) -> None:
-    """Before anything is written or loaded."""
+def _log_config_changes(config: TrainRLConfig, run_folder: Path) -> None:
+    """Log changed config keys, and refuse a change that is not allowed, before anything is written or loaded."""
     for change in check_resume(run_folder, config):
         logger.warning("%s", change)
 
 
-def _tell_about_truncation(config: TrainRLConfig) -> None:
+def _warn_about_truncation(config: TrainRLConfig) -> None:
     options = config.teacher_model.vllm
     if options.top_p < 1 or options.top_k != -1:
         logger.warning(
@@ -199,7 +201,7 @@ def _tell_about_truncation(config: TrainRLConfig) -> None:
         )
 
 
-def _tell_about_learning_rate(config: TrainRLConfig) -> None:
+def _warn_about_learning_rate(config: TrainRLConfig) -> None:
     if config.teacher_model.adapter is not None and config.train.learning_rate < _LEAST_FOR_AN_ADAPTER:
         logger.warning(
             "train.learning_rate is %g, which suits the training of all weights; an adapter hardly learns with it. "

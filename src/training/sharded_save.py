@@ -1,5 +1,5 @@
-"""Saving a model that is being trained, its weights split between processes or not, without ever holding a second one:
-weights are gathered one by one and written shard by shard."""
+"""Saves the trained model, partitioned between processes or not, without a second copy in memory: weights are gathered
+one by one and written shard by shard."""
 
 import json
 import logging
@@ -31,17 +31,18 @@ Save = Callable[[Path], None]
 
 
 def weight_bytes(model: torch.nn.Module, only_trained: bool = False) -> int:
-    """How many bytes the weights have, those held by other processes included; or only those that are trained."""
+    """The size of the weights in bytes, including partitions on other processes; with `only_trained`, of the trained
+    ones only."""
     counted = (each for each in model.parameters() if each.requires_grad or not only_trained)
     return sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in counted)
 
 
 def save_together(trainer: TrainerContext, write: Callable[[Save], None]) -> None:
-    """Have the main process save the trained model, an adapter merged into it; all processes take part. The folder is
-    like any that transformers saves, with smaller shards.
+    """Have the main process save the trained model, with an adapter merged in; all processes call this together. The
+    folder has transformers' format, with smaller shards.
 
     Args:
-        write: runs on the main process; it gets the function that saves model and tokenizer into a folder.
+        write: runs on the main process; its argument is a function that saves model and tokenizer into a folder.
 
     Raises:
         ClassroomError: on every process, if `write` raised one.
@@ -59,8 +60,8 @@ def save_together(trainer: TrainerContext, write: Callable[[Save], None]) -> Non
 
 
 def save_adapter_together(trainer: TrainerContext, write: Callable[[Save], None]) -> None:
-    """Have the main process save the adapter alone, as PEFT does: its weights and its configuration. All processes take
-    part; `write` and errors are as for `save_together`."""
+    """Have the main process save the adapter's weights and configuration in PEFT's format; all processes call this
+    together. `write` and errors are as for `save_together`."""
     model = trained_model(trainer)
     pieces = gathered_adapter(model, trainer.accelerator.is_main_process)
 
@@ -74,19 +75,19 @@ def save_adapter_together(trainer: TrainerContext, write: Callable[[Save], None]
 
 
 def _config_to_publish(config: PeftConfig) -> str:
-    """As PEFT writes it, but with sets in an order: equal adapters get equal files from every process."""
+    """PEFT's configuration file with sets sorted, so that every process writes the same file for the same adapter."""
     fields = replace(config, inference_mode=True).to_dict().items()
     return json.dumps({key: sorted(value) if isinstance(value, set) else value for key, value in fields}, indent=2)
 
 
 def trained_model(trainer: TrainerContext) -> PreTrainedModel | PeftModel:
-    """The model under training, without what accelerate and DeepSpeed put around it."""
+    """The model under training, without the wrappers of accelerate and DeepSpeed."""
     return trainer.accelerator.unwrap_model(trainer.model_wrapped)
 
 
 def use_together(trainer: TrainerContext, pieces: Iterator[Weights], use: Callable[[], Result]) -> Result:
-    """Have the main process run `use`, which goes through the pieces, and give its result to all; all processes take
-    part.
+    """Have the main process run `use`, which iterates over the pieces, and broadcast its result; all processes call
+    this together.
 
     Raises:
         ClassroomError: on every process, if `use` raised one.
@@ -96,7 +97,7 @@ def use_together(trainer: TrainerContext, pieces: Iterator[Weights], use: Callab
         try:
             return use()
         finally:
-            _exhaust(pieces)  # the other processes go through all of it, whatever went wrong in this one
+            _exhaust(pieces)  # the other processes iterate over all pieces, even if this one failed
 
     if not trainer.accelerator.is_main_process:
         _exhaust(pieces)
@@ -104,17 +105,17 @@ def use_together(trainer: TrainerContext, pieces: Iterator[Weights], use: Callab
 
 
 def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
-    """The weights as they are published, a few at a time, on the CPU; all processes have to go through all of it.
+    """Yields the weights to publish in pieces, on the CPU; all processes must iterate over all of them.
 
-    Names and shapes are those of the Hub's format: what transformers changed on loading is changed back. Tied weights
-    come once. Usually a piece is one parameter. Where transformers makes several parameters from one tensor of the
-    Hub's format, changing back needs them together, and the only piece is the whole model.
+    Names and shapes are those of the Hub's format: conversions that transformers made on loading are reverted. Tied
+    weights come once. A piece is usually one parameter. If transformers makes several parameters from one tensor of the
+    Hub's format, reverting needs them together, and the whole model is the only piece.
 
     An adapter is merged in: a weight W comes as W + scale × B·A, added in float32.
 
     Args:
         model: a model of transformers, with PEFT's layers in it or without.
-        keep: whether this process wants the weights; the others get nothing, and hold one parameter at a time only.
+        keep: whether this process needs the weights; the others yield nothing, and hold one parameter at a time.
     """
     from deepspeed import zero
 
@@ -137,8 +138,8 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
 
 
 def gathered_adapter(model: PeftModel, keep: bool) -> Iterator[Weights]:
-    """The trained weights of an adapter under the names that PEFT saves them by, one at a time, on the CPU; all
-    processes have to go through all of it, and `keep` says whether this one wants them."""
+    """Yields the trained weights of an adapter one at a time, on the CPU, with the names of PEFT's files. All processes
+    must iterate over all of them; `keep` says whether this one needs them."""
     from deepspeed import zero
 
     for name, tensor in model.named_parameters():
@@ -151,17 +152,17 @@ def gathered_adapter(model: PeftModel, keep: bool) -> Iterator[Weights]:
 
 
 def adapted_layers(model: PreTrainedModel) -> list[LoraLayer]:
-    """PEFT's layers in a model; none without an adapter."""
+    """The model's layers with an adapter; empty without one."""
     return [each for each in model.modules() if isinstance(each, LoraLayer)]
 
 
 def adapted_weight(layer: LoraLayer) -> torch.Tensor:
-    """That of a linear layer, or the one of several experts' that PEFT's layer is about."""
+    """The model's own weight under an adapter layer: that of a linear layer, or one of several experts'."""
     return layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
 
 
 def adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
-    """What such a layer trains."""
+    """The weights that an adapter layer trains."""
     return [each for name in layer.adapter_layer_names for each in getattr(layer, name).parameters()]
 
 
@@ -170,8 +171,7 @@ def _merged(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:
 
 
 def _saved_tensors(model: PreTrainedModel) -> Weights:
-    """Parameters and buffers by the names that they have without an adapter, in the model's order; of tied ones only
-    that from which the others follow."""
+    """Parameters and buffers by their names without an adapter, in the model's order; of tied ones only the source."""
     layers = adapted_layers(model)
     learned = {id(tensor) for layer in layers for tensor in adapter_weights(layer)}
     tensors = {
@@ -191,13 +191,13 @@ def _saved_tensors(model: PreTrainedModel) -> Weights:
 
 def _are_converted_together(model: PreTrainedModel) -> bool:
     conversions = getattr(model, "_weight_conversions", None)
-    if conversions is None:  # on loading from a folder none was needed; transformers then takes the class's own
+    if conversions is None:  # loading needed none; transformers then uses those of the model's class
         conversions = get_model_conversion_mapping(model, add_legacy=False)
     return any(len(conversion.target_patterns) > 1 for conversion in conversions)
 
 
 def write_shards(pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write weights into safetensors files, each as soon as it holds `shard_bytes`; those of an earlier save go."""
+    """Write weights into safetensors files of about `shard_bytes`; files of an earlier save are removed."""
     for path in (*folder.glob("*.safetensors"), folder / SAFE_WEIGHTS_INDEX_NAME):
         path.unlink(missing_ok=True)
     shards: list[list[str]] = []
@@ -227,7 +227,7 @@ def _unfinished(folder: Path, number: int) -> Path:
 
 
 def _give_names(folder: Path, shards: Sequence[Sequence[str]], total_bytes: int) -> None:
-    """transformers' names, which tell how many files there are; several have an index."""
+    """Rename the shards as transformers does, with the number of files in each name, and write an index for several."""
     if len(shards) == 1:
         _unfinished(folder, 0).rename(folder / SAFE_WEIGHTS_NAME)
         return

@@ -1,17 +1,18 @@
-"""What a user sees of each GRPO step: reward, and where the time went."""
+"""What a GRPO training shows of each step: the reward, and the seconds of rollout, publishing and training."""
 
 import time
 from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from src.training.metrics_callback import Progress
+from src.training.metrics_callback import MetricsCallback
 
 _OF_THE_BATCH = ("seconds/rollout", "seconds/publish")
 
 
-class GRPOProgress(Progress):
-    """Splits each step's time into rollout, publishing and training. A batch is sampled in the first of its passes."""
+class GRPOMetricsCallback(MetricsCallback):
+    """Splits each step's time into rollout, publishing and training. A batch is sampled in the first of its `mu`
+    steps."""
 
     _mark = 0.0
 

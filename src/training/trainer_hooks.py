@@ -1,6 +1,6 @@
-"""What is changed of transformers' `Trainer`, for every algorithm: all overrides of its private methods stand here.
+"""Changes to transformers' `Trainer` for every algorithm; all overrides of its private methods are in this module.
 
-They were checked against the version in `CHECKED_AGAINST`. tests/training/test_hooks.py fails when a signature changes.
+They were checked against the version in `CHECKED_AGAINST`. tests/training/test_hooks.py fails if a signature changes.
 """
 
 import logging
@@ -28,9 +28,9 @@ SIGNATURES = {
 """The parameters of the overridden methods."""
 
 
-class ConfiguredRates(Trainer):
-    """Goes on with the learning rate, the schedule and the saving that are configured. Transformers takes the first and
-    the last from the checkpoint, whatever the configuration says."""
+class ConfiguredLearningRate(Trainer):
+    """Resumes with the configured learning rate, schedule and save steps. transformers takes learning rate and save
+    steps from the checkpoint, even if the configuration changed."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -44,17 +44,17 @@ class ConfiguredRates(Trainer):
         rate = self.args.learning_rate
         now = [rate * share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
         scheduler.base_lrs, scheduler._last_lr = [rate] * len(now), now
-        for optimizer in (scheduler.optimizer, self.optimizer):  # with DeepSpeed one may be inside of the other
+        for optimizer in (scheduler.optimizer, self.optimizer):  # DeepSpeed wraps one in the other
             for group, rate_now in zip(optimizer.param_groups, now, strict=True):
                 group["lr"], group["initial_lr"] = rate_now, rate
 
 
-class WholeCheckpoints(Trainer):
-    """Writes a checkpoint under another name until it is complete. A run without this would go on from half of one.
+class AtomicCheckpoints(Trainer):
+    """Writes a checkpoint under another name until it is complete, so that no run resumes from a partial one.
 
     Attributes:
-        run_config: the configuration; a checkpoint holds it.
-        has_adapter: whether an adapter is trained in place of the model's own weights.
+        run_config: the configuration, which is saved in each checkpoint.
+        has_adapter: whether an adapter is trained instead of the model's own weights.
     """
 
     run_config: Any
@@ -62,13 +62,13 @@ class WholeCheckpoints(Trainer):
     _saving_checkpoint = False
 
     def save_progress(self) -> None:
-        """Leave a checkpoint of the steps made so far, unless there is one already; all ranks take part."""
+        """Save a checkpoint of the steps so far, unless there is one already; all ranks call this together."""
         checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.state.global_step > 0 and not checkpoint.exists():
             self._save_checkpoint(self.model_wrapped, None)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save model and tokenizer, of an adapter that alone; all ranks take part."""
+        """Save model and tokenizer, or only the adapter if one is trained; all ranks call this together."""
         save_trained = save_adapter_together if self.has_adapter else save_together
         save_trained(self, lambda save: save(Path(output_dir or self.args.output_dir)))
 
@@ -77,7 +77,7 @@ class WholeCheckpoints(Trainer):
         return str(Path(folder) / UNFINISHED) if self._saving_checkpoint else folder
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As the trainer does, but under another name until it is complete; what fails leaves nothing behind."""
+        """Save a checkpoint under another name, and rename it when it is complete; a failure leaves no files behind."""
         folder, keep = Path(self.args.output_dir), self.args.save_total_limit
         on_main_process(self.accelerator, lambda: remove_unfinished(folder))
         self._saving_checkpoint = True

@@ -1,9 +1,9 @@
-"""Do the judge's verdicts depend on the conversation? From the verdicts of a training's own batches, without asking
-anybody again.
+"""Tests whether the judge's verdicts depend on the conversation, from the verdicts of a training's own batches, without
+further judge requests.
 
-Two signs that they do not. Every conversation on a problem has the same verdict, on every problem: then a group has
-nothing to compare, and GRPO nothing to learn. Or the attempts at one conversation agree no better than attempts at
-different conversations on the same problem: then the rewards are noise.
+Two signs show that they do not. All conversations on a problem have the same verdict, for every problem: then the
+rewards of a group are equal, and GRPO learns nothing. Or two attempts at one conversation agree no better than attempts
+at two conversations on the same problem: then the rewards are noise.
 """
 
 from collections import deque
@@ -18,10 +18,11 @@ from src.classroom.verdicts import Verdict
 
 LEAST_FOR_SAME = 128
 LEAST_FOR_DEPENDENCE = 256
-"""Conversations. With as many, in groups of 8 with two attempts each, a dependence of 0 is measured below 2 / √256
-(0.125) in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never (simulated with normally distributed scores)."""
+"""The least conversations for `share` to be meaningful. With 256 of them, in groups of 8 with two attempts each, a true
+dependence of 0 is measured below 2 / √256 (0.125) in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never
+(simulated with normally distributed scores)."""
 LEAST_THAT_DIFFER = 20
-"""Conversations with a verdict other than their group's commonest. Fewer are single slips, which tell nothing."""
+"""The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,14 @@ class Dependence:
     """How far verdicts depend on the conversation.
 
     Attributes:
-        conversations: how many were looked at.
-        same: whether every group had one verdict throughout.
+        conversations: the number of conversations that were examined.
+        same: whether all conversations of each group had the same verdict.
         share: 1 − the mean squared difference of two attempts at one conversation ÷ that of attempts at two
-            conversations of its group (the intraclass correlation, in pairs): 1 if nothing but the conversation counts,
-            0 if it does not count. None without two attempts, and if no two conversations of a group differ.
-        compared: how many conversations `share` is from.
-        differing: how many of them have a verdict other than their group's commonest.
+            conversations of its group (the intraclass correlation, computed from pairs): 1 if verdicts depend on the
+            conversation only, 0 if they do not depend on it. None without two attempts, and if no two conversations of
+            a group differ.
+        compared: the number of conversations that `share` is computed from.
+        differing: the number of those whose verdict differs from their group's most common one.
     """
 
     conversations: int
@@ -46,7 +48,7 @@ class Dependence:
 
     @property
     def warning(self) -> str | None:
-        """What a user is to know, in words."""
+        """A warning for the user; None if there is no reason for one."""
         if self.same and self.conversations >= LEAST_FOR_SAME:
             return (
                 "The judge gave every conversation on a problem the same verdict, on every problem, in the last "
@@ -66,14 +68,14 @@ class Dependence:
 
 
 class VerdictWatch:
-    """Looks at every batch of a training, and at as many before it as make up enough conversations."""
+    """Computes the dependence over the latest batches of a training, as many as give enough conversations."""
 
     def __init__(self) -> None:
         self._batches: deque[Sequence[ConversationRecord]] = deque()
         self._warned = False
 
-    def look(self, records: Sequence[ConversationRecord]) -> Dependence | None:
-        """What the latest conversations say; None while they are too few."""
+    def update(self, records: Sequence[ConversationRecord]) -> Dependence | None:
+        """Add a batch, and return the dependence over the latest conversations; None if they are too few."""
         self._batches.append([record for record in records if any(verdict.valid for verdict in record.verdicts)])
         while sum(map(len, self._batches)) - len(self._batches[0]) >= LEAST_FOR_DEPENDENCE:
             self._batches.popleft()
@@ -81,14 +83,14 @@ class VerdictWatch:
         return dependence(latest) if len(latest) >= LEAST_FOR_SAME else None
 
     def new_warning(self, found: Dependence) -> str | None:
-        """The warning, if there was none about the batch before."""
+        """The warning, if the batch before had none."""
         warning = found.warning
         is_new, self._warned = warning is not None and not self._warned, warning is not None
         return warning if is_new else None
 
 
 def dependence(records: Sequence[ConversationRecord]) -> Dependence:
-    """How far the verdicts of these conversations depend on them. A group is one problem at one step."""
+    """The dependence of the verdicts of these conversations. A group is one problem at one step."""
     groups: dict[tuple[int, str], list[ConversationRecord]] = {}
     for record in records:
         groups.setdefault((record.step, record.problem_id), []).append(record)

@@ -1,4 +1,4 @@
-"""How far the parameters moved: those that are trained, against what the training began with, one at a time."""
+"""How far the trained parameters moved from the initial model, compared one at a time."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 def parameter_movement(trainer: TrainerContext, start: str) -> Optional[Movement]:
-    """How far the trained model is from the one that the training began with, a resumed one too; all processes take
-    part, no second model is held.
+    """The distance of the trained model from the model that the training began with, also after a resume. All processes
+    call this together; no second model is loaded.
 
-    Where an adapter is trained (LoRA), it is the norm of what the adapter adds to the weights of its layers, as a share
-    of theirs.
+    For an adapter (LoRA), it is the norm of what the adapter adds to the weights of its layers, as a share of the norm
+    of those weights.
 
     Args:
         start: folder or Hub name of the model that the training began with.
 
     Returns:
-        None if that cannot be read any more; the log says why.
+        None if that model cannot be read any more; the log has the reason.
     """
     model = trained_model(trainer)
     adapted = adapted_layers(model)
@@ -52,8 +52,10 @@ def parameter_movement(trainer: TrainerContext, start: str) -> Optional[Movement
 
 
 def _compare(pieces: Iterator[Weights], start: str) -> Movement:
-    """Raises:
-    ConfigError: if the start cannot be read, or holds none of the weights.
+    """Compare the gathered weights with those of the start.
+
+    Raises:
+        ConfigError: if the start cannot be read, or holds none of the weights.
     """
     moved = before = 0.0
     compared = of = 0
@@ -77,7 +79,7 @@ def _compare(pieces: Iterator[Weights], start: str) -> Movement:
 
 
 def _of_adapter(layers: Sequence[LoraLayer]) -> Movement:
-    """What PEFT's layers add to the weights that they are on, which nothing was added to at the beginning."""
+    """The movement of a model with an adapter, which adds nothing at the beginning of a training."""
     from deepspeed import zero
 
     moved = before = 0.0

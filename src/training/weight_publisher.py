@@ -1,4 +1,5 @@
-"""Publishing the trainer's weights: written once, flushed, marked complete, loaded in place by each server."""
+"""Publishes the trainer's weights: writes them once, flushes them, marks the folder as complete, and has each server
+load them in place."""
 
 import time
 from pathlib import Path
@@ -8,22 +9,22 @@ from src.models.policy_version import PolicyVersion
 from src.server.client import ClassroomClient
 from src.training.collective import on_main_process
 from src.training.context import TrainerContext
-from src.training.server_assignment import OwnServer
+from src.training.server_assignment import AssignedServer
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 
 
 class WeightPublisher:
-    """What TRL asks to synchronise its weights before a rollout.
+    """In place of TRL's `vllm_generation`, which TRL asks to sync the weights before a rollout.
 
     Attributes:
-        policy: the version that was published last and that the next batch has to be sampled from.
+        policy: the version that was published last; the next batch is sampled from it.
     """
 
     def __init__(
         self,
         trainer: TrainerContext,
         client: ClassroomClient,
-        server: OwnServer,
+        server: AssignedServer,
         run_folder: Path,
         run_id: str,
         keep: int,
@@ -37,8 +38,8 @@ class WeightPublisher:
         self.policy = PolicyVersion(run_id, -1)
 
     def sync_weights(self) -> None:
-        """Publish the current weights as the version that the optimizer's step counts, of an adapter that alone; all
-        ranks take part.
+        """Publish the current weights, or only the adapter if one is trained; the version is the optimizer step. All
+        ranks call this together.
 
         Raises:
             ClassroomError: on every rank, if a server did not load them.
@@ -51,6 +52,6 @@ class WeightPublisher:
         save_trained = save_adapter_together if self._trainer.has_adapter else save_together
         save_trained(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
         self._trainer.gpus.make_room()
-        self._server.for_all(accelerator, lambda: self._client.load_weights(self.policy, folder))
+        self._server.once_per_server(accelerator, lambda: self._client.load_weights(self.policy, folder))
         on_main_process(accelerator, lambda: remove_old_policies(self._run_folder, self._keep))
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)

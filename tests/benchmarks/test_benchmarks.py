@@ -36,13 +36,13 @@ def test_in_lockstep_nobody_is_ahead(lengths: tuple[int, ...]) -> None:
 
     async def talk(lockstep: Lockstep, turns: int) -> None:
         for state in [State.TEACHER_TURN, State.STUDENT_TURN] * turns + [State.JUDGE_TURN]:
-            await lockstep.reach(state)
+            await lockstep.wait_for_phase(state)
             happened.append(state)
             await asyncio.sleep(0)
-        lockstep.leave()
+        lockstep.deregister_one()
 
     async def run() -> None:
-        lockstep = Lockstep().attend(len(lengths))
+        lockstep = Lockstep().register(len(lengths))
         async with asyncio.timeout(10):
             await asyncio.gather(*(talk(lockstep, turns) for turns in lengths))
 

@@ -1,4 +1,5 @@
-"""The classroom with scripted engines and a real tokenizer: who hears what, what is trained on, what fails how."""
+"""The classroom with scripted engines and a real tokenizer: which model sees what, which tokens are trained on, and how
+each failure ends."""
 
 import asyncio
 import json
@@ -160,12 +161,12 @@ def test_engine_that_dies_fails_the_batch_and_its_id_can_be_used_again(
     request = SampleRequest(problems=["a"], answers=[""], request_id="again", seed=1, step=0)
 
     async def twice() -> None:
-        desk = room.open(generation)
+        service = room.open(generation)
         with pytest.raises(EngineFailure):
-            await desk.sample(request)
-        assert desk.running == [] and desk.runner.running == 0
+            await service.sample(request)
+        assert service.running == [] and service.runner.running == 0
         room.teacher._script = lambda _: "Say hello."
-        assert (await desk.sample(request)).conversations[0].state == "END"
+        assert (await service.sample(request)).conversations[0].state == "END"
 
     asyncio.run(twice())
 
@@ -212,17 +213,17 @@ def test_greedy_is_for_the_teacher_alone(room: Room, generation: GenerationConfi
 
 def test_old_batches_leave_memory_but_stay_in_the_journal(room: Room, generation: GenerationConfig) -> None:
     async def fill() -> None:
-        desk = room.open(generation, keep=2)
+        service = room.open(generation, keep=2)
         request = SampleRequest(problems=["x", "y"], answers=["", ""], request_id="a", seed=1, step=0)
-        first = await desk.sample(request)
+        first = await service.sample(request)
         for name in "bcd":
-            await desk.sample(request.model_copy(update={"request_id": name}))
+            await service.sample(request.model_copy(update={"request_id": name}))
         with pytest.raises(UnknownConversation):
-            await desk.wait_as_json("a")
+            await service.wait_as_json("a")
         said = len(room.teacher.calls)
-        assert await desk.sample(request) == first and len(room.teacher.calls) == said
-        assert desk.record("a-0000") == first.conversations[0]
-        assert desk.conversation("a-0001").problem.text == "y" and desk.conversation("a-0001").state == "END"
+        assert await service.sample(request) == first and len(room.teacher.calls) == said
+        assert service.record("a-0000") == first.conversations[0]
+        assert service.record("a-0001").problem == "y" and service.record("a-0001").state == "END"
 
     asyncio.run(fill())
 
@@ -245,3 +246,13 @@ def test_group_shares_its_draw_and_ranks_agree(room: Room, generation: Generatio
     assert all(len(draws) == 1 for draws in by_problem.values()) and len(set(map(str, by_problem.values()))) > 1
     split = room.play(generation, request_id="rank1", problems=lessons[3:][::-1], answers=[""] * 3, step=7)
     assert all({draw(record)} == by_problem[record.problem] for record in split)
+
+
+def test_three_names_can_be_imported_from_the_package_itself() -> None:
+    from src import classroom
+
+    assert classroom.Classroom.__module__ == "src.classroom.classroom"
+    assert classroom.Conversation.__module__ == "src.classroom.conversation"
+    assert classroom.parse_judge_output.__module__ == "src.classroom.verdicts"
+    with pytest.raises(AttributeError, match="no attribute 'Lesson'"):
+        _ = classroom.Lesson

@@ -1,4 +1,4 @@
-"""The state machine: which states come in which order, who speaks last, and what it refuses."""
+"""The state machine: the order of states, who has the last turn, and which transitions it refuses."""
 
 import copy
 

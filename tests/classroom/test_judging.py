@@ -1,4 +1,4 @@
-"""A judge's answer becomes a verdict, or an error that quotes it; a panel becomes one judgement, or none."""
+"""A judge's answer becomes a verdict, or an error that quotes it; several attempts become one judgement, or none."""
 
 import contextlib
 import json

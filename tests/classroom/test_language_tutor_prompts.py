@@ -1,4 +1,4 @@
-"""The language tutor's prompts: who sees what, and that the page about them shows them as they are."""
+"""The language tutor's prompts: which model sees what, and that docs/prompts.md shows them unchanged."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The lesson plans that are shipped are sound, and the checker that says so notices each thing that it is there for."""
+"""The shipped lesson plans pass all checks, and the checker reports each kind of fault."""
 
 import json
 import re

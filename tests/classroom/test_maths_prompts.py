@@ -1,4 +1,4 @@
-"""The maths tutor's prompts and configuration: who sees what, and the paper's numbers."""
+"""The maths tutor's prompts and configuration: which model sees what, and the paper's values."""
 
 import json
 

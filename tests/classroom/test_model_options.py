@@ -1,4 +1,4 @@
-"""What is configured of a model reaches its engine, and every answer is sampled within its own limit."""
+"""A model's options reach its engine, and every answer is sampled within its own limit."""
 
 import asyncio
 from pathlib import Path

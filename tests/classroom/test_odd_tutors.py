@@ -1,5 +1,5 @@
-"""Tutors that end at once, never end, do not close their thoughts, say nothing, speak other languages or write special
-tokens: none breaks a batch, and each gets the reward that its transcript is worth, worked out here by hand."""
+"""Tutors that end at once, never end, leave thoughts open, say nothing, speak other languages or write special tokens:
+none breaks a batch, and each gets the reward that was worked out by hand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

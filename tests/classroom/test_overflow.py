@@ -1,4 +1,4 @@
-"""A context that is full ends one conversation, whoever's it is, and never a batch, now or when it is played on."""
+"""A full context, whichever model's it is, ends one conversation and never a batch, also in a batch that is resumed."""
 
 import asyncio
 import logging

@@ -1,4 +1,5 @@
-"""The phased schedule: who may speak when, which engines are awake meanwhile, and that nobody waits for ever."""
+"""The phased schedule: which episodes may go on, which engines are awake meanwhile, and that no episode waits
+forever."""
 
 import asyncio
 import json
@@ -13,8 +14,8 @@ from src.classroom.phases import PHASES
 from src.errors import EngineFailure, GpuFull, ProviderFailure
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import Concurrent, PhaseClock, phase_of
-from src.server.engine_sleep import GpuLoan, this_process
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, phase_of
+from src.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 from tests.training.test_resume import judge_that_accepts
@@ -30,43 +31,43 @@ def test_every_state_that_takes_work_belongs_to_one_phase() -> None:
         assert sum(state in phase.states for phase in PHASES) == 1 and state in phase_of(PHASES, state).states
 
 
-# The clock ----------------------------------------------------------------------------------------------------------
+# The schedule -------------------------------------------------------------------------------------------------------
 
 
 class Watched:
-    """A clock whose engines take a moment to change, and what is done under it."""
+    """A phased schedule whose engines take a moment to change, and what is done under it."""
 
     def __init__(self) -> None:
         self.awake: tuple[str, ...] = DIALOGUE
         self.changing = False
-        self.turned_to: list[tuple[str, ...]] = []
+        self.woken: list[tuple[str, ...]] = []
         self.failure: Exception | None = None
-        self.clock = PhaseClock(self.turn_to, PHASES)
+        self.schedule = PhasedSchedule(self.wake_only, PHASES)
 
-    async def turn_to(self, seats: tuple[str, ...]) -> None:
+    async def wake_only(self, seats: tuple[str, ...]) -> None:
         self.changing = True
         await asyncio.sleep(0.001)
         self.changing = False
         if self.failure is not None:
             raise self.failure
         self.awake = seats
-        self.turned_to.append(seats)
+        self.woken.append(seats)
 
-    async def work(self, attendance, states: list[State], seconds: float = 0.0) -> None:
+    async def work(self, registration, states: list[State], seconds: float = 0.0) -> None:
         for state in states:
-            await attendance.reach(state)
+            await registration.wait_for_phase(state)
             assert self.awake == phase_of(PHASES, state).seats and not self.changing
             await asyncio.sleep(seconds)
             assert self.awake == phase_of(PHASES, state).seats and not self.changing, (
                 "engines changed under a conversation"
             )
-        attendance.leave()
+        registration.deregister_one()
 
     async def request(self, *conversations: list[State]) -> None:
-        with self.clock.attend(len(conversations)) as attendance:
+        with self.schedule.register(len(conversations)) as registration:
             async with asyncio.TaskGroup() as group:
                 for states in conversations:
-                    group.create_task(self.work(attendance, states, random.random() / 500))
+                    group.create_task(self.work(registration, states, random.random() / 500))
 
 
 def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
@@ -79,10 +80,10 @@ def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
         return watched
 
     watched = asyncio.run(scenario())
-    assert watched.turned_to == [JUDGING, SOLUTIONS, DIALOGUE], "one round for all, and back when all are done"
+    assert watched.woken == [JUDGING, SOLUTIONS, DIALOGUE], "one round for all, and back when all are done"
 
 
-def test_a_request_that_comes_later_waits_for_the_clock_to_come_round() -> None:
+def test_a_request_that_comes_later_waits_for_its_phase_to_come_round() -> None:
     async def scenario() -> Watched:
         watched = Watched()
         first = asyncio.create_task(watched.request([State.TEACHER_TURN, State.JUDGE_TURN, State.GENERATE_SOLUTION]))
@@ -92,11 +93,11 @@ def test_a_request_that_comes_later_waits_for_the_clock_to_come_round() -> None:
         await settle(watched)
         return watched
 
-    assert asyncio.run(scenario()).turned_to == [JUDGING, SOLUTIONS, DIALOGUE, JUDGING, DIALOGUE]
+    assert asyncio.run(scenario()).woken == [JUDGING, SOLUTIONS, DIALOGUE, JUDGING, DIALOGUE]
 
 
 async def settle(watched: Watched) -> None:
-    while watched.clock._move is not None or watched.awake != DIALOGUE:
+    while watched.schedule._switch is not None or watched.awake != DIALOGUE:
         await asyncio.sleep(0.001)
 
 
@@ -134,11 +135,11 @@ def test_engines_that_cannot_get_ready_fail_who_waits_for_them_and_are_tried_aga
         with pytest.raises(BaseExceptionGroup) as caught:
             await watched.request([State.JUDGE_TURN], [State.JUDGE_TURN])
         assert all(isinstance(each, GpuFull) for each in caught.value.exceptions)
-        while watched.clock._move is not None:
+        while watched.schedule._switch is not None:
             await asyncio.sleep(0.001)
         watched.failure = None
         await watched.request([State.TEACHER_TURN])
-        assert watched.turned_to == [DIALOGUE]
+        assert watched.woken == [DIALOGUE]
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
@@ -183,30 +184,28 @@ def test_all_conversations_finish_a_phase_before_the_next_begins(tokenizer, tmp_
     room.teacher = ScriptedEngine(tokenizer, teach)
     records = room.play(maths, problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
     assert phases_in(room) == ["dialogue", "judging", "solutions", "rewards"]
-    assert room.turned_to[:3] == [JUDGING, SOLUTIONS, REWARDS]
+    assert room.woken[:3] == [JUDGING, SOLUTIONS, REWARDS]
     assert all(record.reward is not None for record in records)
     together = scripted(Room(tokenizer, tmp_path / "concurrent"))
     together.teacher = ScriptedEngine(tokenizer, teach)
     together.play(replace(maths, schedule="concurrent"), problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
-    assert together.turned_to == [] and len(phases_in(together)) > 4, (
-        "without phases they do different things at a time"
-    )
+    assert together.woken == [] and len(phases_in(together)) > 4, "without phases they do different things at a time"
 
 
 def test_a_reward_model_grades_when_all_solutions_are_written(tokenizer, tmp_path, maths) -> None:
     room = scripted(Room(tokenizer, tmp_path / "run"))
-    turned_to = []
+    woken = []
 
     class Reward:
         model_name = "a reward model"
 
         async def score(self, messages: list[dict[str, str]]) -> float:
-            turned_to.append(room.turned_to[-1])
+            woken.append(room.woken[-1])
             return len(messages[-1]["content"]) / 100
 
     room.reward = Reward()
     records = room.play(maths, problems=["a", "bb"], answers=["1", "2"])
-    assert turned_to == [REWARDS] * 4 and room.turned_to[:3] == [JUDGING, SOLUTIONS, REWARDS]
+    assert woken == [REWARDS] * 4 and room.woken[:3] == [JUDGING, SOLUTIONS, REWARDS]
     assert [solution.grade for solution in records[0].solutions] == [
         len(solution.text) / 100 for solution in records[0].solutions
     ]
@@ -253,11 +252,11 @@ def test_a_request_that_fails_leaves_the_others_and_the_clock_alone(tokenizer, t
     room.judge = ScriptedJudge(judge)
 
     async def scenario() -> None:
-        desk = room.open(maths)
+        service = room.open(maths)
         requests = [REQUEST.model_copy(update={"request_id": name}) for name in ("a", "b", "c")]
-        outcomes = await asyncio.gather(*map(desk.sample, requests), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(service.sample, requests), return_exceptions=True)
         assert sum(isinstance(outcome, ProviderFailure) for outcome in outcomes) == 1
-        again = await asyncio.gather(*map(desk.sample, requests))
+        again = await asyncio.gather(*map(service.sample, requests))
         assert all(record.reward is not None for response in again for record in response.conversations)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -285,13 +284,13 @@ class Sleeper:
             self.events.append(f"+{self.name}")
 
 
-def three_engines() -> tuple[GpuLoan, dict[str, Sleeper], list[str]]:
+def three_engines() -> tuple[EngineSleep, dict[str, Sleeper], list[str]]:
     """As after a start with the phased schedule: each fell asleep when it was loaded, then the first phase's woke."""
     events: list[str] = []
     engines = {name: Sleeper(name, events) for name in ("teacher", "student", "judge")}
-    loan = GpuLoan(engines, 1.0, wanted=DIALOGUE)
+    engine_sleep = EngineSleep(engines, 1.0, wanted=DIALOGUE)
     engines["judge"].asleep = True
-    return loan, engines, events
+    return engine_sleep, engines, events
 
 
 def drain(events: list[str]) -> list[str]:
@@ -300,7 +299,7 @@ def drain(events: list[str]) -> list[str]:
 
 
 def test_engines_sleep_before_others_wake() -> None:
-    loan, _, events = three_engines()
+    engine_sleep, _, events = three_engines()
 
     async def scenario() -> None:
         for seats, changes in (
@@ -310,58 +309,58 @@ def test_engines_sleep_before_others_wake() -> None:
             (DIALOGUE, ["+teacher"]),
             (DIALOGUE, []),
         ):
-            await loan.turn_to(seats)
+            await engine_sleep.wake_only(seats)
             assert drain(events) == changes
 
     asyncio.run(scenario())
 
 
 def test_a_trainer_gets_all_engines_and_only_those_of_the_phase_come_back() -> None:
-    loan, engines, events = three_engines()
+    engine_sleep, engines, events = three_engines()
 
     async def scenario() -> None:
-        await loan.lend([this_process()])
+        await engine_sleep.sleep([this_process()])
         assert drain(events) == ["-teacher", "-student"]
-        await loan.take_back()
+        await engine_sleep.wake_up()
         assert drain(events) == ["+teacher", "+student"]
-        await loan.turn_to(JUDGING)
+        await engine_sleep.wake_only(JUDGING)
         drain(events)
-        await loan.lend([this_process()])
-        await loan.turn_to(SOLUTIONS)  # nothing wakes on the trainer's GPU
+        await engine_sleep.sleep([this_process()])
+        await engine_sleep.wake_only(SOLUTIONS)  # nothing wakes on the trainer's GPU
         assert drain(events) == ["-judge"] and all(engine.asleep for engine in engines.values())
-        await loan.take_back()
+        await engine_sleep.wake_up()
         assert drain(events) == ["+student"]
-        loan.close()
+        engine_sleep.close()
 
     asyncio.run(scenario())
 
 
 def test_weights_are_loaded_in_the_middle_of_another_phase() -> None:
-    loan, engines, events = three_engines()
+    engine_sleep, engines, events = three_engines()
 
     async def load() -> None:
-        async with loan.loading("teacher"):
+        async with engine_sleep.room_for_loading("teacher"):
             assert engines["student"].asleep and engines["judge"].asleep
             await engines["teacher"].wake_up()
 
     async def scenario() -> None:
-        await loan.turn_to(JUDGING)
+        await engine_sleep.wake_only(JUDGING)
         drain(events)
         await load()
         assert drain(events) == ["-judge", "+teacher", "-teacher", "+judge"]
-        await loan.lend([this_process()])
+        await engine_sleep.sleep([this_process()])
         drain(events)
         await load()
         assert drain(events) == ["+teacher", "-teacher"], "the GPU is the trainer's"
-        await loan.take_back()
+        await engine_sleep.wake_up()
         assert drain(events) == ["+judge"]
-        loan.close()
+        engine_sleep.close()
 
     asyncio.run(scenario())
 
 
 def test_a_loan_that_fails_wakes_what_was_awake() -> None:
-    loan, engines, events = three_engines()
+    engine_sleep, engines, events = three_engines()
 
     async def refuse(timeout_s: float) -> None:
         raise EngineFailure("it is dead")
@@ -370,7 +369,7 @@ def test_a_loan_that_fails_wakes_what_was_awake() -> None:
 
     async def scenario() -> None:
         with pytest.raises(EngineFailure):
-            await loan.lend([this_process()])
+            await engine_sleep.sleep([this_process()])
         assert drain(events) == ["-teacher", "+teacher"] and engines["judge"].asleep
 
     asyncio.run(scenario())
@@ -378,9 +377,9 @@ def test_a_loan_that_fails_wakes_what_was_awake() -> None:
 
 def test_without_phases_nobody_waits() -> None:
     async def scenario() -> None:
-        with Concurrent().attend(3) as attendance:
+        with ConcurrentSchedule().register(3) as registration:
             for state in (State.JUDGE_TURN, State.TEACHER_TURN):
-                await attendance.reach(state)
-            attendance.leave()
+                await registration.wait_for_phase(state)
+            registration.deregister_one()
 
     asyncio.run(scenario())

@@ -1,6 +1,6 @@
-"""A whole classroom judged over real HTTP by an endpoint that misbehaves: rewards, costs, stops and what is kept.
+"""A whole classroom with a judge over real HTTP that misbehaves: rewards, costs, stops, and what is stored.
 
-Time runs `SPEED` times as fast for the judge's pauses and deadlines; nothing here depends on how long anything takes.
+Time runs `SPEED` times as fast for the judge's pauses and deadlines; no test depends on how long anything takes.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from src.rollout.journal import read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.usage import Usage
 from src.server.open_models import JUDGE_CALLS_NAME
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from tests.support.chat_client import SPEED, fast_api
 from tests.support.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,
@@ -100,18 +100,18 @@ class Server:
         self.room, self.generation = room, generation
         self.ledger = CallLedger(room.folder / JUDGE_CALLS_NAME, self.config.max_cost_usd)
 
-    def run(self, work: Callable[[BatchDesk], Awaitable]):
+    def run(self, work: Callable[[SamplingService], Awaitable]):
         async def whole():
             api = fast_api(self.config, self.ledger)
             rules = self.generation.judges_rules_prompts_paths
             self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
-            desk = self.room.open(self.generation)
-            desk.environment.seats.apis["judge"] = api
+            service = self.room.open(self.generation)
+            service.environment.seats.apis["judge"] = api
             try:
-                return await work(desk)
+                return await work(service)
             finally:
                 await api._client.close()
-                desk._journal.close()
+                service._journal.close()
                 self.ledger.close()
 
         return asyncio.run(whole())
@@ -119,7 +119,7 @@ class Server:
     def sample(self, problems: list[str], request_id: str = "r", **more) -> SampleResponse:
         answers = [""] * len(problems)
         request = SampleRequest(problems=problems, answers=answers, request_id=request_id, seed=1, step=0, **more)
-        return self.run(lambda desk: desk.sample(request))
+        return self.run(lambda service: service.sample(request))
 
 
 def always(behaviour: Behaviour) -> Script:

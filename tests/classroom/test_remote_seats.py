@@ -1,4 +1,4 @@
-"""Students and teachers behind real HTTP: what they are sent, what is kept and paid for once, and what stops a batch.
+"""Students and teachers behind real HTTP: what they are sent, what is stored and paid for once, and what stops a batch.
 
 Time runs `SPEED` times as fast for pauses and deadlines, as in tests/support/chat_client.py.
 """
@@ -26,7 +26,7 @@ from src.rollout.engines import Sampling
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.tokens import approximate_tokens
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from tests.support.chat_client import PRICES, SPEED
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedJudge
@@ -46,20 +46,20 @@ class Server:
         self.configs = {seat: ApiModelConfig(model_name_or_path=f"a-{seat}", base_url=url, **options) for seat in seats}
         self.ledgers: dict[str, CallLedger] = {}
 
-    def run(self, work: Callable[[BatchDesk], Awaitable]):
+    def run(self, work: Callable[[SamplingService], Awaitable]):
         async def whole():
             apis = {seat: self._api(seat) for seat in self.seats}
             for seat, api in apis.items():
                 setattr(self.room, seat, ApiChatEngine(self.configs[seat], api))
-            desk = self.room.open(self.generation)
-            desk.environment.seats.apis |= apis
+            service = self.room.open(self.generation)
+            service.environment.seats.apis |= apis
             try:
-                return await work(desk)
+                return await work(service)
             finally:
                 for api in apis.values():
                     await api._client.close()
                     api.ledger.close()
-                desk._journal.close()
+                service._journal.close()
 
         return asyncio.run(whole())
 
@@ -70,7 +70,7 @@ class Server:
         return ChatApi(config, ledger, seat, clock=clock, sleep=sleep)
 
     def sample(self, request: SampleRequest = REQUEST) -> SampleResponse:
-        return self.run(lambda desk: desk.sample(request))
+        return self.run(lambda service: service.sample(request))
 
 
 def numbered(body: dict, nth: int):
@@ -211,7 +211,7 @@ def test_what_a_provider_refuses_costs_one_conversation_and_not_the_batch(
         asked = len(endpoint.calls)
         again = Server(room, maths, endpoint.url, "student")
         assert again.sample().conversations == response.conversations and len(endpoint.calls) == asked
-        assert again.run(lambda desk: as_coroutine(desk.record(failed.id))) == failed
+        assert again.run(lambda service: as_coroutine(service.record(failed.id))) == failed
         refused = 10**6  # the provider thought better of it
         mended = Server(room, maths, endpoint.url, "student").sample(REQUEST.model_copy(update={"judge_again": True}))
     assert mended.conversations[:2] == fine and mended.conversations[2].failure is None
@@ -324,7 +324,7 @@ def test_a_measurement_with_fixed_seeds_finds_its_replies_again_under_another_re
 def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
     tmp_path, prompts, generation, monkeypatch
 ) -> None:
-    from src.server.sampling_service import open_desk
+    from src.server.sampling_service import open_service
 
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
     monkeypatch.setenv("GEMINI_API_KEY", "another")
@@ -336,9 +336,9 @@ def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
     config.judge_model.model_name_or_path, config.judge_model.base_url = "judge", "http://127.0.0.1:9/v1"
 
     async def opened():
-        desk = await open_desk(config, {"pedagogical": 1.0}, run_folder=tmp_path / "run")
-        desk.environment.seats.shutdown()
-        return desk.environment.seats
+        service = await open_service(config, {"pedagogical": 1.0}, run_folder=tmp_path / "run")
+        service.environment.seats.shutdown()
+        return service.environment.seats
 
     seats = asyncio.run(opened())
     assert {seat: (each.model, each.engine, each.engine_version) for seat, each in seats.health().items()} == {

@@ -1,4 +1,4 @@
-"""The rewards, worked out by hand."""
+"""The rewards, compared with values worked out by hand."""
 
 import pytest
 from hypothesis import given

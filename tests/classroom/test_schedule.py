@@ -1,4 +1,4 @@
-"""What is drawn for a conversation depends on seed, problem and step, and on nothing else."""
+"""The draw for a conversation depends on seed, problem and step only."""
 
 import json
 import os

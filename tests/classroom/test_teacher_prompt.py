@@ -1,4 +1,5 @@
-"""What the teacher is given and does not sample: forced thoughts, and the opening messages of SocraticLM's shape."""
+"""The parts of the teacher's context that it does not sample: forced thoughts, and opening messages as in
+SocraticLM."""
 
 import json
 from pathlib import Path

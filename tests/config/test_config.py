@@ -1,4 +1,4 @@
-"""Configurations: every shipped one loads, every key is read, and a mistake is named."""
+"""Configurations: every shipped one loads, the code reads every key, and each mistake is reported with its key."""
 
 import ast
 import os

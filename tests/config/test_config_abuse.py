@@ -1,4 +1,4 @@
-"""Configurations that nobody should write: each ends with a message that names the input and the rule."""
+"""Malformed and malicious configurations: each ends with a message that names the input and the rule."""
 
 import pwd
 import random

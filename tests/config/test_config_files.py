@@ -1,4 +1,4 @@
-"""Which YAML is taken, that it is said, and what a configuration gets that names models alone."""
+"""Which YAML a program takes and logs, and the defaults of a configuration that names models only."""
 
 import logging
 import os

@@ -1,4 +1,5 @@
-"""docs/config_keys.md: every key of PedagogicalRL stands there, loads with the value it had, has a test that exists."""
+"""docs/config_keys.md lists every key of PedagogicalRL; each loads with the listed value, and the listed tests
+exist."""
 
 import ast
 import logging

@@ -1,4 +1,4 @@
-"""The evaluations that come with the project: each loads, runs dry, and is the classroom of all with its own tutor."""
+"""The shipped evaluations: each loads, completes a dry run, and changes only the tutor of the shared classroom."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The language tutor's configuration: the keys that users of this family of trainers know, and what follows."""
+"""The language tutor's configuration: keys of related trainers load, and the values that follow from them."""
 
 import logging
 from pathlib import Path

@@ -23,9 +23,9 @@ from src.evaluation.run import evaluate
 from src.results import rollout_files
 from src.results.agreement import krippendorff_alpha
 from src.results.paired_tests import DRAWS, differences, holm, sign_flip_p
-from src.rollout.engines import NO_LEDGER, EmbeddedJudge, Sampling
+from src.rollout.engines import NO_FACTS, EmbeddedJudge, Sampling
 from src.rollout.tokens import Turn
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from src.toy_language.lessons import make_lessons, render_problem
 from src.toy_language.rubric_judge import RubricJudge
 from src.toy_language.scripted_teacher import ScriptedTeacher
@@ -166,7 +166,7 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
     def student(prompt: str) -> str:
         return "Every day I cooks egg in the kitchen." if "mistake" in prompt else "Every day I cook an egg."
 
-    async def open_desk(config: EvalConfig, weights, folder: Path) -> BatchDesk:
+    async def open_service(config: EvalConfig, weights, folder: Path) -> SamplingService:
         name = config.teacher_model.model_name_or_path
         opened.append(name)
         room = Room(tokenizer, folder)
@@ -174,12 +174,12 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
         room.teacher = ScriptedEngine(tokenizer, lambda _: "Good! What do you say?" if "sft" in name else "Good.")
         if is_script(name):
             room.teacher = ScriptedTeacher(name)
-        desk = room.open(config.generation)
+        service = room.open(config.generation)
         if is_script(name):
-            del desk.environment.seats.engines["teacher"]
-        return desk
+            del service.environment.seats.engines["teacher"]
+        return service
 
-    monkeypatch.setattr("src.server.sampling_service.open_desk", open_desk)
+    monkeypatch.setattr("src.server.sampling_service.open_service", open_service)
     return opened
 
 
@@ -226,11 +226,11 @@ def test_extra_judges_agree_with_the_judge_if_they_are_the_same(config, models, 
 
 
 def test_an_extra_judge_goes_by_the_turns_of_the_server_that_played(config, tmp_path, monkeypatch):
-    ledgers = []
+    given = []
 
     class Asked(EmbeddedJudge):
-        async def judge(self, rule, conversation, problem, attempt, ledger=NO_LEDGER) -> str:
-            ledgers.append(ledger)
+        async def judge(self, rule, conversation, problem, attempt, facts=NO_FACTS) -> str:
+            given.append(facts)
             return "no verdict"
 
     monkeypatch.setattr("src.server.open_models.embedded_judge", lambda name: Asked())
@@ -238,7 +238,7 @@ def test_an_extra_judge_goes_by_the_turns_of_the_server_that_played(config, tmp_
     here.max_turns, served.max_turns, old.max_turns = config.generation.max_turns, 21, None
     asked = replace(config, extra_judges=[JudgeModelConfig("rubric")])
     asyncio.run(ask_extra_judges(asked, {"base": [here], "served": [served, old]}, tmp_path))
-    assert [ledger.max_turns for ledger in ledgers] == [config.generation.max_turns, 21, None]
+    assert [facts.max_turns for facts in given] == [config.generation.max_turns, 21, None]
 
 
 def test_a_record_keeps_its_turns_in_a_file_and_an_older_file_is_read(tmp_path):

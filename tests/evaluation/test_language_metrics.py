@@ -23,7 +23,7 @@ from src.message_rules.feedback import (
 from src.message_rules.messages import holds, read_message, sentences
 from src.message_rules.plans import ParsedPlan, Phrase, read_plan
 from src.rollout.datasets import load_problems
-from src.rollout.scheduler import Concurrent
+from src.rollout.scheduler import ConcurrentSchedule
 from src.rollout.text import normal
 from src.rollout.tokens import Turn
 from src.toy_language.lessons import parse_problem
@@ -332,11 +332,11 @@ def test_open_lessons_are_labelled_and_the_quickstarts_are_not(answer, known):
     judge, record = Labeller(answer), labelled_lesson()
     rules = record_of(LESSON, [teacher("Hi!"), student(SLIP)], index=1)
     seats = SimpleNamespace(apis={}, engines={"judge": judge})
-    labels = asyncio.run(label_errors(EvalConfig(), seats, Concurrent(), [record, rules]))
+    labels = asyncio.run(label_errors(EvalConfig(), seats, ConcurrentSchedule(), [record, rules]))
     assert len(judge.asked) == 1 and "[2] STUDENT: abc" in judge.asked[0] and "error_student" not in judge.asked[0]
     assert labels == ({(record.id, 1): True, (record.id, 3): False} if known else {})
     fidelity = language_metrics([record], labels)["fidelity"]
     assert fidelity["labelled_by"] == ("judge" if known else "nobody")
     assert fidelity["error_persona"]["share"] == (1.0 if known else None)
     silent = replace(EvalConfig(), student_errors_prompt_path=None)
-    assert asyncio.run(label_errors(silent, seats, Concurrent(), [record])) is None
+    assert asyncio.run(label_errors(silent, seats, ConcurrentSchedule(), [record])) is None

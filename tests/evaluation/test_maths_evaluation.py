@@ -127,14 +127,14 @@ def scene(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene(tokenizer, tmp_path / "eval")
     scene.scorer = CountingReward()
 
-    async def open_desk(config: EvalConfig, *_: object):
+    async def open_service(config: EvalConfig, *_: object):
         assert not scene.scorer.seen, "the reward model is loaded when the others have ended"
         return scene.open(config.generation)
 
     async def start(*_: object) -> CountingReward:
         return scene.scorer
 
-    monkeypatch.setattr("src.server.sampling_service.open_desk", open_desk)
+    monkeypatch.setattr("src.server.sampling_service.open_service", open_service)
     monkeypatch.setattr("src.vllm.reward_engine.RewardEngine.start", start)
     return scene
 

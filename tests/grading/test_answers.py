@@ -1,4 +1,5 @@
-"""Grading of boxed answers: what is equal, what is not, and what happens to those who try to keep the program busy."""
+"""Grading of boxed answers: which are equal, which are not, and what happens to answers made to keep the program
+busy."""
 
 import asyncio
 import logging

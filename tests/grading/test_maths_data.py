@@ -1,4 +1,4 @@
-"""The maths problems that are shipped: their fields, their split, and answers that the checker can read."""
+"""The shipped maths problems: their fields, their split, and answers that the checker can read."""
 
 import asyncio
 import json

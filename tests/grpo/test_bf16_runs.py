@@ -1,6 +1,6 @@
-"""bfloat16 through DeepSpeed, as on GPUs: four combinations that hold every pair of {ZeRO-2, ZeRO-3} × {gradients
-recomputed or not} × {all weights, an adapter}, three steps of the quickstart each, the last one after a resume. An
-engine is started for adapters or for whole weights, so two combinations at a time share a server."""
+"""bfloat16 through DeepSpeed, as on GPUs: four combinations that cover every pair of {ZeRO-2, ZeRO-3} × {gradient
+checkpointing or not} × {all weights, an adapter}, three quickstart steps each, the last one after a resume. An engine
+starts either for adapters or for whole weights, so two combinations at a time share a server."""
 
 from collections.abc import Iterator
 from itertools import combinations, product

@@ -1,4 +1,4 @@
-"""The trainer's own parts: options handed to TRL, conversations to columns, metrics, and what stops a run."""
+"""The trainer's own parts: options handed to TRL, conversations to columns, metrics, and errors that stop a run."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ from src.rollout.tokens import Turn
 from src.server.client import ClassroomClient
 from src.training import sample_batch
 from src.training.collective import on_every_process, on_main_process
-from src.training.judge_monitor import JudgeGuard
+from src.training.judge_monitor import JudgeMonitor
 from src.training.sample_batch import ClassroomRollout, reward, to_rollout
 
 
@@ -186,7 +186,15 @@ WEIGHTS = {"pedagogical": 1.0}
 def _rollout(share: float, tmp_path: Path) -> ClassroomRollout:
     client = ClassroomClient("http://127.0.0.1:1")
     return ClassroomRollout(
-        {}, client, tmp_path, "run", 1, WEIGHTS, share, JudgeGuard(TrainRLConfig(), client, tmp_path), classroom_metrics
+        {},
+        client,
+        tmp_path,
+        "run",
+        1,
+        WEIGHTS,
+        share,
+        JudgeMonitor(TrainRLConfig(), client, tmp_path),
+        classroom_metrics,
     )
 
 

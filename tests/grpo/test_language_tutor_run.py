@@ -1,5 +1,5 @@
-"""The language tutor's own configuration, as users write it, through server and trainer: changed by nothing but
-overrides, with tiny models and a judge on this machine."""
+"""The language tutor's shipped configuration through server and trainer, changed by overrides only: tiny models, and a
+judge on this machine."""
 
 import json
 import os

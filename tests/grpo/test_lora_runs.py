@@ -1,4 +1,4 @@
-"""LoRA in whole runs: real engines, real trainers in one process and two, a resumed run, and what clients get."""
+"""LoRA in whole runs: real engines, real trainers in one process and two, a resumed run, and the answers to clients."""
 
 import json
 import shutil

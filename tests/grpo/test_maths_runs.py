@@ -1,5 +1,5 @@
-"""Whole maths training steps through server and trainer: a real teacher on vLLM, a student and a judge behind HTTP that
-say what a tiny model never could, and every reward worked out again from the transcript alone."""
+"""Whole maths training steps through server and trainer: a real teacher on vLLM, a scripted student and judge behind
+HTTP, and every reward recomputed from the transcript."""
 
 import json
 import re

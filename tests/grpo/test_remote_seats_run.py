@@ -1,4 +1,4 @@
-"""Real programs with seats behind HTTP: GRPO with such a student, an evaluation of such a teacher."""
+"""Real programs with models behind HTTP: GRPO with a remote student, and an evaluation of a remote teacher."""
 
 import json
 import subprocess

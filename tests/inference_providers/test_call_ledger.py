@@ -1,4 +1,4 @@
-"""The ledger of paid requests: what is spent and held, over restarts; replies found again."""
+"""The ledger of paid requests: spent and reserved dollars over restarts, and replies that are found again."""
 
 import sqlite3
 import subprocess

@@ -1,6 +1,6 @@
-"""Asking a model over real HTTP that misbehaves: what is asked again, when, of whom, and what that costs.
+"""Requests to a model over real HTTP that misbehaves: what is repeated, when, to which model, and at what cost.
 
-Time runs `SPEED` times as fast for the client's pauses and deadlines; nothing here depends on how long anything takes.
+Time runs `SPEED` times as fast for the client's pauses and deadlines; no test depends on how long anything takes.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""How fast, and for how much money: the limits of a client of a chat API, by a fake clock and over real HTTP.
+"""The rate limits and the spending cap of a chat API's client, with a fake clock and over real HTTP.
 
-Nothing here depends on how long anything takes.
+No test depends on how long anything takes.
 """
 
 import asyncio

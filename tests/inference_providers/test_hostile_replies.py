@@ -1,5 +1,5 @@
-"""Providers that answer with anything at all, over real HTTP: nothing but the project's own errors, no request left in
-flight, no more memory than a reply may have, and no prompt at another address.
+"""Arbitrary replies of providers over real HTTP: only the project's own errors are raised, no request stays in flight,
+no reply takes more memory than its limit, and no prompt goes to another address.
 
 Time runs `SPEED` times as fast, as in tests/support/chat_client.py.
 """

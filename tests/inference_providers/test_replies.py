@@ -1,4 +1,4 @@
-"""What providers send back, and what each of it means."""
+"""The replies of providers, and how each is classified."""
 
 import json
 

@@ -22,7 +22,7 @@ from src.errors import ConfigError, DataError
 from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import RulesJudge, analyse, holds_error
 from src.rollout.datasets import load_problems
-from src.rollout.engines import Ledger
+from src.rollout.engines import ConversationFacts
 from src.rollout.registry import models_on_engines
 from src.server.open_models import embedded_judge
 from tests.support.labelled import judge_agreement, kappa
@@ -53,7 +53,9 @@ PLANS = plans_by_language(2)
 
 
 def score(messages, problem, personas=(), max_turns=MAX_TURNS) -> Scores:
-    return parse_judge_output(asyncio.run(RulesJudge().judge(RULE, messages, problem, 0, Ledger(personas, max_turns))))
+    return parse_judge_output(
+        asyncio.run(RulesJudge().judge(RULE, messages, problem, 0, ConversationFacts(personas, max_turns)))
+    )
 
 
 def rewards(teacher, language) -> list[float]:
@@ -99,7 +101,7 @@ ASK = "You are next. What do you say?"
 def one(*texts, personas=(), max_turns=None):
     """The finding about the last message of a dialogue that the teacher opens."""
     messages = [{"role": ("teacher", "student")[i % 2], "content": text} for i, text in enumerate(texts)]
-    return analyse(messages, read_plan(PLAN), Ledger(tuple(personas), max_turns))[0][-1]
+    return analyse(messages, read_plan(PLAN), ConversationFacts(tuple(personas), max_turns))[0][-1]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_a_task_at_the_end_of_the_conversation_is_no_task():
 )
 def test_steps_are_messages_that_bring_a_phrase_in_or_have_it_attempted(texts, taken):
     messages = [{"role": ("teacher", "student")[i % 2], "content": text} for i, text in enumerate((*texts, "Good!"))]
-    assert analyse(messages, read_plan(PLAN), Ledger(tuple(None for _ in messages), 15))[1].taken == taken
+    assert analyse(messages, read_plan(PLAN), ConversationFacts(tuple(None for _ in messages), 15))[1].taken == taken
 
 
 def test_a_hint_that_is_said_twice_is_none():
@@ -212,8 +214,8 @@ def test_without_a_ledger_the_text_decides():
 @given(st.lists(st.text(max_size=60), max_size=7), st.lists(st.sampled_from([None, ERR, RIGHT]), max_size=9))
 def test_any_text_gets_a_readable_verdict(texts, personas):
     messages = [{"role": ("teacher", "student")[i % 2], "content": text} for i, text in enumerate(texts)]
-    for ledger in (Ledger(), Ledger(tuple(personas), 15)):
-        verdict = parse_verdict(RULE, 0, asyncio.run(RulesJudge().judge(RULE, messages, PLAN, 0, ledger)))
+    for facts in (ConversationFacts(), ConversationFacts(tuple(personas), 15)):
+        verdict = parse_verdict(RULE, 0, asyncio.run(RulesJudge().judge(RULE, messages, PLAN, 0, facts)))
         assert verdict.valid and verdict.rules_version == RULES_VERSION and all(verdict.reasons.values())
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints are pickles: those that this project writes are taken up, anything that would call something is not."""
+"""Checkpoints are pickles: those that this project writes load, and any that would call a function is refused."""
 
 import os
 import shutil

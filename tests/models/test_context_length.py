@@ -1,4 +1,4 @@
-"""How long a context a model takes: as vLLM has it, and said before anything is loaded."""
+"""A model's longest context: computed as vLLM does, and reported before anything is loaded."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A dry run without a network: the Hub is asked once, and what is therefore not known is said."""
+"""A dry run without a network: it asks the Hub once, and reports what it therefore does not know."""
 
 import os
 import socket

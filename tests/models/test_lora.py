@@ -30,7 +30,7 @@ from src.models.lora import adapter_shape, check_checkpoint, check_published, pe
 from src.models.policy_folder import MARKER, check_policy, write_policy
 from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model
-from src.training.session import _tell_about_learning_rate
+from src.training.session import _warn_about_learning_rate
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 from src.vllm.adapter_slot import served_rank
 from tests.conftest import ROOT, on_this_machine
@@ -141,7 +141,7 @@ def test_the_names_and_ranks_on_offer_are_those_of_the_libraries() -> None:
 
 @pytest.mark.parametrize(("enable", "rate", "told"), [(True, 5e-7, True), (True, 2e-5, False), (False, 5e-7, False)])
 def test_a_learning_rate_for_all_weights_is_told_about(enable: bool, rate: float, told: bool, caplog) -> None:
-    _tell_about_learning_rate(loaded(f"teacher_model.lora.enable={enable}", f"train.learning_rate={rate}"))
+    _warn_about_learning_rate(loaded(f"teacher_model.lora.enable={enable}", f"train.learning_rate={rate}"))
     assert ("an adapter hardly learns with it" in caplog.text) is told
 
 

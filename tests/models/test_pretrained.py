@@ -1,4 +1,4 @@
-"""Model folders that somebody else left: what is missing or damaged is said before anything heavy starts."""
+"""Damaged and incomplete model folders: the fault is reported before anything heavy starts."""
 
 import json
 import shutil

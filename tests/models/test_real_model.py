@@ -1,8 +1,8 @@
-"""A real chat model, SmolLM2-135M-Instruct, through whole steps of both tutors with the prompts as shipped: its own
-chat template and tokenizer, tied weights in bfloat16, published and loaded again, an adapter, OpenAI's API.
+"""A real chat model, SmolLM2-135M-Instruct, through whole steps of both tutors with the shipped prompts: its own chat
+template and tokenizer, tied weights in bfloat16, publishing and loading, an adapter, OpenAI's API.
 
-A CPU takes minutes for it, and one that has no bfloat16 (AVX2 alone) the better part of an hour. The judge is an HTTP
-endpoint on this machine: no other model is at hand.
+A CPU takes minutes for it, and one without bfloat16 (AVX2 only) almost an hour. The judge is an HTTP endpoint on this
+machine, because no other model is available.
 """
 
 import itertools

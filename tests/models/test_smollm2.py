@@ -1,5 +1,5 @@
-"""Getting the small real model: what goes wrong is said, and nothing half-made is taken for a model. The model itself
-is tried in tests/models/test_real_model.py."""
+"""Getting the small real model: errors are reported, and an incomplete download is never used. The model itself is
+tested in tests/models/test_real_model.py."""
 
 import subprocess
 import zipfile

@@ -22,7 +22,7 @@ from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
 from src.rollout.seats import Seats
 from src.server.open_models import embedded_judge
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from src.training.resume import check_resume
 from src.viewer.filters import ListQuery
 from src.viewer.reader import RunReader
@@ -120,7 +120,9 @@ class Resumed:
             run_id=self.begun["policy"]["run_id"],
             policy_version=self.begun["policy"]["version"],
         )
-        return asyncio.run(BatchDesk(Runner(environment, journal, weights), journal).sample(request)).conversations
+        return asyncio.run(
+            SamplingService(Runner(environment, journal, weights), journal).sample(request)
+        ).conversations
 
 
 def batches_in(folder: Path) -> list[int]:

@@ -19,7 +19,7 @@ from src.results import plots
 from src.results.plots import write_plots
 from src.results.rollout_files import write_rollouts
 from src.results.run_folder import load_run
-from src.training.plot_callback import PlotLog
+from src.training.plot_callback import PlotCallback
 from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 
@@ -103,7 +103,7 @@ def test_what_a_run_does_not_hold_is_not_drawn(tmp_path: Path) -> None:
 def test_images_reach_tensorboard_with_every_checkpoint(run: Path, tmp_path: Path) -> None:
     board = tmp_path / "tensorboard"
     writer = TensorBoardCallback(SummaryWriter(log_dir=str(board)))
-    log = PlotLog(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[writer])))
+    log = PlotCallback(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[writer])))
     arguments = TrainingArguments(report_to=["tensorboard"])
     for step in (20, 40):
         log.on_save(arguments, SimpleNamespace(is_world_process_zero=True, global_step=step), None)
@@ -120,7 +120,7 @@ def test_images_reach_wandb(run: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    log = PlotLog(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
+    log = PlotCallback(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
     with wandb.init(dir=str(tmp_path)) as tracked:
         state = SimpleNamespace(is_world_process_zero=True, global_step=40)
         log.on_save(TrainingArguments(report_to=["wandb"]), state, None)
@@ -133,7 +133,7 @@ def test_images_reach_trackio(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     logged = []
     tracker = SimpleNamespace(Image=imread, log=lambda metrics, step: logged.append((step, metrics)))
     monkeypatch.setitem(sys.modules, "trackio", tracker)
-    log = PlotLog(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
+    log = PlotCallback(run, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
     log.on_save(
         SimpleNamespace(report_to=["trackio"]), SimpleNamespace(is_world_process_zero=True, global_step=4), None
     )
@@ -145,7 +145,7 @@ def test_images_reach_trackio(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_only_the_main_process_draws_and_nothing_before_the_first_step(tmp_path: Path) -> None:
-    log = PlotLog(tmp_path, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
+    log = PlotCallback(tmp_path, SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[])))
     log.on_train_end(TrainingArguments(report_to=[]), SimpleNamespace(is_world_process_zero=True, global_step=0), None)
     write_training(tmp_path, [step_line(1, 0.5)])
     log.on_save(TrainingArguments(report_to=[]), SimpleNamespace(is_world_process_zero=False, global_step=1), None)

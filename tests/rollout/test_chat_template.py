@@ -1,4 +1,4 @@
-"""From messages to token ids: the template's markup is markup, and what people say is text."""
+"""From messages to token ids: markup comes from the template only, and message text stays text."""
 
 import pytest
 from hypothesis import given, settings

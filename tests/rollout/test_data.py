@@ -1,4 +1,4 @@
-"""From files to problems: what is wrong with a dataset is said, with the file and the columns it has."""
+"""From files to problems: errors in a dataset are reported with the file and its columns."""
 
 import csv
 import json

@@ -18,7 +18,7 @@ from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
 from src.rollout.seats import Seats
 from src.rollout.trajectory import Trajectory
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine
 
 GUESSING = ("--config-dir", str(ROOT / "tests/support/guessing"), "--config-name", "guessing")
@@ -40,14 +40,14 @@ class Game:
         self.engine = ScriptedEngine(tokenizer, script)
         self.folder = folder
 
-    def desk(self) -> BatchDesk:
+    def service(self) -> SamplingService:
         journal, seats = Journal(self.folder), Seats({"teacher": self.engine}, {"teacher": self.engine})
         weights = {"found": 1.0, "in_range": 0.5}
         environment = environment_of(self.config).open_with(self.config, seats, journal, weights)
-        return BatchDesk(Runner(environment, journal, weights), journal)
+        return SamplingService(Runner(environment, journal, weights), journal)
 
     def play(self, request: SampleRequest = REQUEST) -> list[Trajectory]:
-        return asyncio.run(self.desk().sample(request)).conversations
+        return asyncio.run(self.service().sample(request)).conversations
 
 
 def test_a_game_goes_on_until_the_number_is_found(tokenizer, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_game_goes_on_until_the_number_is_found(tokenizer, tmp_path: Path) -> 
     ]
     assert [turn.text for turn in even.turns if turn.role == "teacher"] == ["3", "1", "2"]
     assert odd.rewards == {"found": 1.0, "in_range": 1.0} and odd.reward == 1.5 and odd.state == "END"
-    assert game.desk().reward("found", odd.id) == 1.0, "of an earlier server, from its record"
+    assert game.service().reward("found", odd.id) == 1.0, "of an earlier server, from its record"
 
 
 def test_what_is_trained_on_is_what_the_policy_sampled(tokenizer, tmp_path: Path) -> None:

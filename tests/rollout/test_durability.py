@@ -1,4 +1,4 @@
-"""What is on disk: the journal after a kill, and published weights that are whole or not there."""
+"""What is on disk after a kill: the journal, and published weights that are complete or absent."""
 
 import asyncio
 import json

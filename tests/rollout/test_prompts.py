@@ -1,4 +1,4 @@
-"""Prompt templates: what is missing is an error that names the template, and never an empty string."""
+"""Prompt templates: a missing variable is an error that names the template, never an empty string."""
 
 import importlib
 import json

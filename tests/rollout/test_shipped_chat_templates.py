@@ -1,5 +1,5 @@
 """Every chat template that TRL ships: a conversation has the ids that the template would give it, or is refused with a
-reason. A template that comes with a newer TRL is expected to need no line in the tables below."""
+reason. A template that a newer TRL adds should need no line in the tables below."""
 
 import re
 from functools import cache

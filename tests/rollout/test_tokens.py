@@ -1,4 +1,4 @@
-"""Token in, token out, on a real engine: what the server returns is what the engine was given and sampled.
+"""Token in, token out, on a real engine: the server returns exactly the tokens that the engine was given and sampled.
 
 The model has random weights and a chat template that drops thoughts from history, and it is made to think often.
 """
@@ -25,7 +25,7 @@ from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from src.toy_language.rubric_judge import RubricJudge
 from src.vllm.engine import VllmEngine
 from tests.conftest import GPU_SHARE
@@ -86,10 +86,10 @@ async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> 
         weights = reward_weights(config)
         rules = classroom_rules(config.generation, weights, 1024, config.reward_model.grades)
         journal = Journal(run_folder)
-        desk = BatchDesk(
+        service = SamplingService(
             Runner(Classroom(config.generation, seats, journal, weights, rules), journal, weights), journal
         )
-        return (await desk.sample(request)).conversations, teacher.calls
+        return (await service.sample(request)).conversations, teacher.calls
     finally:
         engine.shutdown()
 
@@ -147,8 +147,10 @@ def test_thoughts_are_hidden_from_the_student(world: Path, lessons: list[str], t
     rules = classroom_rules(config.generation, weights, 1024, graded=False)
     seats = Seats(teacher, Sampling(1.0, max_tokens=48), student, Sampling(1.0), RubricJudge(), {"teacher": teacher})
     journal = Journal(tmp_path)
-    desk = BatchDesk(Runner(Classroom(config.generation, seats, journal, weights, rules), journal, weights), journal)
-    record = asyncio.run(desk.sample(request_for(lessons, "hidden", groups=1, size=1))).conversations[0]
+    service = SamplingService(
+        Runner(Classroom(config.generation, seats, journal, weights, rules), journal, weights), journal
+    )
+    record = asyncio.run(service.sample(request_for(lessons, "hidden", groups=1, size=1))).conversations[0]
     heard = [tokenizer.decode(prompt) for prompt, _, _ in student.calls]
     assert len(heard) == 2 and "Say hello." in heard[0] and "Now go." in heard[1]
     assert not any("secret" in prompt for prompt in heard)

@@ -1,4 +1,4 @@
-"""Tokens enter the teacher's context in one place, each with its mask and its log-prob."""
+"""Tokens enter the teacher's context through one class, each with its mask and its log-prob."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The server's HTTP side with scripted engines: who is let in, what is refused, and what is said then."""
+"""The server's HTTP side with scripted engines: access, refused requests, and error messages."""
 
 import asyncio
 import ipaddress
@@ -36,7 +36,7 @@ from src.server.auth import TOKEN_VARIABLE, token_for
 from src.server.client import ClassroomClient
 from src.server.middleware import BodyCheck, HostCheck
 from src.server.schemas import LARGEST_BODY
-from src.training.server_assignment import OwnServer, own_server
+from src.training.server_assignment import AssignedServer, assign_server
 from src.training.session import connect
 from tests.conftest import free_port
 from tests.rollout.test_durability import save_model
@@ -184,15 +184,15 @@ def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, ge
 
 
 def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
-    desk = room.open(generation)
+    service = room.open(generation)
 
     async def fail(_: SampleRequest) -> None:
-        desk._batches.clear()
+        service._batches.clear()
         raise EngineFailure("the cause")
 
-    desk.runner.sample = fail
+    service.runner.sample = fail
     with pytest.raises(EngineFailure, match="the cause"):
-        asyncio.run(desk.sample(SampleRequest(**BODY)))
+        asyncio.run(service.sample(SampleRequest(**BODY)))
 
 
 def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, capfd) -> None:
@@ -485,7 +485,7 @@ def test_a_server_for_others_does_not_start_without_a_token(app: Callable[..., F
     with pytest.raises(ConfigError, match=r"other machines can reach.*CLASSROOM_TOKEN.*openssl rand -hex 32"):
         app(host)
     with pytest.raises(ConfigError, match="CLASSROOM_TOKEN"):
-        own_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
+        assign_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert app(host) and token_for(host) == TOKEN
 
@@ -556,9 +556,9 @@ def test_the_server_of_another_run_is_refused_with_both_folders(listening: str, 
     def config(folder: Path) -> TrainRLConfig:
         return load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={folder}"])
 
-    assert connect(config(room.folder), OwnServer(0, listening, True)).url == listening
+    assert connect(config(room.folder), AssignedServer(0, listening, True)).url == listening
     with pytest.raises(ConfigError) as caught:
-        connect(config(tmp_path / "other"), OwnServer(0, listening, True))
+        connect(config(tmp_path / "other"), AssignedServer(0, listening, True))
     for part in (str(room.folder), str(tmp_path / "other"), "same logging.save_dir", "generation.server_port"):
         assert part in str(caught.value)
 

@@ -1,4 +1,5 @@
-"""Real programs, and a judge over HTTP that turns them away or goes down: who stops, with what, and what is kept."""
+"""Real programs with a judge over HTTP that refuses requests or goes down: which programs stop, with which error, and
+what is stored."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A server that lives longer than its trainers and their connections."""
+"""A server that outlives its trainers and their connections."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from src.models.policy_version import PolicyVersion
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.auth import TOKEN_VARIABLE
-from src.server.sampling_service import BatchDesk
+from src.server.sampling_service import SamplingService
 from tests.conftest import free_port
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room, application, serving
@@ -81,38 +81,38 @@ class HaltingJudge(ScriptedJudge):
         return await super().judge(*arguments, **named)
 
 
-async def resume(room: Room, desk: BatchDesk) -> None:
+async def resume(room: Room, service: SamplingService) -> None:
     """What a trainer does that went back to an earlier checkpoint and made the same step again, a little otherwise."""
-    await desk.load_policy(publish(room, 2.0), POLICY, 5.0)
+    await service.load_policy(publish(room, 2.0), POLICY, 5.0)
     room.teacher._script = lambda _: "Say goodbye."
 
 
 @pytest.mark.parametrize("when", ["finished", "talking", "judging"])
 def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_published(room: Room, generation, when) -> None:
-    async def scenario() -> tuple[SampleResponse, BatchDesk]:
+    async def scenario() -> tuple[SampleResponse, SamplingService]:
         halt = Halting()
         if when == "talking":
             room.student = HaltingStudent(room.tokenizer, halt)
         if when == "judging":
             room.judge = HaltingJudge(halt)
-        desk = room.open(generation)
-        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
-        before = asyncio.create_task(desk.sample(REQUEST))
+        service = room.open(generation)
+        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
+        before = asyncio.create_task(service.sample(REQUEST))
         await (before if when == "finished" else halt.reached.wait())
-        await resume(room, desk)
-        after = await asyncio.wait_for(desk.sample(REQUEST), 20)
+        await resume(room, service)
+        after = await asyncio.wait_for(service.sample(REQUEST), 20)
         halt.go.set()
         if when != "finished":
             with pytest.raises(PolicyMismatch, match="ther weights were loaded"):
                 await before
         said = len(room.teacher.calls)
-        assert await desk.sample(REQUEST) == after and len(room.teacher.calls) == said
-        return after, desk
+        assert await service.sample(REQUEST) == after and len(room.teacher.calls) == said
+        return after, service
 
-    after, desk = asyncio.run(scenario())
+    after, service = asyncio.run(scenario())
     said = {turn.text for record in after.conversations for turn in record.turns if turn.role == "teacher"}
     assert said == {"Say goodbye."}
-    assert [desk.record(record.id) for record in after.conversations] == after.conversations
+    assert [service.record(record.id) for record in after.conversations] == after.conversations
     events = list(read_journal(room.folder / JOURNAL_NAME))
     begun = max(place for place, event in enumerate(events) if event["event"] == "batch")
     since = [event["event"] for event in events[begun:]]
@@ -123,27 +123,27 @@ def test_conversations_do_not_go_on_with_other_weights_of_the_same_name(room: Ro
     async def scenario() -> None:
         halt = Halting()
         room.student = HaltingStudent(room.tokenizer, halt)
-        desk = room.open(generation)
-        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
-        batch = asyncio.create_task(desk.sample(REQUEST))
+        service = room.open(generation)
+        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
+        batch = asyncio.create_task(service.sample(REQUEST))
         await halt.reached.wait()
-        await resume(room, desk)
+        await resume(room, service)
         halt.go.set()
         with pytest.raises(PolicyMismatch, match=r"Other weights were loaded as policy run v2 .* Ask for it again"):
             await batch
-        assert desk.running == []
+        assert service.running == []
 
     asyncio.run(scenario())
 
 
 def test_the_same_weights_published_again_change_nothing(room: Room, generation: GenerationConfig) -> None:
     async def scenario() -> None:
-        desk = room.open(generation)
-        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
-        before = await desk.sample(REQUEST)
-        await desk.load_policy(publish(room, 1.0), POLICY, 5.0)
+        service = room.open(generation)
+        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
+        before = await service.sample(REQUEST)
+        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
         said = len(room.teacher.calls)
-        assert await desk.sample(REQUEST) == before and len(room.teacher.calls) == said
+        assert await service.sample(REQUEST) == before and len(room.teacher.calls) == said
 
     asyncio.run(scenario())
 
@@ -216,7 +216,7 @@ def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_
     with listening(app, room.judge) as (url, application):
 
         def readers() -> int:
-            batches = application.state.desk._batches
+            batches = application.state.service._batches
             return batches[body["request_id"]].readers if batches else 0
 
         for _ in range(3):
@@ -236,7 +236,7 @@ def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_
             record.reward is not None
             for record in SampleResponse[ConversationRecord].model_validate_json(answers[0]).conversations
         )
-        assert application.state.desk._batches[body["request_id"]].body is None
+        assert application.state.service._batches[body["request_id"]].body is None
 
 
 def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room: Room, app) -> None:
@@ -251,3 +251,15 @@ def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room:
             requests.post(url, json=BODY | {"run_id": None, "policy_version": None}, timeout=0.5)
         room.judge.free.set()
         assert ended.wait(30) and "the judge's engine hangs" in str(application.state.failure)
+
+
+def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(app: Callable[..., FastAPI]) -> None:
+    from src.vllm import client
+
+    port = free_port()
+    with serving(app(port=port), port):
+        request = REQUEST.model_copy(update={"run_id": None, "policy_version": None})
+        played = client.sample_conversations(request, port).conversations
+        ids = [record.id for record in played]
+        assert client.get_pedagogical_reward(ids, port) == [record.rewards["pedagogical"] for record in played]
+        assert client.get_reward("length", ids, port) == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""OpenAI's API on the teacher: real clients against real engines, and the answers that a training may not wait for."""
+"""OpenAI's API on the teacher: real clients with real engines, and answers that training does not wait for."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import encode_chat
-from src.server.openai_routes import OnePolicyPerAnswer, _Held
+from src.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
 from src.toy_language.corpus import DRILL_PROMPT
 from src.toy_language.grammar import find_slips
 from src.toy_language.scripts import hint
@@ -347,7 +347,7 @@ def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
 
         async with gate.turn():
             teacher = SimpleNamespace(client=SimpleNamespace(generate=generate), gate=gate, adapter="the adapter")
-            outputs = _Held(teacher).generate("a")
+            outputs = _GatedEngine(teacher).generate("a")
             assert await anext(outputs) == "a"
             closing = asyncio.create_task(outputs.aclose())
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Both schedules on real engines: teacher, student and a judge of this server's own, all of them tiny."""
+"""Both schedules on real engines: tiny models as teacher, student and judge on one server."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

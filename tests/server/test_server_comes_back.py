@@ -1,5 +1,5 @@
-"""A server that dies while a trainer uses its GPU, and weights that were loaded half. vLLM itself is replaced by the
-recording engines of test_shared_gpus.py; everything from the routes to the optimizer's step is real."""
+"""A server that dies while a trainer uses its GPU, and weights that were loaded only in part. The recording engines of
+test_shared_gpus.py replace vLLM; everything from the routes to the optimizer's step is real."""
 
 import json
 import socket
@@ -164,7 +164,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
     kept.client.wait_until_up(60)
     events = kept.events
 
-    class Steps(session.GRPOProgress):
+    class Steps(session.GRPOMetricsCallback):
         def on_optimizer_step(self, arguments, state, *others, **named):
             if state.global_step == 0:
                 kept.kill()
@@ -178,7 +178,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
             lost.append(kept.kill())
         return score(self, *arguments, **named)
 
-    monkeypatch.setattr(session, "GRPOProgress", Steps)
+    monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
     monkeypatch.setattr("src.training.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM))
     run.train(kept.config)

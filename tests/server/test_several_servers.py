@@ -1,4 +1,5 @@
-"""One server for each machine: which process talks to which, what each server keeps, and that all get the weights."""
+"""One server per machine: which process talks to which server, what each server stores, and that all load the
+weights."""
 
 import asyncio
 import os
@@ -17,13 +18,13 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.launch.cli import main as launcher
 from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.server.app import own_part
+from src.server.app import server_subfolder
 from src.server.auth import TOKEN_VARIABLE
-from src.server.engine_sleep import GpuLoan, this_process
+from src.server.engine_sleep import EngineSleep, this_process
 from src.server.open_models import open_seats
 from src.server.schemas import ProcessId
 from src.system.run_lock import claim
-from src.training.server_assignment import OwnServer, own_server
+from src.training.server_assignment import AssignedServer, assign_server
 from src.training.session import connect
 from tests.conftest import free_port, running_server
 from tests.server.test_shared_gpus import GPU, health
@@ -33,9 +34,9 @@ from tests.training.test_several_processes import launch, metrics_of
 TWO = ["http://127.0.0.1:8005", "http://127.0.0.1:8006"]
 
 
-def servers_of(urls: list[str] | None, processes: int) -> list[OwnServer]:
+def servers_of(urls: list[str] | None, processes: int) -> list[AssignedServer]:
     generation = GenerationConfig(server_urls=urls)
-    return [own_server(generation, rank, processes) for rank in range(processes)]
+    return [assign_server(generation, rank, processes) for rank in range(processes)]
 
 
 # Who talks to whom --------------------------------------------------------------------------------------------------
@@ -57,13 +58,13 @@ def test_processes_are_dealt_out_in_order_and_one_speaks_for_each_server(servers
     found = servers_of(urls, processes)
     assert [each.index for each in found] == places
     assert [each.url for each in found] == [f"http://127.0.0.1:{8005 + place}" for place in places]
-    assert [each.index for each in found if each.speaks] == list(range(servers))
+    assert [each.index for each in found if each.is_leader] == list(range(servers))
 
 
 def test_without_addresses_there_is_the_one_server() -> None:
     assert servers_of(None, 2) == [
-        OwnServer(0, "http://127.0.0.1:8005", True),
-        OwnServer(0, "http://127.0.0.1:8005", False),
+        AssignedServer(0, "http://127.0.0.1:8005", True),
+        AssignedServer(0, "http://127.0.0.1:8005", False),
     ]
 
 
@@ -83,7 +84,7 @@ def test_a_server_elsewhere_needs_a_token(monkeypatch) -> None:
 def test_the_same_local_address_means_each_machines_own(monkeypatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     found = servers_of(["http://127.0.0.1:8005"] * 2, 4)
-    assert [(each.index, each.speaks) for each in found] == [(0, True), (0, False), (1, True), (1, False)]
+    assert [(each.index, each.is_leader) for each in found] == [(0, True), (0, False), (1, True), (1, False)]
 
 
 @pytest.mark.parametrize(
@@ -106,9 +107,9 @@ def test_a_server_in_another_place_than_its_address_is_refused(tmp_path) -> None
     with served(Replay(found, [], lambda _: None)) as port:
         url = f"http://127.0.0.1:{port}"
         config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
-        assert connect(config, OwnServer(0, url, True)).url == url
+        assert connect(config, AssignedServer(0, url, True)).url == url
         with pytest.raises(ConfigError, match="is number 0 of this run, but number 1 in generation.server_urls"):
-            connect(config, OwnServer(1, url, True))
+            connect(config, AssignedServer(1, url, True))
 
 
 def test_the_launcher_tells_each_machines_server_its_place(capsys) -> None:
@@ -126,11 +127,11 @@ def test_the_launcher_tells_each_machines_server_its_place(capsys) -> None:
 
 def test_servers_work_side_by_side_in_a_run_folder(tmp_path) -> None:
     with (
-        claim("vllm_server", tmp_path / own_part(0)),
-        claim("vllm_server", tmp_path / own_part(1)),
+        claim("vllm_server", tmp_path / server_subfolder(0)),
+        claim("vllm_server", tmp_path / server_subfolder(1)),
         pytest.raises(ConfigError, match=f"Process {os.getpid()} works in"),
     ):
-        claim("vllm_server", tmp_path / own_part(1))
+        claim("vllm_server", tmp_path / server_subfolder(1))
 
 
 def test_servers_share_the_cap(tmp_path, generation) -> None:
@@ -161,11 +162,11 @@ def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
             self.awake = True
 
     async def awake_again(*borrowers: ProcessId) -> bool:
-        loan = GpuLoan({"teacher": (engine := Engine())}, 1.0)
-        await loan.lend(borrowers)
+        engine_sleep = EngineSleep({"teacher": (engine := Engine())}, 1.0)
+        await engine_sleep.sleep(borrowers)
         for _ in range(50):
             await asyncio.sleep(0.01)
-        loan.close()
+        engine_sleep.close()
         return engine.awake
 
     assert asyncio.run(awake_again(gone, elsewhere))

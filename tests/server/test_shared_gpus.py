@@ -1,5 +1,5 @@
-"""Server and trainer take turns on a GPU. vLLM itself is replaced by engines that write down what they are told to do;
-everything from the routes to the optimizer's step is real."""
+"""Server and trainer take turns on a GPU. Engines that record their calls replace vLLM; everything from the routes to
+the optimizer's step is real."""
 
 import asyncio
 import json
@@ -31,8 +31,8 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.client import ClassroomClient
 from src.server.engine_sleep import is_alive, this_process
 from src.server.schemas import Health, ProcessId
-from src.training.gpu_sharing import SharedGpus, takes_turns
-from src.training.server_assignment import own_server
+from src.training.gpu_sharing import SharedGpus, engines_have_to_sleep
+from src.training.server_assignment import assign_server
 from tests.conftest import free_port, quickstart_overrides
 from tests.support.scripted_room import SCORES
 
@@ -185,7 +185,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
     classroom = open_classroom("generation.colocate=true", "train.max_steps=2")
     events = classroom.events
 
-    class Steps(session.GRPOProgress):
+    class Steps(session.GRPOMetricsCallback):
         def on_optimizer_step(self, *arguments, **named):
             assert all(classroom.asleep())
             events.append("step")
@@ -197,7 +197,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
         assert all(classroom.asleep()), "the trainer's model was loaded beside engines that were awake"
         build(self, *arguments, **named)
 
-    monkeypatch.setattr(session, "GRPOProgress", Steps)
+    monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(trainer, "__init__", load_model)
     monkeypatch.setattr(
         "src.training.gpu_sharing.clear_device_cache",
@@ -230,7 +230,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     from accelerate import PartialState
 
     from src.rollout.problem import Problem
-    from src.training.judge_monitor import JudgeGuard
+    from src.training.judge_monitor import JudgeMonitor
     from src.training.sample_batch import ClassroomRollout
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
@@ -241,17 +241,17 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     client.sample = lambda request: (sample(request), time.sleep(2.0 * rank))[0]
     trainer = SimpleNamespace(
         accelerator=state,
-        gpus=SharedGpus(client, own_server(GenerationConfig(), rank, 2), True, Path(folder)),
+        gpus=SharedGpus(client, assign_server(GenerationConfig(), rank, 2), True, Path(folder)),
         policy=PolicyVersion(),
         state=SimpleNamespace(global_step=0),
         record_metric=lambda name, value: None,
         show_conversations=lambda records: None,
     )
-    trainer.gpus.take()
+    trainer.gpus.sleep_engines()
     problem = Problem.of(_LESSON, "")
-    guard = JudgeGuard(TrainRLConfig(), client, Path(folder))
+    monitor = JudgeMonitor(TrainRLConfig(), client, Path(folder))
     rollout = ClassroomRollout(
-        {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, guard, lambda records: {}
+        {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, monitor, lambda records: {}
     )
     rollout([problem.id] * 2, trainer)
     (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))
@@ -417,12 +417,12 @@ def health(gpus: list[str], can_sleep: bool) -> Health:
     ],
 )
 def test_turns_are_taken_where_a_gpu_is_shared(colocate, server, own, wanted):
-    assert takes_turns(colocate, server, own) is wanted
+    assert engines_have_to_sleep(colocate, server, own) is wanted
 
 
 def test_turns_with_a_server_that_cannot_sleep_are_refused():
     with pytest.raises(ConfigError, match="started with generation.colocate=false"):
-        takes_turns(True, health([GPU], False), [GPU])
+        engines_have_to_sleep(True, health([GPU], False), [GPU])
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number():

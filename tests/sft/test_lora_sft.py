@@ -1,4 +1,4 @@
-"""Fine-tuning an adapter: what is left, what it was learned in, and a run that goes on."""
+"""Fine-tuning an adapter: the files it leaves, the dtype of its weights, and resuming."""
 
 import subprocess
 import sys
@@ -59,14 +59,14 @@ def test_an_interrupted_run_goes_on_to_the_same_adapter(tmp_path, blank, corpus,
     overrides = (*LORA, "train.max_steps=6", "logging.save_steps=3", "model.lora.dropout=0")
     sft.train(make_config(tmp_path / "whole", blank, corpus, *overrides))
     config = make_config(tmp_path / "broken", blank, corpus, *overrides)
-    shown, stop_after = sft.Progress.on_log, 4
+    shown, stop_after = sft.MetricsCallback.on_log, 4
 
     def counted(self, args, state, control, logs=None, **_):
         shown(self, args, state, control, logs)
         if state.global_step == stop_after:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sft.Progress, "on_log", counted)
+    monkeypatch.setattr(sft.MetricsCallback, "on_log", counted)
     with pytest.raises(KeyboardInterrupt):
         sft.train(config)
     checkpoint = tmp_path / "broken" / "checkpoints" / "checkpoint-3"

@@ -1,4 +1,5 @@
-"""A real fine-tuning of a few steps on a tiny model: what is learned from, what is left behind, what is refused."""
+"""A real fine-tuning of a few steps on a tiny model: which tokens are trained on, which files it leaves, what it
+refuses."""
 
 import json
 import subprocess
@@ -273,7 +274,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_weights(
     overrides = (f"train.optimizer={optimizer}", "train.max_steps=6", "logging.save_steps=3")
     sft.train(make_config(tmp_path / "whole", blank, corpus, *overrides))
     config = make_config(tmp_path / "broken", blank, corpus, *overrides)
-    shown, steps, stop_after = sft.Progress.on_log, [], 4
+    shown, steps, stop_after = sft.MetricsCallback.on_log, [], 4
 
     def counted(self, args, state, control, logs=None, **_):
         shown(self, args, state, control, logs)
@@ -281,7 +282,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_weights(
         if state.global_step == stop_after:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sft.Progress, "on_log", counted)
+    monkeypatch.setattr(sft.MetricsCallback, "on_log", counted)
     with pytest.raises(KeyboardInterrupt):
         sft.train(config)
     assert not (tmp_path / "broken" / "model").exists()

@@ -25,7 +25,7 @@ from src.message_rules.plans import read_plan
 from src.message_rules.rules_judge import analyse
 from src.results.agreement import rank_correlation
 from src.rollout.datasets import load_problems
-from src.rollout.engines import Ledger
+from src.rollout.engines import ConversationFacts
 from src.toy_language.rubric_judge import TurnFinding, verdict
 
 FILE = Path(__file__).parent / "labelled_conversations.yaml"
@@ -132,7 +132,7 @@ def judge_agreement(half: str) -> JudgeAgreement:
         messages = [
             {"role": role, "content": turn[role]} for turn in turns for role in ("teacher", "student") if role in turn
         ]
-        findings, covered = analyse(messages, plan, Ledger(tuple(turn.get("persona") for turn in turns)))
+        findings, covered = analyse(messages, plan, ConversationFacts(tuple(turn.get("persona") for turn in turns)))
         for finding in findings:
             _compare_finding(found, finding, turns, f"{each['id']}:{finding.index}")
         free, capped = verdict(findings), verdict(findings, covered)

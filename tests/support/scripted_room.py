@@ -27,8 +27,8 @@ from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
-from src.rollout.scheduler import Concurrent, PhaseClock
-from src.server.sampling_service import BatchDesk
+from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
+from src.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 SCORES = {
@@ -50,8 +50,8 @@ TEMPLATES = {
 
 
 class Room:
-    """A classroom of scripted engines, whose text each test sets. `turned_to` records the seats that each phase wakes,
-    if the schedule has phases."""
+    """A classroom of scripted engines, whose text each test sets. `woken` records the seats that each phase wakes, if
+    the schedule has phases."""
 
     def __init__(self, tokenizer, folder: Path):
         self.tokenizer = tokenizer
@@ -60,9 +60,9 @@ class Room:
         self.student = ScriptedEngine(tokenizer, lambda _: "Hello.")
         self.judge = ScriptedJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
         self.reward = None
-        self.turned_to: list[tuple[str, ...]] = []
+        self.woken: list[tuple[str, ...]] = []
 
-    def open(self, generation: GenerationConfig, keep: int = 8) -> BatchDesk:
+    def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
         weights = default_weights(generation)
         rules = classroom_rules(generation, weights, teacher_context=900, graded=True)
         seats = Seats(
@@ -75,13 +75,13 @@ class Room:
             reward=self.reward,
         )
         journal = Journal(self.folder)
-        schedule = PhaseClock(self._turn_to, PHASES) if generation.schedule == PHASED else Concurrent()
+        schedule = PhasedSchedule(self._wake_only, PHASES) if generation.schedule == PHASED else ConcurrentSchedule()
         classroom = Classroom(generation, seats, journal, weights, rules)
-        return BatchDesk(Runner(classroom, journal, weights, schedule), journal, keep)
+        return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 
-    async def _turn_to(self, seats: tuple[str, ...]) -> None:
+    async def _wake_only(self, seats: tuple[str, ...]) -> None:
         """Record the seats; real engines would sleep and wake here."""
-        self.turned_to.append(seats)
+        self.woken.append(seats)
         await asyncio.sleep(0)
 
     def play(self, generation: GenerationConfig, **request) -> list[ConversationRecord]:
@@ -92,10 +92,10 @@ class Room:
 def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
     """A function of host and port that makes the server's real application, with the room's scripted engines."""
 
-    async def open_desk(*_: object) -> BatchDesk:
+    async def open_service(*_: object) -> SamplingService:
         return room.open(generation)
 
-    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
+    monkeypatch.setattr(src.server.app, "open_service", open_service)
 
     def make(host: str = "127.0.0.1", port: int = 8005) -> FastAPI:
         config = load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'", f"generation.server_port={port}"])

@@ -1,6 +1,6 @@
-"""Full disks and missing permissions: the message has path, space and what to do, and what was there is still there.
+"""Full disks and missing permissions: the message has path, free space and advice, and existing files stay intact.
 
-The refusals are the kernel's own: /dev/full, a limit to the size of files, a file where a folder has to be.
+The errors are the kernel's own: /dev/full, a limit on file sizes, a file where a folder has to be.
 """
 
 import errno
@@ -159,12 +159,12 @@ def test_rollouts_that_cannot_be_written_leave_those_before(tmp_path: Path, smal
 def test_a_journal_on_a_full_disk_is_507_and_the_batch_goes_on_when_there_is_room(
     room: Room, generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = room.open(generation)
+    service = room.open(generation)
 
-    async def open_desk(*_: object):
-        return desk
+    async def open_service(*_: object):
+        return service
 
-    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
+    monkeypatch.setattr(src.server.app, "open_service", open_service)
     with TestClient(src.server.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder), HERE) as client:
         journal = room.folder / "journal.jsonl"
         with files_no_larger_than(journal.stat().st_size + 500):

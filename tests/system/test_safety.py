@@ -1,4 +1,4 @@
-"""Nothing that somebody else wrote is run: no eval, no pickle, no code of models or datasets, in any file of ours."""
+"""No file of this project runs code from strangers: no eval, no pickle, no code of models or datasets."""
 
 import ast
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from src.classroom.verdicts import parse_judge_output, parse_verdict
 from src.errors import ConfigError, DataError
-from src.rollout.engines import Ledger
+from src.rollout.engines import ConversationFacts
 from src.toy_language.grammar import ERROR_KINDS, Slip, find_slips
 from src.toy_language.lessons import make_lessons, parse_problem, render_problem
 from src.toy_language.rubric_judge import RubricJudge, analyse, coverage, verdict
@@ -47,7 +47,7 @@ def dialogue(*texts):
 
 
 def score(conversation, problem=PROBLEM, max_turns=None):
-    text = asyncio.run(RubricJudge().judge(RULE, conversation, problem, 0, Ledger(max_turns=max_turns)))
+    text = asyncio.run(RubricJudge().judge(RULE, conversation, problem, 0, ConversationFacts(max_turns=max_turns)))
     return parse_judge_output(text)
 
 

@@ -1,4 +1,4 @@
-"""Saving a model shard by shard: what is written, and how much of it is ever held."""
+"""Saving a model shard by shard: which files are written, and how much memory it takes."""
 
 import json
 import weakref

@@ -1,4 +1,5 @@
-"""The private methods of TRL and transformers that this project overrides are those that it was written against."""
+"""The private methods of TRL and transformers that this project overrides still have the signatures it was written
+for."""
 
 import inspect
 

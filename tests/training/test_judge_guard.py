@@ -1,5 +1,5 @@
-"""Is the judge being fooled? A judge that rewards the word "Great", a held-out one over HTTP that does not, and what
-the checks of a training say; the server is the real application with scripted engines."""
+"""Whether the checks of a training notice a fooled judge: one that rewards the word "Great", beside a held-out judge
+over HTTP that does not. The server is the real application with scripted engines."""
 
 import asyncio
 import json
@@ -25,16 +25,16 @@ from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_
 from src.errors import JudgeOutputError
 from src.results.agreement import rank_correlation
 from src.results.run_folder import JUDGE_CHECKS_NAME, has_score, read_lines
-from src.rollout.engines import Ledger
+from src.rollout.engines import ConversationFacts
 from src.rollout.journal import read_journal
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import PhaseClock
+from src.rollout.scheduler import PhasedSchedule
 from src.server.client import ClassroomClient
 from src.server.judge_check import JudgeCheck
 from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 from src.toy_language.rubric_judge import RubricJudge
-from src.training.judge_monitor import JudgeGuard, weigh_check
+from src.training.judge_monitor import JudgeMonitor, summarize_check
 from tests.conftest import free_port
 from tests.support.judge_endpoint import Behaviour, Script, hangs, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedJudge
@@ -66,11 +66,11 @@ def honest(body: dict, nth: int) -> Behaviour:
 
 
 class Training:
-    """Server and guard of a training whose teacher says what it is told to."""
+    """Server and monitor of a training whose teacher says what it is told to."""
 
     def __init__(self, room: Room, config: TrainRLConfig, client: ClassroomClient):
         self.room, self.client = room, client
-        self.guard = JudgeGuard(config, client, room.folder)
+        self.monitor = JudgeMonitor(config, client, room.folder)
 
     def batch(self, step: int, says: str) -> list[ConversationRecord]:
         self.room.teacher._script = lambda _: says
@@ -82,7 +82,7 @@ class Training:
 
     def step(self, step: int, says: str) -> dict[str, float]:
         """What is logged of the judge at a step."""
-        return self.guard.check(PartialState(cpu=True), step, self.batch(step, says))
+        return self.monitor.check(PartialState(cpu=True), step, self.batch(step, says))
 
 
 @pytest.fixture
@@ -106,10 +106,10 @@ def start(
 
 @contextmanager
 def listening(room: Room, config: TrainRLConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClassroomClient]:
-    async def open_desk(*_: object):
+    async def open_service(*_: object):
         return room.open(config.generation)
 
-    monkeypatch.setattr(src.server.app, "open_desk", open_desk)
+    monkeypatch.setattr(src.server.app, "open_service", open_service)
     port = config.generation.server_port
     app = src.server.app.create_app(config, room.folder)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
@@ -159,16 +159,16 @@ def test_a_check_reaches_no_reward_and_no_record(room: Room, generation: Generat
     with start() as training:
         before = training.batch(0, _PRAISE)
         events = list(read_journal(room.folder / "journal.jsonl"))
-        training.guard.check(PartialState(cpu=True), 0, before)
-        training.guard.check(PartialState(cpu=True), 0, before)
+        training.monitor.check(PartialState(cpu=True), 0, before)
+        training.monitor.check(PartialState(cpu=True), 0, before)
         assert training.batch(0, _PRAISE) == before
         rewards = training.client.rewards("pedagogical", [record.id for record in before])
     assert rewards == [record.reward for record in before] == [1.0] * 4
     (event,) = list(read_journal(room.folder / "journal.jsonl"))[len(events) :]
     assert event["event"] == "judge_check" and event["request"] == "step0-judge-check", "one, though asked for twice"
     assert len(event["found"]["second_opinions"]) == 4 and len(event["found"]["canaries"]) == len(CANARIES)
-    desk = room.open(generation)  # a server that takes over
-    assert [desk.record(record.id) for record in before] == before
+    service = room.open(generation)  # a server that takes over
+    assert [service.record(record.id) for record in before] == before
 
 
 def test_a_judge_that_fails_in_a_check_is_counted_and_stops_nothing(room: Room, start, caplog) -> None:
@@ -205,7 +205,7 @@ def test_a_judge_that_hangs_is_given_up(room: Room, start) -> None:
 def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog) -> None:
     with start(held_out=None) as training:
         gone = [record.model_copy(update={"id": "gone"}) for record in training.batch(0, _QUESTION)]
-        logged = training.guard.check(PartialState(cpu=True), 0, gone)
+        logged = training.monitor.check(PartialState(cpu=True), 0, gone)
     assert logged == {"guard/failed": 1, "guard/gap_n": 0, "guard/warnings": 0}
     assert "the judge was not checked at step 0" in caplog.text and "no finished conversation gone" in caplog.text
     [line] = read_lines(room.folder / JUDGE_CHECKS_NAME)
@@ -230,17 +230,17 @@ def test_canaries_alone_need_no_second_judge(room: Room, start) -> None:
 def test_a_batch_of_two_passes_is_checked_once_and_on_time(room: Room) -> None:
     config = TrainRLConfig(guards=GuardsConfig(judge_check_every_n_steps=5))
     config.train.mu = 2
-    guard = JudgeGuard(config, ClassroomClient("http://127.0.0.1:1"), room.folder)
-    assert [step for step in range(0, 30, 2) if guard.is_due(step)] == [0, 6, 10, 16, 20, 26]
+    monitor = JudgeMonitor(config, ClassroomClient("http://127.0.0.1:1"), room.folder)
+    assert [step for step in range(0, 30, 2) if monitor.is_due(step)] == [0, 6, 10, 16, 20, 26]
     config.guards.judge_check_every_n_steps = 0
-    assert not any(guard.is_due(step) for step in range(30))
+    assert not any(monitor.is_due(step) for step in range(30))
 
 
 def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generation: GenerationConfig) -> None:
     """With generation.schedule: phased."""
     awake: list[tuple[str, ...]] = []
 
-    async def turn_to(seats: Collection[str]) -> None:
+    async def wake_only(seats: Collection[str]) -> None:
         awake.append(tuple(seats))
 
     def judge(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
@@ -248,11 +248,11 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
         return scores(0.25)
 
     async def check() -> JudgeCheckResponse:
-        desk = room.open(generation)
-        desk.runner.schedule = PhaseClock(turn_to, PHASES)
+        service = room.open(generation)
+        service.runner.schedule = PhasedSchedule(wake_only, PHASES)
         request = SampleRequest(problems=["sums"], answers=["2"], request_id="r", seed=1, step=0)
-        played = (await desk.sample(request)).conversations
-        found = await JudgeCheck(desk, None, None, 60).run(
+        played = (await service.sample(request)).conversations
+        found = await JudgeCheck(service, None, None, 60).run(
             JudgeCheckRequest(request_id="check", step=0, conversations=[played[0].id])
         )
         await asyncio.sleep(0.01)
@@ -275,11 +275,11 @@ def test_gap_growth_and_correlation() -> None:
     opinions = [opinion("a", 0.9, 0.5), opinion("a", 0.8, 0.2), opinion("b", 0.3, 0.1), opinion("b", None, 0.4)]
     canary = CanaryVerdict(canary="leak", problem_id="a", score=None, verdicts=[])
     response = JudgeCheckResponse(request_id="r", second_opinions=opinions, canaries=[canary])
-    found = weigh_check(response, GuardsConfig(largest_gap_growth=0.2), first=0.1)
+    found = summarize_check(response, GuardsConfig(largest_gap_growth=0.2), first=0.1)
     assert found["gap"]["mean"] == pytest.approx((0.4 + 0.6 + 0.2) / 3) and found["gap"]["n"] == 3
     assert found["growth"] == pytest.approx(0.3) and found["rank_correlation"] == pytest.approx(1.0)
     assert found["failed"] == 2 and len(found["warnings"]) == 1
-    assert weigh_check(response, GuardsConfig(largest_gap_growth=0.4), first=0.1)["warnings"] == []
+    assert summarize_check(response, GuardsConfig(largest_gap_growth=0.4), first=0.1)["warnings"] == []
 
 
 def test_rank_correlation_by_hand() -> None:
@@ -342,5 +342,7 @@ def test_the_rubric_is_not_fooled(name: str, lessons: list[str]) -> None:
         real += [{"role": "student", "content": line}, {"role": "teacher", "content": "x"}]
     problem = Problem.of(lessons[0])
     planted = CANARIES[name].plant(real, problem)
-    judged = asyncio.run(RubricJudge().judge("pedagogical_eval", planted, problem.text, 0, Ledger(max_turns=9)))
+    judged = asyncio.run(
+        RubricJudge().judge("pedagogical_eval", planted, problem.text, 0, ConversationFacts(max_turns=9))
+    )
     assert parse_judge_output(judged).final_reward < 0.3

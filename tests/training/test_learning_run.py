@@ -1,5 +1,5 @@
-"""Did it learn, and what became of the judge's checks? Real, short trainings of a model that has learned nothing yet,
-with a judge that likes the letter e: one that learns to please it, and two that cannot."""
+"""What learning.json and the judge's checks say of real, short trainings of an untrained model with a judge that likes
+the letter e: one training that learns to please it, and two that cannot."""
 
 import json
 import re

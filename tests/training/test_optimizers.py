@@ -1,5 +1,5 @@
-"""Optimizers on DeepSpeed: that a training goes on from a checkpoint as if it had not stopped, and how much they
-remember. What bitsandbytes does on GPUs with pages it does on CPUs without."""
+"""Optimizers on DeepSpeed: resuming from a checkpoint is exact, and the size of their states. bitsandbytes' paged
+optimizers of GPUs run on CPUs without paging."""
 
 import json
 import os

@@ -9,7 +9,7 @@ import pytest
 from config.base import LoggingConfig
 from src.errors import ClassroomError, ConfigError
 from src.results.trackers import report_to
-from src.training.metrics_callback import Progress
+from src.training.metrics_callback import MetricsCallback
 
 
 @pytest.fixture
@@ -62,11 +62,11 @@ def lines_of(run_folder) -> list[dict]:
 
 
 def test_every_step_is_recorded_and_shown_with_what_is_left(tmp_path, capsys):
-    progress = Progress(tmp_path)
-    progress.on_train_begin(None, state_at(0), None)
+    callback = MetricsCallback(tmp_path)
+    callback.on_train_begin(None, state_at(0), None)
     for step in range(1, 5):
-        progress.on_log(None, state_at(step), None, {"loss": 1 / step, "learning_rate": 0.1})
-    progress.on_log(None, state_at(4), None, {"train_runtime": 3.0})
+        callback.on_log(None, state_at(step), None, {"loss": 1 / step, "learning_rate": 0.1})
+    callback.on_log(None, state_at(4), None, {"train_runtime": 3.0})
     assert [(line["step"], line["loss"], line["learning_rate"]) for line in lines_of(tmp_path)] == [
         (step, 1 / step, 0.1) for step in range(1, 5)
     ]
@@ -81,27 +81,27 @@ def test_every_step_is_recorded_and_shown_with_what_is_left(tmp_path, capsys):
 
 
 def test_plain_lines_keep_their_distance_but_the_last_step_is_shown(tmp_path, capsys):
-    progress = Progress(tmp_path, every_s=1e9)
-    progress._shown = 1e18  # the last line was just now
-    progress.on_train_begin(None, state_at(0), None)
+    callback = MetricsCallback(tmp_path, every_s=1e9)
+    callback._shown = 1e18  # the last line was just now
+    callback.on_train_begin(None, state_at(0), None)
     for step in range(1, 5):
-        progress.on_log(None, state_at(step), None, {"loss": 1.0})
+        callback.on_log(None, state_at(step), None, {"loss": 1.0})
     assert capsys.readouterr().out.startswith("step 4/4")
     assert len(lines_of(tmp_path)) == 4
 
 
 def test_a_resumed_run_replaces_the_steps_it_makes_again_and_a_line_that_a_kill_cut_off(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 9}\n{"step": 2, "loss": 9}\n{"step": 3, "lo')
-    progress = Progress(tmp_path)
-    progress.on_train_begin(None, state_at(1), None)
-    progress.on_log(None, state_at(2), None, {"loss": 1.0})
+    callback = MetricsCallback(tmp_path)
+    callback.on_train_begin(None, state_at(1), None)
+    callback.on_log(None, state_at(2), None, {"loss": 1.0})
     assert [(line["step"], line["loss"]) for line in lines_of(tmp_path)] == [(1, 9), (2, 1.0)]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path, loss):
-    progress = Progress(tmp_path)
-    progress.on_train_begin(None, state_at(0), None)
+    callback = MetricsCallback(tmp_path)
+    callback.on_train_begin(None, state_at(0), None)
     with pytest.raises(ClassroomError, match=f"The loss is {loss} at step 1: the training has diverged. Lower train"):
-        progress.on_log(None, state_at(1), None, {"loss": loss})
+        callback.on_log(None, state_at(1), None, {"loss": loss})
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -1,4 +1,4 @@
-"""What a killed server or trainer leaves, and that whoever comes next goes on from there."""
+"""What a killed server or trainer leaves behind, and that its successor goes on from there."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from config.base import GenerationConfig
 from src.errors import EngineFailure, RequestConflict
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
-from src.training.checkpoints import UNFINISHED, OrderOfEpoch, complete_checkpoint, last_checkpoint
+from src.training.checkpoints import UNFINISHED, EpochOrderSampler, complete_checkpoint, last_checkpoint
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 
@@ -81,9 +81,10 @@ def test_whatever_line_a_kill_leaves_the_next_server_does_the_rest_and_nothing_t
 
 def test_record_and_rewards_of_an_earlier_server(room: Room, generation: GenerationConfig) -> None:
     first = sample(room, generation).conversations[0]
-    desk = room.open(generation)
-    assert desk.record(first.id) == first
-    assert desk.conversation(first.id).judgement.scores.final_reward == first.reward
+    service = room.open(generation)
+    assert service.record(first.id) == first
+    conversation = service.record(first.id).conversation(service.environment.rules)
+    assert conversation.judgement.scores.final_reward == first.reward
 
 
 @pytest.mark.parametrize("change", ["weights", "configuration", "body"])
@@ -126,17 +127,17 @@ def test_failed_judge_attempts_are_made_again_only_when_asked(room: Room, genera
 
     async def scenario() -> None:
         nonlocal down
-        desk = room.open(generation)
-        failed = await desk.sample(request)
+        service = room.open(generation)
+        failed = await service.sample(request)
         assert [record.reward for record in failed.conversations] == [None, None, None]
         down = False
         if restarted:
-            desk = room.open(generation)
-        assert (await desk.sample(request)).conversations[0].reward is None and len(calls) == 3
-        mended = await desk.sample(again)
+            service = room.open(generation)
+        assert (await service.sample(request)).conversations[0].reward is None and len(calls) == 3
+        mended = await service.sample(again)
         assert all(record.reward is not None for record in mended.conversations) and len(calls) == 6
-        assert await desk.sample(again) == mended and len(calls) == 6
-        assert desk.record(mended.conversations[0].id) == mended.conversations[0]
+        assert await service.sample(again) == mended and len(calls) == 6
+        assert service.record(mended.conversations[0].id) == mended.conversations[0]
 
     request, again = REQUEST, REQUEST.model_copy(update={"judge_again": True})
     room.judge = ScriptedJudge(lambda rule, conversation, _: judge(rule, conversation, 1))
@@ -159,10 +160,10 @@ def test_an_engine_that_dies_under_the_judge_is_no_failed_judgement(room: Room, 
 
 def test_a_running_request_refuses_another_body_under_its_id(room: Room, generation: GenerationConfig) -> None:
     async def scenario() -> None:
-        desk = room.open(generation)
-        await desk.sample(REQUEST)
+        service = room.open(generation)
+        await service.sample(REQUEST)
         with pytest.raises(RequestConflict):
-            await desk.sample(REQUEST.model_copy(update={"seed": 9}))
+            await service.sample(REQUEST.model_copy(update={"seed": 9}))
 
     asyncio.run(scenario())
 
@@ -197,8 +198,8 @@ def test_old_checkpoints_go_after_the_new_one_is_complete(tmp_path: Path) -> Non
 @settings(max_examples=50)
 @given(problems=st.integers(4, 30), epochs=st.integers(1, 4), batch=st.integers(1, 4), seed=st.integers(0, 9))
 def test_order_of_a_resumed_epoch_is_that_of_an_uninterrupted_run(problems, epochs, batch, seed) -> None:
-    def sampler(epoch) -> OrderOfEpoch:
-        return OrderOfEpoch(RepeatSampler(range(problems), 2, batch, 1, seed=seed), epoch)
+    def sampler(epoch) -> EpochOrderSampler:
+        return EpochOrderSampler(RepeatSampler(range(problems), 2, batch, 1, seed=seed), epoch)
 
     at = [0]
     uninterrupted, orders = sampler(lambda: at[0]), []

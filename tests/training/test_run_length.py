@@ -1,5 +1,5 @@
-"""How long a run is and how far it can move a weight: worked out by hand, and as torch, TRL, transformers and PEFT do
-it."""
+"""The length of a run and how far it can move a weight: compared with values worked out by hand, and with torch, TRL,
+transformers and PEFT."""
 
 import logging
 from dataclasses import replace
@@ -182,7 +182,7 @@ def test_a_trainer_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) ->
     def stop(*_: object) -> None:
         raise ConfigError("far enough")
 
-    monkeypatch.setattr(src.training.session, "own_server", stop)
+    monkeypatch.setattr(src.training.session, "assign_server", stop)
     config = shipped("quickstart", *weak)
     folder = Path(config.logging.save_dir)
     with caplog.at_level(logging.INFO), pytest.raises(ConfigError, match="far enough"):

@@ -1,4 +1,4 @@
-"""Whether verdicts depend on the conversation: by hand, with judges that roll dice, and as a guard says it."""
+"""Whether verdicts depend on the conversation: hand-worked cases, judges that roll dice, and the monitor's warnings."""
 
 import logging
 import random
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from accelerate import PartialState
 
+from config.base import GenerationConfig
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Scores, Verdict
 from src.server.client import ClassroomClient
-from src.training.judge_monitor import JudgeGuard
+from src.training.judge_monitor import JudgeMonitor
 from src.training.verdict_watch import VerdictWatch, dependence
 from tests.grpo.test_grpo import record
 
@@ -103,7 +104,7 @@ def noisy(share: float, seed: int) -> Judge:
 
 def warnings_of(judge: Judge, steps: int = 3) -> list[str | None]:
     watch = VerdictWatch()
-    looks = [watch.look(batch(judge, step)) for step in range(steps)]
+    looks = [watch.update(batch(judge, step)) for step in range(steps)]
     return [look.warning if look is not None else None for look in looks]
 
 
@@ -118,28 +119,30 @@ def test_a_judge_that_rolls_dice_is_warned_about_and_a_noisy_one_is_not(seed: in
 def test_batches_that_are_long_past_do_not_count() -> None:
     watch = VerdictWatch()
     for step in range(3):
-        assert watch.look(batch(noisy(0.9, step), step)).warning is None
-    looks = [watch.look(batch(lambda problem, place: scored(1.0, 1.0), step)) for step in range(3, 6)]
+        assert watch.update(batch(noisy(0.9, step), step)).warning is None
+    looks = [watch.update(batch(lambda problem, place: scored(1.0, 1.0), step)) for step in range(3, 6)]
     assert [look.conversations for look in looks] == [256, 256, 256]
     assert [look.warning is not None for look in looks] == [False, True, True]
 
 
 def test_small_batches_are_taken_together() -> None:
     watch = VerdictWatch()
-    looks = [watch.look(batch(lambda problem, place: decided(True), step, 2, 8)) for step in range(9)]
+    looks = [watch.update(batch(lambda problem, place: decided(True), step, 2, 8)) for step in range(9)]
     assert looks[:7] == [None] * 7 and looks[7].conversations == 128 and looks[8].warning is not None
 
 
-def guard_in(folder: Path) -> JudgeGuard:
-    return JudgeGuard(TrainRLConfig(), ClassroomClient("http://127.0.0.1:1"), folder)
+def monitor_in(folder: Path, judged: bool = True) -> JudgeMonitor:
+    rules = {"pedagogical_eval": "rubric"} if judged else {}
+    config = TrainRLConfig(generation=GenerationConfig(judges_rules_prompts_paths=rules))
+    return JudgeMonitor(config, ClassroomClient("http://127.0.0.1:1"), folder)
 
 
 def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With the guards' keys as they are by default: nobody is asked, and nothing is written."""
-    guard, processes = guard_in(tmp_path), PartialState(cpu=True)
+    """With the default `guards` keys: no judge is asked, and nothing is written."""
+    monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
     with caplog.at_level(logging.WARNING):
         logged = [
-            guard.check(processes, step, batch(lambda problem, place: scored(0.7, 0.7), step)) for step in (0, 2, 4)
+            monitor.check(processes, step, batch(lambda problem, place: scored(0.7, 0.7), step)) for step in (0, 2, 4)
         ]
     assert logged == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
     [said] = [each.getMessage() for each in caplog.records if "same verdict" in each.getMessage()]
@@ -148,13 +151,15 @@ def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pyt
 
 
 def test_a_judge_that_reads_is_logged_and_not_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    guard, processes = guard_in(tmp_path), PartialState(cpu=True)
+    monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
     with caplog.at_level(logging.WARNING):
-        logged = [guard.check(processes, step, batch(noisy(0.8, step), step)) for step in (0, 2)]
+        logged = [monitor.check(processes, step, batch(noisy(0.8, step), step)) for step in (0, 2)]
     assert [each["guard/blind_judge"] for each in logged] == [0.0, 0.0] and not caplog.records
     assert all(0.6 < each["guard/verdict_dependence"] < 0.95 for each in logged)
 
 
 def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:
-    guard = guard_in(tmp_path)
-    assert [guard.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)] == [{}] * 3
+    for judged in (True, False):
+        monitor = monitor_in(tmp_path, judged)
+        found = [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)]
+        assert found == [{}] * 3

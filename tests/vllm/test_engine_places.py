@@ -1,4 +1,4 @@
-"""How many turns an engine is given at a time, and when it counts as hung: by a clock that need not be waited for."""
+"""How many turns an engine gets at a time, and when it counts as hung, with a clock that jumps instead of waiting."""
 
 import asyncio
 import selectors

@@ -1,4 +1,5 @@
-"""An engine's sleep on a real GPU: it gives the memory back, and says the same when it wakes. Skipped without one."""
+"""An engine's sleep on a real GPU: it frees the memory, and gives the same answers after waking. Skipped without a
+GPU."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
-"""vLLM's two model runners: the newer one is the default on GPUs and needs Triton, the older one is all that CPUs get.
-Both are run here on the CPU, the newer one with Triton's interpreter: what this project puts into the worker has to fit
-both."""
+"""vLLM's two model runners: the newer one is the default on GPUs and needs Triton, the older one is the only one on
+CPUs. Both run here on the CPU, the newer one with Triton's interpreter, because this project's worker extension has to
+work with both."""
 
 import copy
 import json

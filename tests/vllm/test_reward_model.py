@@ -1,4 +1,4 @@
-"""Reward models: the engine's logits are those of transformers, and a solution's grade is what the model says of it."""
+"""Reward models: the engine's logits equal those of transformers, and become the grades of solutions."""
 
 import asyncio
 import time
