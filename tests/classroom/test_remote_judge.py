@@ -458,7 +458,7 @@ def test_a_verdict_that_was_paid_for_is_found_again_under_another_request(tokeni
         again = server.sample(problems, request_id="another")
         assert len(endpoint.calls) == asked
     assert [r.reward for r in again.conversations] == [r.reward for r in first.conversations]
-    assert again.judge == Usage(run_cost_usd=pytest.approx(first.judge.run_cost_usd))
+    assert again.usage["judge"] == Usage(run_cost_usd=pytest.approx(first.usage["judge"].run_cost_usd))
 
 
 def test_other_sampling_or_another_model_is_asked_anew(tokenizer, tmp_path, judged):
