@@ -36,11 +36,11 @@ from tests.test_several_processes import launch, metrics_of
 pytestmark = pytest.mark.full  # two whole runs of a model of 135 M parameters, minutes
 
 TIMEOUT_S = 3600
-CLOSE = 0.1
-"""Mean |Δ| of log-probs between the engine in bfloat16 and transformers in float32 with the same weights; 0.04 was
-seen."""
-FURTHER = 2
-"""How many times as far away the weights of a step before are at least; 3 times was seen with the adapter."""
+CLOSE, FAR = 0.1, 0.2
+"""Mean |Δ| of log-probs between the engine in bfloat16 and transformers in float32 with the same weights (0.04 was
+seen), and with all weights as they were a step before."""
+FURTHER = 3
+"""How many times as far away the model without its adapter is at least (4 times was seen)."""
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_tied_weights_are_published_and_loaded_again(language: RunningServer, sm
     audit(second, load(TrainRLConfig, "train_rl", language.overrides), tokenizer)
     assert difference(own, trained_on(language)) < CLOSE
     assert difference(moved, second) < CLOSE
-    assert difference(own, second) > FURTHER * difference(moved, second), "the engine went on with the old weights"
+    assert difference(own, second) > FAR, "the engine went on with the old weights"
 
 
 def test_openais_api_answers_with_the_trained_weights(language: RunningServer, tokenizer) -> None:
@@ -219,7 +219,7 @@ def test_a_maths_step_trains_an_adapter(maths: RunningServer, smollm2: Path, tok
     assert 0 < line["mismatch/mean_abs_logprob_diff"] < CLOSE and line["grad_norm"] > 0
     own = in_float32(smollm2)
     before = difference(own, second)
-    assert difference(own, first) < CLOSE
+    assert difference(own, first) < CLOSE < before
     adapted = PeftModel.from_pretrained(own, policy_path(maths.run_folder, 1))
     assert difference(adapted, second) < CLOSE and before > FURTHER * difference(adapted, second)
     left = load_file(maths.run_folder / "model" / "model.safetensors")
