@@ -29,6 +29,9 @@ ANSWERS = {
 }
 WRONG = r"I give up: \boxed{123456789}"
 OUTCOMES = ("accepted", "leaks", "no verdict", "bad pedagogy")
+TOO_LONG = fails(400, "This model's maximum context length is 8192 tokens.")
+PLAIN_WORDS = "Please go on."
+"""What stands in the tutor's place where it is found out whether its words are to blame for a missing verdict."""
 
 
 def text_of(body: dict) -> str:
@@ -59,10 +62,12 @@ class Judge:
     def __call__(self, body: dict, nth: int) -> Behaviour:
         text = text_of(body)
         conversation = text.partition("# The problem")[2].partition("# Your verdict")[0]
+        if PLAIN_WORDS in conversation:  # of a lesson that has no verdict: it has none with other words, either
+            return TOO_LONG
         outcome = OUTCOMES[self.numbers.setdefault(conversation, len(self.numbers)) % len(OUTCOMES)]
         about_leaks = text.startswith((ROOT / "prompt_templates/judges/does_not_leak_answer.txt").read_text()[:60])
         if outcome == "no verdict" and not about_leaks:
-            return fails(400, "This model's maximum context length is 8192 tokens.")
+            return TOO_LONG
         rejected = outcome == ("leaks" if about_leaks else "bad pedagogy")
         return says(json.dumps({"reasoning": outcome, "decision": "REJECT" if rejected else "OK"}))
 
