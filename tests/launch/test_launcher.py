@@ -119,7 +119,7 @@ def test_the_launchers_know_the_keys_of_dotenv_as_the_programs_do(module, monkey
     """The launchers need the server's token, because they ask for its health."""
     read = []
     monkeypatch.setattr(f"{module}.read_keys", lambda: read.append(module))
-    assert importlib.import_module(module).main(["--config-name" if "launcher" in module else "--x"]) == 2
+    assert importlib.import_module(module).main(["--config-name" if "cli" in module else "--x"]) == 2
     assert read == [module]
 
 
@@ -204,12 +204,12 @@ DRIVER = """
 import sys
 from config.base import GenerationConfig, LoggingConfig
 from config.train_rl_model import TrainRLConfig
-from src import launcher
+from src.launch import cli
 generation = GenerationConfig(server_port=PORT, server_start_timeout_s=LIMIT)
 config = TrainRLConfig(generation=generation, logging=LoggingConfig(save_dir=FOLDER))
 programs = [[sys.executable, FOLDER + "/server.py"], [sys.executable, FOLDER + "/trainer.py"]]
-launcher._launch_from = lambda arguments, signals: launcher.launch(config, *programs, "0", signals)
-sys.exit(launcher.main(["--config-name", "x"]))
+cli._launch_from = lambda arguments, signals: cli.launch(config, *programs, "0", signals)
+sys.exit(cli.main(["--config-name", "x"]))
 """
 
 HEALTH = json.dumps(
@@ -266,7 +266,14 @@ class Launch:
     def pids(self, name: str) -> list[int]:
         """The process ids of a stand-in and its children, once it has written them down."""
         path = self.folder / f"{name}.pids"
-        wait_until(lambda: path.is_file() and path.read_text(encoding="utf-8").endswith("]"))
+
+        def written() -> bool:
+            if path.is_file() and path.read_text(encoding="utf-8").endswith("]"):
+                return True
+            assert self.process.poll() is None, f"the launcher ended: {self.process.stderr.read()}"
+            return False
+
+        wait_until(written)
         return json.loads(path.read_text(encoding="utf-8"))
 
     def left(self) -> list[int]:
