@@ -172,6 +172,7 @@ def test_a_damaged_reward_model_is_refused_before_any_engine_starts(world: Path,
     config = load(TrainRLConfig, "train_rl", [])
     config.teacher_model.model_name_or_path = config.student_model.model_name_or_path = str(world / "blank")
     config.reward_model.model_name_or_path = str(model)
+    config.generation.number_student_attempts = 1  # something to grade
     opening = open_seats(config, {"end_rm": 1.0}, tmp_path)
     with pytest.raises(ConfigError, match="holds no .safetensors file"):
         opening.send(None)
