@@ -38,7 +38,7 @@ function drawTiles(metrics, pulse, run) {
     tile("Reward", number(last.reward), last.reward_std === undefined ? "" : `± ${number(last.reward_std)} in the batch`),
     held && tile("Held-out reward", number(held.now), held.before === null ? held.sampling : `${signed(held.now - held.before)} since before, ${held.sampling}`),
     tile("Judge failures", percent(last["judge/failed_share"]), "of the last batch"),
-    tile("Cost", cost === null ? "nothing" : dollars(cost), cost === null ? "no model behind an API" : payees.length === 1 ? `of the ${payees[0]}, so far` : "of all models behind an API, so far"),
+    tile("Cost", cost === null ? "nothing" : dollars(cost), cost === null ? "no model behind an API" : payees.length === 1 ? `of the ${payees[0].slice(0, -COST.length)}, so far` : "of all models behind an API, so far"),
     tile("Policy", pulse.policy ? pulse.policy.split(" ").at(-1) : "–", pulse.policy ? pulse.policy.split(" ").slice(0, -1).join(" ") : "nothing published"),
     tile("Being played", String(pulse.playing), pulse.played ? `${pulse.played} of the batch have ended` : "conversations", null,
       pulse.playing + pulse.played ? link("conversations", { where: "now" }) : null),
