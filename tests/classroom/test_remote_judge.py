@@ -3,39 +3,29 @@
 Time runs `SPEED` times as fast for the judge's pauses and deadlines; no test depends on how long anything takes.
 """
 
-import asyncio
 import json
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from config.base import ApiModelConfig, GenerationConfig, JudgeModelConfig
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
-from src.errors import ContentRefused, ContextOverflow, ProviderFailure, SpendingCapReached, StorageError
+from src.errors import ProviderFailure, SpendingCapReached, StorageError
 from src.evaluation.rejudge import main, rejudge
 from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger
-from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
-from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import read_journal
-from src.rollout.requests import SampleRequest, SampleResponse
+from src.rollout.requests import SampleResponse
 from src.rollout.usage import Usage
-from src.server.open_models import JUDGE_CALLS_NAME
-from src.server.sampling_service import SamplingService
-from tests.support.chat_client import SPEED, fast_api
+from tests.support.chat_client import SPEED
 from tests.support.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,
     USD_PER_PROMPT_TOKEN,
     Behaviour,
     JudgeEndpoint,
-    Script,
-    completion,
     cut_off,
     drips,
     empty,
@@ -47,88 +37,8 @@ from tests.support.judge_endpoint import (
     resets,
     says,
 )
+from tests.support.judged_room import GOOD, OUT_OF_RANGE, PRICES, Server, always, verdict, verdicts_of
 from tests.support.scripted_room import Room
-
-PRICES = {
-    "usd_per_million_prompt_tokens": USD_PER_PROMPT_TOKEN * 1e6,
-    "usd_per_million_completion_tokens": USD_PER_COMPLETION_TOKEN * 1e6,
-}
-
-
-def verdict(task_final: float, progression: float, momentum: float) -> str:
-    return json.dumps(
-        {
-            "task_final_reasoning": "as it was",
-            "task_final_score": task_final,
-            "forward_progression_reasoning": "as it was",
-            "forward_progression_score": progression,
-            "overall_momentum_reasoning": "as it was",
-            "overall_momentum_score": momentum,
-        }
-    )
-
-
-GOOD = verdict(1, 0.5, 5)
-OUT_OF_RANGE = verdict(7, 0.5, 5)
-
-
-@pytest.fixture
-def rules(tmp_path: Path) -> dict[str, str]:
-    template = "{{ problem }}\n{% for turn in conversation %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
-    (tmp_path / "judge.txt").write_text(template)
-    return {"pedagogical_eval": str(tmp_path / "judge.txt")}
-
-
-@pytest.fixture
-def judged(generation: GenerationConfig, rules: dict[str, str]) -> GenerationConfig:
-    """Guided conversations of three messages, one scoring rule, two attempts, soft mode with λ = 0.25."""
-    return replace(
-        generation,
-        judges_rules_prompts_paths=rules,
-        max_turns=3,
-        number_judge_attempts=2,
-        extra_penalty_for_rejected_judges=0.25,
-    )
-
-
-class Server:
-    """What a server is, but for the engines: opened on a run folder, asked, closed."""
-
-    def __init__(self, room: Room, generation: GenerationConfig, url: str, **options):
-        options = {"model_name_or_path": "judge"} | options
-        self.config = JudgeModelConfig(base_url=url, **options)
-        self.room, self.generation = room, generation
-        self.ledger = CallLedger(room.folder / JUDGE_CALLS_NAME, self.config.max_cost_usd)
-
-    def run(self, work: Callable[[SamplingService], Awaitable]):
-        async def whole():
-            api = fast_api(self.config, self.ledger)
-            rules = self.generation.judges_rules_prompts_paths
-            self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
-            service = self.room.open(self.generation)
-            service.environment.seats.apis["judge"] = api
-            try:
-                return await work(service)
-            finally:
-                await api._client.close()
-                service._journal.close()
-                self.ledger.close()
-
-        return asyncio.run(whole())
-
-    def sample(self, problems: list[str], request_id: str = "r", **more) -> SampleResponse:
-        answers = [""] * len(problems)
-        request = SampleRequest(problems=problems, answers=answers, request_id=request_id, seed=1, step=0, **more)
-        return self.run(lambda service: service.sample(request))
-
-
-def always(behaviour: Behaviour) -> Script:
-    return lambda body, nth: behaviour
-
-
-def verdicts_of(room: Room) -> list[dict]:
-    return [event for event in read_journal(room.folder / "journal.jsonl") if event["event"] == "verdict"]
-
 
 # A bad day -----------------------------------------------------------------------------------------------------------
 
@@ -266,181 +176,6 @@ def test_an_attempt_that_is_made_again_takes_new_replies(tokenizer, tmp_path, ju
         assert same.conversations[0].reward is None and len(endpoint.calls) == 4, "three, and one in plain words"
         again = Server(room, judged, endpoint.url).sample(["lesson"], judge_again=True)
         assert again.conversations[0].reward == 0.7 and len(endpoint.calls) == 6
-
-
-# What the judge will not read ---------------------------------------------------------------------------------------
-
-REFUSALS = {
-    "a filter's status": fails(400, {"code": "content_filter", "message": "filtered by the content policy"}),
-    "a moderation": fails(403, "flagged by moderation"),
-    "a filtered answer": says("", "filtered", finish_reason="content_filter"),
-    "no readable verdict": says("I would rather talk about the weather."),
-    "two verdicts": says(GOOD + OUT_OF_RANGE),
-    "cut off": cut_off(GOOD),
-    "too long": fails(400, "This model's maximum context length is 8192 tokens."),
-}
-RUDE = "You idiot."
-
-
-def refuses_rudeness(behaviour: Behaviour) -> Script:
-    return lambda body, nth: behaviour if RUDE in body["messages"][0]["content"] else says(GOOD)
-
-
-def with_a_rude_tutor(room: Room) -> Room:
-    room.teacher._script = lambda prompt: RUDE if "bad lesson" in prompt else "Go on."
-    return room
-
-
-@pytest.mark.parametrize("soft", [True, False])
-@pytest.mark.parametrize("why", REFUSALS)
-def test_a_tutor_whose_words_the_judge_refuses_gets_nothing(tokenizer, tmp_path, judged, why, soft):
-    judged.ignore_rejected_judge = soft
-    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
-    with judge_endpoint(refuses_rudeness(REFUSALS[why])) as endpoint:
-        server = Server(room, judged, endpoint.url)
-        good, bad = server.sample(["good lesson", "bad lesson"]).conversations
-    assert (good.reward, good.rejected) == (0.7, False)
-    assert (bad.reward, bad.rejected, bad.failure) == (0.0, True, None)
-    assert all(verdict.refused and verdict.error.startswith("ContentRefused: ") for verdict in bad.verdicts)
-    config = TrainRLConfig(judge_model=server.config, generation=replace(judged, max_tokens_per_judge_attempt=200))
-    assert {each.conversation: each.now for each in rejudge(room.folder, config)} == {good.id: 0.7, bad.id: 0.0}
-
-
-def test_a_failure_that_is_not_the_contents_is_no_opinion(tokenizer, tmp_path, judged):
-    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
-    with judge_endpoint(refuses_rudeness(fails(400, "temperature must be 1"))) as endpoint:
-        good, bad = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
-    assert (good.reward, bad.reward, bad.rejected) == (0.7, None, False)
-
-
-@pytest.mark.parametrize("why", REFUSALS)
-def test_a_tutor_is_not_blamed_for_the_students_words_or_the_lessons(tokenizer, tmp_path, judged, why):
-    room = Room(tokenizer, tmp_path / "run")
-    script = lambda body, nth: REFUSALS[why] if "bad lesson" in body["messages"][0]["content"] else says(GOOD)  # noqa: E731
-    with judge_endpoint(script) as endpoint:
-        good, bad = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
-    assert (good.reward, bad.reward, bad.rejected) == (0.7, None, False)
-    assert not any(verdict.refused for verdict in bad.verdicts)
-
-
-@pytest.mark.parametrize("why", [each for each in REFUSALS if each != "too long"])
-def test_a_tutor_is_not_blamed_by_a_judge_that_fails_on_long_dialogues(tokenizer, tmp_path, judged, why):
-    room = Room(tokenizer, tmp_path / "run")
-    room.teacher._script = lambda prompt: "Say it." * (60 if "long lesson" in prompt else 1)
-    script = lambda body, nth: REFUSALS[why] if len(body["messages"][0]["content"]) > 400 else says(GOOD)  # noqa: E731
-    judged.max_tokens_per_turn = 200
-    with judge_endpoint(script) as endpoint:
-        short, long = Server(room, judged, endpoint.url).sample(["short lesson", "long lesson"]).conversations
-    assert sum(len(turn.text) for turn in long.turns) > 420
-    assert (short.reward, long.reward, long.rejected) == (0.7, None, False)
-
-
-def test_one_reply_that_is_cut_off_does_not_save_a_tutor_whose_words_are_unreadable(tokenizer, tmp_path, judged):
-    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
-    rude = [says("Hm."), cut_off(GOOD), says("Hm.")]
-    script = lambda body, nth: rude[nth % 3] if RUDE in body["messages"][0]["content"] else says(GOOD)  # noqa: E731
-    with judge_endpoint(script) as endpoint:
-        record = Server(room, judged, endpoint.url).sample(["bad lesson"]).conversations[0]
-    assert (record.reward, record.rejected) == (0.0, True)
-
-
-@pytest.mark.parametrize("finish_reason", ["length", "stop"])
-def test_a_kept_reply_is_cut_off_or_not_as_it_was_also_without_figures(tmp_path, finish_reason):
-    """A student's message, asked for again after a restart; its provider counts no tokens."""
-
-    def reply(exchange) -> None:
-        exchange.bill("half")
-        exchange.send(200, completion("half a", finish_reason, {}))
-
-    async def ask(api, config) -> Completion:
-        try:
-            return await ApiChatEngine(config, api).chat([{"role": "user", "content": "?"}], Sampling(0.6))
-        finally:
-            await api._client.close()
-
-    with judge_endpoint(always(reply)) as endpoint:
-        config = ApiModelConfig("m", base_url=endpoint.url)
-        ended = []
-        for _ in range(2):
-            ledger = CallLedger(tmp_path / "calls.sqlite")
-            ended.append(asyncio.run(ask(fast_api(config, ledger), config)).ended)
-            ledger.close()
-    assert ended == [finish_reason == "stop"] * 2 and len(endpoint.calls) == 1
-
-
-def test_a_judge_that_reads_nothing_blames_nobody(tokenizer, tmp_path, judged):
-    room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
-    with judge_endpoint(always(says("A fine lesson."))) as endpoint:
-        found = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
-    assert [record.reward for record in found] == [None, None]
-
-
-def test_a_verdict_of_any_attempt_counts_for_more_than_a_refusal(tokenizer, tmp_path, judged):
-    """The first reply to the first attempt is refused, the second attempt's is a verdict."""
-    room = Room(tokenizer, tmp_path / "run")
-    flagged = lambda body, nth: nth == 0 and "Say hello." in body["messages"][0]["content"]  # noqa: E731
-    with judge_endpoint(lambda *asked: fails(403, "flagged") if flagged(*asked) else says(GOOD)) as endpoint:
-        record = Server(room, judged, endpoint.url).sample(["lesson"]).conversations[0]
-    assert record.reward == 0.7 and sum(verdict.refused for verdict in record.verdicts) == 1
-
-
-class _Engine:
-    """A judge's engine that reads no rude words."""
-
-    def __init__(self, good: str = GOOD):
-        self.asked: list[str] = []
-        self._good = good
-
-    async def chat(self, messages, sampling: Sampling) -> Completion:
-        self.asked.append(messages[0]["content"])
-        return Completion((1,), (0.0,), "Hm." if RUDE in self.asked[-1] else self._good, True)
-
-
-@pytest.mark.parametrize(("good", "error"), [(GOOD, True), ("Hm.", False)])
-def test_a_judge_on_an_engine_tells_the_same(rules, good, error):
-    engine = _Engine(good)
-    judge = ChatEngineJudge(engine, Sampling(0.6), rules, replies_per_attempt=3)
-    rude = [{"role": "teacher", "content": RUDE}, {"role": "student", "content": "Oh."}]
-    if error:
-        with pytest.raises(ContentRefused, match="no readable verdict; .* It gave a verdict on the same lesson"):
-            asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0))
-        assert asyncio.run(judge.judge("pedagogical_eval", rude[1:], "p", 0)) == GOOD
-    else:
-        assert asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0)) == "Hm."
-    assert "student: Oh." in engine.asked[3] and RUDE not in engine.asked[3]
-
-
-class _FullEngine:
-    """A judge's engine whose context holds so many characters; near the end an answer is cut off for lack of room."""
-
-    async def chat(self, messages, sampling: Sampling) -> Completion:
-        length = len(messages[0]["content"])
-        if length > 400:
-            raise ContextOverflow("A prompt does not fit.")
-        return Completion((1,), (0.0,), GOOD if length < 300 else GOOD[:9], length < 300, counted=9)
-
-
-@pytest.mark.parametrize("characters", [350, 600])
-def test_a_full_context_of_the_judge_is_blamed_on_the_tutor_only_if_its_words_fill_it(rules, characters):
-    judge = ChatEngineJudge(_FullEngine(), Sampling(0.6), rules, replies_per_attempt=3)
-
-    def judged(**said: str) -> str:
-        dialogue = [{"role": role, "content": text} for role, text in said.items()]
-        return asyncio.run(judge.judge("pedagogical_eval", dialogue, "p", 0))
-
-    assert judged(teacher="Go on.", student="Oh.") == GOOD
-    with pytest.raises(ContentRefused, match="no room in the judge's context.* It gave a verdict on the same lesson"):
-        judged(teacher="a" * characters, student="Oh.")
-    with pytest.raises(ContextOverflow):
-        judged(teacher="Go on.", student="a" * characters)
-
-
-def test_attempts_are_asked_for_one_by_one_and_equal_conversations_once(tokenizer, tmp_path, judged):
-    room = Room(tokenizer, tmp_path / "run")
-    with judge_endpoint(lambda body, nth: says(verdict(nth / 4, 0, 0))) as endpoint:
-        response = Server(room, judged, endpoint.url).sample(["same", "same", "same", "other"])
-    assert len(endpoint.calls) == 4, "two conversations by content, two attempts each"
-    assert len({record.reward for record in response.conversations[:3]}) == 1
 
 
 # Kept, and found again ----------------------------------------------------------------------------------------------

@@ -30,11 +30,11 @@ from src.results.rollout_files import read_records, write_rollouts
 from src.rollout.journal import read_journal
 from src.server.view_only import create_viewer
 from tests.classroom.test_judging import answer
-from tests.classroom.test_remote_judge import Server as JudgeServer
 from tests.classroom.test_remote_seats import Server as SeatServer
 from tests.inference_providers.test_replies import REPLIES
 from tests.support.chat_client import PRICES, Client, in_turn, question
 from tests.support.judge_endpoint import Behaviour, Exchange, JudgeEndpoint, completion, judge_endpoint, says
+from tests.support.judged_room import Server as JudgeServer
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "cost": 1e-5}
 

@@ -38,6 +38,6 @@ def test_every_test_of_the_safety_of_checkpoints_and_http_stands_on_the_page() -
         "test_this_machine_s_names_addresses_and_allowed_names_are_answered",
         "test_whole_characters_are_taken_however_they_are_escaped",
     }
-    for name in ("tests/models/test_checkpoint_safety.py", "tests/server/test_http.py"):
+    for name in ("tests/models/test_checkpoint_safety.py", "tests/server/test_access.py", "tests/server/test_http.py"):
         named = set(re.findall(rf"{name}::(\w+)", PAGE))
         assert functions_of(name) - let_through == named

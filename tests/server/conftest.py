@@ -1,0 +1,59 @@
+"""The application with scripted engines, inside this process or on a port."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
+
+from config.base import GenerationConfig
+from src.models.policy_folder import policy_path, write_policy
+from src.models.policy_version import PolicyVersion
+from src.server.auth import TOKEN_VARIABLE
+from tests.conftest import free_port
+from tests.rollout.test_durability import save_model
+from tests.support.scripted_room import Room, serving
+from tests.support.scripted_room import application as application_of
+
+HERE = "http://127.0.0.1:8005"
+TOKEN = "0123456789abcdef-0123456789"
+BODY = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
+    """Makes the real application with scripted engines in its seats."""
+    return application_of(room, generation, monkeypatch)
+
+
+@pytest.fixture
+def http(app: Callable[..., FastAPI]) -> Iterator[TestClient]:
+    with TestClient(app(), base_url=HERE, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def listening(app: Callable[..., FastAPI]) -> Iterator[str]:
+    """The URL of the application on a port of this machine."""
+    port = free_port()
+    with serving(app(port=port), port) as url:
+        yield url
+
+
+@pytest.fixture
+def published(room: Room) -> Path:
+    """A policy that was published: version 1 of the run `run`."""
+    folder = policy_path(room.folder, 1)
+    write_policy(folder, PolicyVersion("run", 1), save_model)
+    return folder
+
+
+async def answers_everything(scope: dict, receive: Callable, send: Callable) -> None:
+    await JSONResponse({})(scope, receive, send)

@@ -1,0 +1,193 @@
+"""Who may ask the server: names, pages of others, websockets, and the token."""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI, WebSocket
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient, WebSocketDenialResponse
+
+import src.server.app
+import src.server.middleware
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError
+from src.server.auth import TOKEN_VARIABLE, token_for
+from src.server.middleware import HostCheck
+from src.training.server_assignment import assign_server
+from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
+from tests.support.scripted_room import Room
+from tests.support.scripted_room import application as application_of
+
+# Whose request it is --------------------------------------------------------------------------------------------
+
+FOREIGN_NAMES = [
+    "evil.example",
+    "evil.example:8005",
+    "127.evil.example",
+    "127.0.0.1.evil.example:8005",
+    "localhost.evil",
+]
+FOREIGN_PAGES = ["http://evil.example", "https://evil.example:8005", "null", "http://localhost:3000", "file://"]
+
+
+def every_route(application: FastAPI) -> list[tuple[str, str]]:
+    """Those of the server, of a mounted application, and some that are not there."""
+    known = [(method, route.path) for route in application.routes for method in getattr(route, "methods", ())]
+    others = [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/no/such/route"), ("OPTIONS", "/sleep")]
+    return [*known, *others]
+
+
+@pytest.mark.parametrize(
+    "headers", [*({"Host": name} for name in FOREIGN_NAMES), *({"Origin": p} for p in FOREIGN_PAGES)]
+)
+def test_no_route_answers_under_a_foreign_name_or_for_a_foreign_page(app, room: Room, published: Path, headers) -> None:
+    application = app()
+    application.mount("/v1", answers_everything)
+    known = every_route(application)
+    assert ("POST", "/load_weights") in known and ("POST", "/wake_up") in known and ("GET", "/") in known
+    loaded = room.teacher.policy
+    with TestClient(application, base_url=HERE, raise_server_exceptions=False) as client:
+        for method, path in known:
+            answer = client.request(method, path, headers=headers)
+            assert answer.status_code == 403, (method, path)
+            assert method == "HEAD" or next(iter(headers.values())) in answer.json()["detail"]
+        weights = {"run_id": "run", "version": 1, "path": str(published)}
+        assert client.post("/load_weights", json=weights, headers=headers).status_code == 403
+        assert room.teacher.policy == loaded and not room.teacher.calls
+        for method, path in known:
+            assert client.request(method, path).status_code != 403, (method, path)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
+def test_websockets_are_refused_under_a_foreign_name(app: Callable[..., FastAPI], headers: dict) -> None:
+    application = app()
+
+    @application.websocket("/socket")
+    async def socket(connection: WebSocket) -> None:
+        await connection.accept()
+        await connection.close()
+
+    with TestClient(application, base_url=HERE) as client:
+        with pytest.raises(WebSocketDenialResponse) as refused, client.websocket_connect("/socket", headers=headers):
+            pass
+        assert refused.value.status_code == 403
+        with client.websocket_connect("/socket", headers={"Host": "127.0.0.1:8005"}):
+            pass
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({"Host": name} for name in ("localhost:9", "LOCALHOST", "127.1.2.3:80", "[::1]:8005", "10.0.0.7:8005")),
+        {"Host": "localhost:9000", "Origin": "http://localhost:9000"},  # the page, through a tunnel
+        {"Host": "192.0.2.7:80", "Origin": "http://192.0.2.7:80"},
+        {"Host": "Host.Docker.internal:8005", "Origin": "http://host.docker.internal:8005"},
+        {"Origin": "https://host.docker.internal"},
+    ],
+)
+def test_this_machine_s_names_addresses_and_allowed_names_are_answered(room, generation, monkeypatch, headers) -> None:
+    generation = replace(generation, allowed_hosts=["host.docker.internal"])
+    application = application_of(room, generation, monkeypatch)()
+    with TestClient(application, base_url=HERE) as client:
+        assert client.get("/health", headers=headers).status_code == 200
+
+
+LABEL = st.text("0123456789abcdefx-_.:[]%@/ \té", max_size=30)
+
+
+@settings(max_examples=100)
+@given(
+    LABEL
+    | st.sampled_from(["127.", "localhost.", "127.0.0.1@", "[::1].", "127.0.0.1:", "0x7f."]).flatmap(
+        lambda begin: LABEL.map(lambda rest: begin + rest)
+    )
+)
+def test_no_name_but_ours_is_taken_for_ours(host: str) -> None:
+    """Whatever passes is an address, with or without a port, or localhost."""
+    if status_for([(b"host", host.encode("latin-1"))]) == 200:
+        name, _, port = host.rpartition(":") if host.count(":") == 1 or "]:" in host else (host, "", "0")
+        assert port.isdecimal() and (name == "localhost" or ipaddress.ip_address(name.strip("[]")))
+
+
+@pytest.mark.parametrize("hosts", [[], ["127.0.0.1", "evil.example"], ["evil.example", "127.0.0.1"], [""]])
+def test_a_request_with_no_name_or_with_two_is_refused(hosts: list[str]) -> None:
+    assert status_for([(b"host", host.encode()) for host in hosts]) == 403
+
+
+def status_for(headers: list[tuple[bytes, bytes]]) -> int:
+    sent = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/sleep", "headers": headers}
+    asyncio.run(HostCheck(answers_everything)(scope, None, send))
+    return sent[0]["status"]
+
+
+# The token -----------------------------------------------------------------------------------------------------
+
+
+def routes(application: FastAPI) -> list[tuple[str, str]]:
+    return [(method, route.path) for route in application.routes for method in route.methods]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_no_route_answers_without_the_token(app: Callable[..., FastAPI], monkeypatch, host: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    application = app(host)
+    known = [(method, path) for method, path in routes(application) if path not in ("/", "/viewer/{name}")]
+    assert ("GET", "/health") in known and ("POST", "/load_weights") in known and ("GET", "/metrics") in known
+    given = [{}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "Bearer "}]
+    with TestClient(application, raise_server_exceptions=False) as client:
+        for method, path in (*known, ("GET", "/no/such/route"), ("POST", "/health")):
+            for headers in given:
+                answer = client.request(method, path, headers=headers)
+                assert answer.status_code == 401, (method, path, headers)
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+            right = client.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
+            assert right.status_code != 401, (method, path)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "my-machine"])
+def test_a_server_for_others_does_not_start_without_a_token(app: Callable[..., FastAPI], monkeypatch, host) -> None:
+    with pytest.raises(ConfigError, match=r"other machines can reach.*CLASSROOM_TOKEN.*openssl rand -hex 32"):
+        app(host)
+    with pytest.raises(ConfigError, match="CLASSROOM_TOKEN"):
+        assign_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert app(host) and token_for(host) == TOKEN
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_server_for_this_machine_needs_none(host: str) -> None:
+    assert token_for(host) is None
+
+
+@pytest.mark.parametrize("token", ["short", "with a space in the middle", "ünicode-ünicode-ünicode", "a" * 20 + "\n"])
+def test_what_is_no_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(ConfigError, match="CLASSROOM_TOKEN must be at least 16 ASCII characters") as caught:
+        token_for("127.0.0.1")
+    assert token not in str(caught.value)
+
+
+def test_the_token_is_written_nowhere(app, room: Room, monkeypatch, caplog, capfd) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    caplog.set_level(logging.DEBUG)
+    with TestClient(app("0.0.0.0"), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        assert client.post("/sample_conversations", json=BODY).status_code == 200
+        assert client.post("/load_weights", json={"run_id": "r", "version": 0, "path": "/"}).status_code == 422
+        said = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
+    src.server.app.record_run(load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server")
+    files = [path for path in room.folder.rglob("*") if path.is_file()]
+    assert len(files) >= 3
+    said += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)
+    assert TOKEN not in said

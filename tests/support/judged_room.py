@@ -1,0 +1,82 @@
+"""A classroom with a judge over real HTTP."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+from config.base import GenerationConfig, JudgeModelConfig
+from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.open_router_inference import OpenAICompatibleJudge
+from src.rollout.journal import read_journal
+from src.rollout.requests import SampleRequest, SampleResponse
+from src.server.open_models import JUDGE_CALLS_NAME
+from src.server.sampling_service import SamplingService
+from tests.support.chat_client import fast_api
+from tests.support.judge_endpoint import (
+    USD_PER_COMPLETION_TOKEN,
+    USD_PER_PROMPT_TOKEN,
+    Behaviour,
+    Script,
+)
+from tests.support.scripted_room import Room
+
+PRICES = {
+    "usd_per_million_prompt_tokens": USD_PER_PROMPT_TOKEN * 1e6,
+    "usd_per_million_completion_tokens": USD_PER_COMPLETION_TOKEN * 1e6,
+}
+
+
+def verdict(task_final: float, progression: float, momentum: float) -> str:
+    return json.dumps(
+        {
+            "task_final_reasoning": "as it was",
+            "task_final_score": task_final,
+            "forward_progression_reasoning": "as it was",
+            "forward_progression_score": progression,
+            "overall_momentum_reasoning": "as it was",
+            "overall_momentum_score": momentum,
+        }
+    )
+
+
+GOOD = verdict(1, 0.5, 5)
+OUT_OF_RANGE = verdict(7, 0.5, 5)
+
+
+class Server:
+    """What a server is, but for the engines: opened on a run folder, asked, closed."""
+
+    def __init__(self, room: Room, generation: GenerationConfig, url: str, **options):
+        options = {"model_name_or_path": "judge"} | options
+        self.config = JudgeModelConfig(base_url=url, **options)
+        self.room, self.generation = room, generation
+        self.ledger = CallLedger(room.folder / JUDGE_CALLS_NAME, self.config.max_cost_usd)
+
+    def run(self, work: Callable[[SamplingService], Awaitable]):
+        async def whole():
+            api = fast_api(self.config, self.ledger)
+            rules = self.generation.judges_rules_prompts_paths
+            self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
+            service = self.room.open(self.generation)
+            service.environment.seats.apis["judge"] = api
+            try:
+                return await work(service)
+            finally:
+                await api._client.close()
+                service._journal.close()
+                self.ledger.close()
+
+        return asyncio.run(whole())
+
+    def sample(self, problems: list[str], request_id: str = "r", **more) -> SampleResponse:
+        answers = [""] * len(problems)
+        request = SampleRequest(problems=problems, answers=answers, request_id=request_id, seed=1, step=0, **more)
+        return self.run(lambda service: service.sample(request))
+
+
+def always(behaviour: Behaviour) -> Script:
+    return lambda body, nth: behaviour
+
+
+def verdicts_of(room: Room) -> list[dict]:
+    return [event for event in read_journal(room.folder / "journal.jsonl") if event["event"] == "verdict"]
