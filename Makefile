@@ -2,8 +2,11 @@
 # ARGS are handed on: make quickstart ARGS="seed=2 logging.save_dir=runs/seed2", make test ARGS="-k rewards".
 
 PYTHON_IN_VENV := .venv/bin/python
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
 
-.PHONY: help setup doctor quickstart quickstart-models test test-full lint bench docs gpu-check
+.PHONY: help setup doctor quickstart quickstart-models test test-engines test-others test-full lint bench docs gpu-check
 
 help:
 	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
@@ -30,8 +33,19 @@ quickstart: setup
 quickstart-models: setup
 	@$(PYTHON_IN_VENV) -m src.launch.quickstart --models-only $(ARGS)
 
+# Without ARGS, two processes share the tests: one takes those that start engines or trainings, one takes the others.
 test: setup
+ifdef ARGS
 	@$(PYTHON_IN_VENV) -m pytest -m "not full" $(ARGS)
+else
+	@$(MAKE) --no-print-directory --jobs=2 test-engines test-others
+endif
+
+test-engines: setup
+	@$(PYTHON_IN_VENV) -m pytest -m "not full and engines" | $(call with_prefix,engines)
+
+test-others: setup
+	@$(PYTHON_IN_VENV) -m pytest -m "not full and not engines" | $(call with_prefix,others )
 
 test-full: setup
 	@$(PYTHON_IN_VENV) -m pytest $(ARGS)

@@ -22,8 +22,18 @@ from tests.support.scripted_room import TEMPLATES, Room
 ROOT = Path(__file__).resolve().parent.parent
 GPU_SHARE = 0.1
 """What an engine of a test takes of a GPU, where there is one: two of a server and one more fit beside a trainer."""
+ENGINE_ROOMS = ("grpo", "models", "server", "training", "vllm")
+"""The rooms whose tests start most of the engines and trainings."""
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=200)
 hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start engines or trainings, or need the session's server."""
+    for item in items:
+        if item.path.parent.name in ENGINE_ROOMS or "server" in getattr(item, "fixturenames", ()):
+            item.add_marker("engines")
 
 
 @pytest.fixture(scope="session")

@@ -213,7 +213,7 @@ def test_it_works_before_anything_is_installed_with_the_standard_library_alone(r
     by_make = subprocess.run(
         ["make", "--no-print-directory", "doctor"],
         cwd=root,
-        env={**os.environ, "PYTHON": sys.executable, "HF_ENDPOINT": "http://127.0.0.1:9"},
+        env={**os.environ, "MAKEFLAGS": "", "PYTHON": sys.executable, "HF_ENDPOINT": "http://127.0.0.1:9"},
         capture_output=True,
         text=True,
     )

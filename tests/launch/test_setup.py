@@ -118,6 +118,27 @@ def test_targets_set_up_first_and_hand_their_arguments_on(target, command):
     assert command in planned
 
 
+def test_two_processes_share_the_tests():
+    planned = make(ROOT, "-n", "test").stdout
+    for choice in ("not full and engines", "not full and not engines"):
+        assert planned.count(f'.venv/bin/python -m pytest -m "{choice}"') == 1
+
+
+def test_a_failure_in_either_process_fails_make_test(tmp_path):
+    """With a Python that fails for one of the two."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "src/launch").mkdir(parents=True)
+    (tmp_path / "src/launch/install.sh").write_text("true\n")
+    for failing in ("not full and engines", "not full and not engines", None):
+        script = f'#!/bin/sh\necho "$4"\n[ "$4" != "{failing}" ]\n'
+        (tmp_path / ".venv/bin/python").write_text(script)
+        (tmp_path / ".venv/bin/python").chmod(0o755)
+        done = make(tmp_path, "test")
+        assert (done.returncode == 0) == (failing is None), done.stderr
+        assert "engines | not full and engines" in done.stdout and "others  | not full and not engines" in done.stdout
+
+
 @pytest.mark.parametrize("script", ["src/launch/install.sh", "start_rl_training.sh", ".ci/run"])
 def test_shell_scripts_parse(script):
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
@@ -158,10 +179,12 @@ def tree(tmp_path):
 
 
 def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs make, which must not know of a make that runs the tests."""
+    ours = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHON": sys.executable, **environment},
+        env={**ours, "PYTHON": sys.executable, **environment},
         capture_output=True,
         text=True,
         check=False,

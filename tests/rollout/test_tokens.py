@@ -95,6 +95,7 @@ async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> 
 
 
 @pytest.mark.gpu
+@pytest.mark.engines
 def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_path: Path) -> None:
     folder = thoughtful_model(world / "blank", tmp_path / "model")
     request = request_for(lessons, "tokens", groups=4, size=6)
