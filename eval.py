@@ -1,16 +1,16 @@
 """Measures a tutor on held-out problems. `python eval.py --config-name X.yaml [key=value …]`"""
 
+from config.checks import check_environment
 from config.eval_model import EvalConfig, check_eval
 from config.load import program
 
 
 def more_of_dry_run(config: EvalConfig) -> None:
-    from src.classroom.prompt_check import check_configured_prompts
     from src.memory.report import show_evaluation_shares
 
     show_evaluation_shares(config)
     if config.server_url is None:  # else the prompts are the server's
-        check_configured_prompts(config.generation, config.judge_model)
+        check_environment(config)
 
 
 @program(EvalConfig, "eval", check=check_eval, more_of_dry_run=more_of_dry_run)

@@ -1,16 +1,15 @@
 """Trains the teacher with GRPO against a running server: `accelerate launch train_rl.py --config-name X.yaml`."""
 
-from config.checks import check_train_rl
+from config.checks import check_environment, check_train_rl
 from config.load import program
 from config.train_rl_model import TrainRLConfig
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
-    from src.classroom.prompt_check import check_configured_prompts
     from src.memory.report import show_trainer_budget
     from src.training.run_length import report_length_before_training
 
-    check_configured_prompts(config.generation, config.judge_model)
+    check_environment(config)
     report_length_before_training(config).show()
     show_trainer_budget(config)
 

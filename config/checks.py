@@ -3,6 +3,7 @@ of numbers are in `config/bounds.py`."""
 
 import math
 import re
+from typing import TYPE_CHECKING
 
 from config.base import (
     ApiModelConfig,
@@ -43,7 +44,10 @@ from config.values import (
     check_url,
 )
 from src.errors import ConfigError
-from src.rollout.registry import module_of
+from src.rollout.registry import environment_of, module_of
+
+if TYPE_CHECKING:
+    from config.eval_model import EvalConfig
 
 CONVERSATION_TYPES = ("guided", "attempt")
 _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
@@ -60,6 +64,16 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
 def reward_names(config: TrainRLConfig) -> tuple[str, ...]:
     """The rewards that the configuration's environment has."""
     return module_of(config.environment, "config").REWARD_NAMES
+
+
+def check_environment(config: "TrainRLConfig | EvalConfig") -> None:
+    """Check what the configured environment needs besides models, such as prompt templates.
+
+    Raises:
+        DataError: if a template is missing or wrong.
+    """
+    judge_reads_templates = config.judge_model.model_name_or_path not in EMBEDDED_JUDGES
+    environment_of(config).check(config, judge_reads_templates)
 
 
 def check_hub(target: HuggingFaceConfig) -> None:

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from config.base import GenerationConfig, JudgeModelConfig
-from config.values import EMBEDDED_JUDGES
+from config.base import GenerationConfig
 from src.classroom.setup import ConversationType
 from src.classroom.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
 from src.errors import ContextOverflow, DataError
@@ -25,11 +24,6 @@ def _transcript(said: str) -> list[Message]:
 
 
 _TRANSCRIPT, _OTHER_TRANSCRIPT = _transcript("How are you?"), _transcript("Where do you live?")
-
-
-def check_configured_prompts(generation: GenerationConfig, judge: JudgeModelConfig) -> None:
-    """`check_prompts` for a judge that is known by its configuration only."""
-    check_prompts(generation, judge.model_name_or_path not in EMBEDDED_JUDGES)
 
 
 def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> None:

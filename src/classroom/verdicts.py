@@ -34,19 +34,25 @@ _NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.
 
 @dataclass(frozen=True)
 class Criterion:
-    """A criterion that a scoring judge gives a number for, from 0 to `top`."""
+    """A criterion that a scoring judge gives a number for, from 0 to `top`. `weight` is its share of the reward."""
 
     label: str
     top: float
+    weight: float
 
 
 CRITERIA = {
-    "task_final_score": Criterion("Task-final discipline", 1.0),
-    "forward_progression_score": Criterion("Forward progression", 1.0),
-    "overall_momentum_score": Criterion("Overall momentum", 10.0),
+    "task_final_score": Criterion("Task-final discipline", 1.0, 0.4),
+    "forward_progression_score": Criterion("Forward progression", 1.0, 0.4),
+    "overall_momentum_score": Criterion("Overall momentum", 10.0, 0.2),
 }
-"""The criteria by their key in the judge's JSON, which is also the field of `Scores`. Schema, parser, metrics, page and
-reports use this table."""
+"""The criteria by their key in the judge's JSON, which is also the field of `Scores`. Their weights sum to 1. Schema,
+parser, reward, metrics, page and reports use this table."""
+
+
+def reason_key(criterion: str) -> str:
+    """The key of the reason for a criterion's score in the judge's JSON."""
+    return criterion.replace("_score", "_reasoning")
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,8 @@ class Scores:
 
     @property
     def final_reward(self) -> float:
-        """0.4 × task-final + 0.4 × forward progression + 0.2 × momentum / 10, rounded to four places."""
-        weighted = 0.4 * self.task_final_score + 0.4 * self.forward_progression_score
-        return round(weighted + 0.2 * self.overall_momentum_score / 10, 4)
+        """The weighted sum of the scores, each as a share of its maximum; in [0, 1], rounded to four places."""
+        return round(sum(each.weight * getattr(self, name) / each.top for name, each in CRITERIA.items()), 4)
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def answer_schema(rule: str) -> dict[str, Any]:
     if rule in SCORING_RULES:
         properties = {}
         for name, criterion in CRITERIA.items():
-            properties[name.replace("_score", "_reasoning")] = {"type": "string"}
+            properties[reason_key(name)] = {"type": "string"}
             properties[name] = {"type": "number", "description": f"from 0 to {criterion.top:g}"}
     else:
         properties = {"reasoning": {"type": "string"}, "decision": {"type": "string", "enum": ["OK", "REJECT"]}}
@@ -114,7 +119,7 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     """
     answer = find_object(text)
     if rule in SCORING_RULES:
-        reasons = {name: _reason(answer, name.replace("_score", "_reasoning")) for name in CRITERIA}
+        reasons = {name: _reason(answer, reason_key(name)) for name in CRITERIA}
         scores, version = _read_scores(answer, text), _reason(answer, "rules_version") or None
         return Verdict(rule, attempt, scores=scores, reasons=reasons, raw=text, rules_version=version)
     reasons = {rule: _reason(answer, "reasoning")}

@@ -16,7 +16,7 @@ from src.rollout.registry import environment_of
 from src.rollout.trajectory import Trajectory
 from src.training.judge_monitor import JudgeMonitor
 from src.training.model_loading import device_for_weights, models_go_to
-from src.training.sample_batch import ClassroomRollout, reward
+from src.training.sample_batch import ClassroomRollout, reward_column
 from src.training.session import TrainingSession
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 from src.training.trainer_hooks import AtomicCheckpoints, ConfiguredLearningRate
@@ -59,7 +59,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
             super().__init__(
                 model=model,
                 args=arguments,
-                reward_funcs=reward,
+                reward_funcs=reward_column,
                 rollout_func=rollout,
                 train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in session.problems]}),
                 processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),

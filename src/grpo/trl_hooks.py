@@ -26,7 +26,7 @@ SIGNATURES = {
     "_log_metric": ("name", "value"),
 }
 """The parameters of the methods that are overridden or called."""
-ATTRIBUTES = ("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm")
+ATTRIBUTES = ("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm", "reward_func_names")
 """Attributes of a `GRPOTrainer` that are read or set."""
 
 
@@ -69,8 +69,12 @@ class TrlHooks(GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(*arguments, **named)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's method, which also logs the mismatch, and corrects for it only if `correct_mismatch` is set."""
+        """TRL's method, which also logs the mismatch, and corrects for it only if `correct_mismatch` is set. TRL's own
+        metrics of its reward functions are dropped: they are those of the whole reward, which it logs as `reward`."""
         output = super()._generate_and_score_completions(inputs)
+        for name in self.reward_func_names:
+            for figure in ("mean", "std"):
+                self._metrics["train"].pop(f"rewards/{name}/{figure}")
         mask = output["completion_mask"] * output["tool_mask"]
         self._measure_mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], mask)
         if not self.correct_mismatch:

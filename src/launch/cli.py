@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from config.checks import check_train_rl
+from config.checks import check_environment, check_train_rl
 from config.load import USER_ERRORS, command_line, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.launch.arguments import OVERRIDE, split_arguments
@@ -101,12 +101,11 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     server = server_command([*hydra_arguments, *own])
     trainer = trainer_command(flags, hydra_arguments)
     if config.dry_run:
-        from src.classroom.prompt_check import check_configured_prompts
         from src.memory.report import show_launch_budget
         from src.training.run_length import report_length_before_training
 
         print(f"# configuration: {file}\n{to_yaml(config)}")
-        check_configured_prompts(config.generation, config.judge_model)
+        check_environment(config)
         report_length_before_training(config).show()
         show_launch_budget(config, flags)
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")

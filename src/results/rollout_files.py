@@ -51,8 +51,8 @@ def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Tra
 
 def drop_rollouts_from(run_folder: Path, step: int) -> None:
     """Remove the files of this step and later ones. A training that resumes there plays these steps again, perhaps
-    with another number of processes."""
-    for path in (run_folder / "rollouts").glob("step_*.parquet"):
+    with another number of processes. Files that a kill left unfinished are removed, too."""
+    for path in (run_folder / "rollouts").glob("step_*"):
         if int(path.stem.partition("_")[2].partition("-")[0]) >= step:
             path.unlink(missing_ok=True)
 
@@ -72,7 +72,7 @@ def write_table(path: Path, table: pa.Table) -> None:
     Raises:
         StorageError: if the disk is full or may not be written to.
     """
-    unfinished = path.with_name(f"unfinished-{path.name}")
+    unfinished = path.with_name(f"{path.name}.unfinished")
     with storage_errors(path):
         pq.write_table(table, unfinished, row_group_size=ROWS_PER_GROUP)
         unfinished.replace(path)
@@ -119,5 +119,5 @@ class ConversationReward:
 def read_rewards(run_folder: Path) -> list[ConversationReward]:
     """Read the rewards of all conversations that a run trained on, without their texts."""
     columns = ["step", "problem_id", "reward"]
-    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
+    files = sorted((run_folder / "rollouts").glob("step_*"))
     return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]

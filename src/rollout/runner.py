@@ -52,7 +52,7 @@ class Runner(Generic[E, R]):
         self.environment = environment
         self.schedule = schedule or ConcurrentSchedule()
         self._journal = journal
-        self._reward_weights = dict(reward_weights)
+        self.reward_weights = dict(reward_weights)
         self.running = self.finished = 0
         self.rewards: dict[str, Mapping[str, float | None]] = {}
 
@@ -97,7 +97,7 @@ class Runner(Generic[E, R]):
             request_id=request.request_id,
             policy=policy,
             conversations=[task.result() for task in tasks],
-            reward_weights=self._reward_weights,
+            reward_weights=self.reward_weights,
             usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
 
@@ -109,6 +109,7 @@ class Runner(Generic[E, R]):
         for index, each in enumerate(asked):
             problem = problems[each]
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
+            self.rewards.pop(episode.id, None)  # it is played again, perhaps with other weights
             replayed = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
             plays.append(Play(episode, request, index, seen[problem.id], weights, replayed))
             seen[problem.id] += 1
@@ -124,7 +125,7 @@ class Runner(Generic[E, R]):
         finally:
             self.running -= 1
             play.registration.deregister_one()
-        trajectory = self.environment.trajectory(play, weighted_sum(episode.rewards, self._reward_weights))
+        trajectory = self.environment.trajectory(play, weighted_sum(episode.rewards, self.reward_weights))
         if not self.environment.is_recorded(play.replayed):
             record = trajectory.model_dump(exclude=TOKEN_FIELDS)
             self._journal.append("conversation", conversation=trajectory.id, record=record)

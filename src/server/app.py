@@ -274,6 +274,7 @@ def _add_status_routes(app: FastAPI) -> None:
             policy=seats.policy.policy,
             run_folder=str(request.app.state.run_folder),
             server_index=request.app.state.config.generation.server_index,
+            reward_weights=service.runner.reward_weights,
             running_requests=service.running,
             running_conversations=service.runner.running,
             finished_conversations=service.runner.finished,

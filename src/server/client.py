@@ -58,6 +58,8 @@ _ERRORS: dict[int, type[ClassroomError]] = {
     503: EngineFailure,
     504: DeadlineExceeded,
 }
+_BROKEN_CONNECTION = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+"""The last one is an answer that breaks off, because its server ended while it was sending it."""
 _ONE_REQUEST_S = 60.0
 _PAUSE_S = 2.0
 _SECONDS_BETWEEN_MESSAGES = 30.0
@@ -254,7 +256,7 @@ class ClassroomClient:
                 headers={"Content-Type": "application/json"},
                 timeout=(5.0, timeout_s),
             )
-        except (requests.ConnectionError, requests.Timeout) as error:
+        except _BROKEN_CONNECTION as error:
             raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
         if response.status_code == 200:
             return response.json()

@@ -105,13 +105,15 @@ class SleepResponse(BaseModel):
 
 
 class Health(BaseModel):
-    """Answer of `GET /health`. `server_index` is the server's position in `generation.server_urls`."""
+    """Answer of `GET /health`. `server_index` is the server's position in `generation.server_urls`; by `reward_weights`
+    it sums up rewards (null if it does not say)."""
 
     status: str
     seats: dict[str, EngineHealth]
     policy: PolicyVersion
     run_folder: str
     server_index: int = 0
+    reward_weights: dict[str, float] | None = None
     running_requests: list[str]
     running_conversations: int
     finished_conversations: int

@@ -4,9 +4,9 @@ log-probs and rewards."""
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from accelerate import PartialState
@@ -79,6 +79,7 @@ class ClassroomRollout:
         trainer.gpus.sleep_engines()
         self._check_judging(records)
         metrics = batch_metrics(records) | self._metrics(records) | checked
+        metrics |= reward_metrics(gather_object([record.rewards for record in records]))
         for seat in dict.fromkeys(gather_object([*response.usage])):
             metrics |= usage_metrics(seat, gather_object([response.usage.get(seat)]))
         for name, value in metrics.items():
@@ -115,11 +116,7 @@ class ClassroomRollout:
         response = self._client.sample(request)
         if response.policy != request.wanted_policy:
             raise PolicyMismatch(f"Asked for policy {request.wanted_policy}, got conversations of {response.policy}.")
-        if response.reward_weights != self._reward_weights:
-            raise ConfigError(
-                f"The server sums up rewards by {response.reward_weights}, but this trainer is configured for "
-                f"{self._reward_weights}. Start both with the same train.reward_weights and judge rules."
-            )
+        refuse_other_weights(response.reward_weights, self._reward_weights)
         if len(response.conversations) != len(request.problems):
             raise PolicyMismatch(f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}.")
         return response
@@ -158,6 +155,15 @@ class ClassroomRollout:
             )
 
 
+def refuse_other_weights(theirs: Mapping[str, float], ours: Mapping[str, float]) -> None:
+    """Raise a `ConfigError` if a server sums up rewards by other weights than its trainer's."""
+    if theirs != ours:
+        raise ConfigError(
+            f"The server sums up rewards by {theirs}, but this trainer is configured for {ours}. Start both with the "
+            "same train.reward_weights and judge rules."
+        )
+
+
 def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
     """TRL's rollout columns, one entry per conversation in the given order.
 
@@ -173,22 +179,29 @@ def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
     }
 
 
-def reward(prompts: list, completions: list, reward: list[float | None], **_: Any) -> list[float | None]:
+def reward_column(prompts: list, completions: list, reward: list[float | None], **_: Any) -> list[float | None]:
     """TRL's reward function: the `reward` of each conversation; None for one without a verdict."""
     return reward
 
 
 def batch_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
     """The metrics of a batch that all environments have, as means over its episodes."""
-    metrics = {
+    return {
         "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
         "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in records),
     }
-    for name in dict.fromkeys(name for record in records for name in record.rewards):
-        values = [value for record in records if (value := record.rewards.get(name)) is not None]
+
+
+def reward_metrics(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Mean and sample standard deviation of each reward over a batch's episodes; those without one do not count."""
+    metrics = {}
+    for name in dict.fromkeys(name for each in rewards for name in each):
+        values = [value for each in rewards if (value := each.get(name)) is not None]
         if values:
             metrics[f"rewards/{name}/mean"] = fmean(values)
+        if len(values) > 1:
+            metrics[f"rewards/{name}/std"] = stdev(values)
     return metrics
 
 

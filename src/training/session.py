@@ -13,6 +13,7 @@ from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
+from config.checks import reward_weights
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
@@ -32,6 +33,7 @@ from src.training.metrics_callback import last_metrics
 from src.training.plot_callback import PlotCallback
 from src.training.resume import check_resume
 from src.training.run_length import load_training_problems, report_length
+from src.training.sample_batch import refuse_other_weights
 from src.training.server_assignment import AssignedServer, assign_server
 from src.training.step_progress import GRPOMetricsCallback
 from src.training.weight_delta import parameter_movement
@@ -71,8 +73,8 @@ class TrainingSession:
                 `save_adapter` and `save_whole`.
 
         Raises:
-            ClassroomError: on every rank, if the server refuses or fails. If judging or an API failed, a checkpoint of
-                the steps so far is saved first.
+            ClassroomError: on every rank, if the server refuses or fails. If judging or an API failed, or a restarted
+                server has another configuration, a checkpoint of the steps so far is saved first.
         """
         config, run_folder, state = self.config, self.run_folder, PartialState()
         trainer.remove_callback(PrinterCallback)
@@ -83,7 +85,11 @@ class TrainingSession:
         on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(self.checkpoint)))
         try:
             trainer.train(resume_from_checkpoint=self.checkpoint)
-        except (ProviderFailure, TooManyFailedJudgements):  # on every rank, before this step has changed any weight
+        except (
+            ProviderFailure,
+            TooManyFailedJudgements,
+            ConfigError,
+        ):  # on every rank, before this step has changed any weight
             trainer.save_progress()
             raise
         trainer.publisher.sync_weights()
@@ -141,7 +147,8 @@ def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
 
     Raises:
         DeadlineExceeded: if it does not answer.
-        ConfigError: if it belongs to another run, or has another position among this run's servers.
+        ConfigError: if it belongs to another run, has another position among this run's servers, or other weights of
+            the rewards.
     """
     generation, run_folder = config.generation, Path(config.logging.save_dir).resolve()
     client = ClassroomClient(
@@ -159,6 +166,8 @@ def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
             f"The server at {client.url} is number {health.server_index} of this run, but number {server.index} in "
             f"generation.server_urls: start it with generation.server_index={server.index}, or put them in order."
         )
+    if health.reward_weights is not None:
+        refuse_other_weights(health.reward_weights, reward_weights(config))
     return client
 
 

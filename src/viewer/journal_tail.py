@@ -201,7 +201,7 @@ class JournalTail:
             conversation.messages += 1
             conversation.personas.update(name.decode() for name in _PERSONA.findall(line)[:1])
         if event == "conversation":
-            conversation.row = row_of(json.loads(line)["record"])
+            conversation.row = row_of(OPTIONAL | json.loads(line)["record"])
 
 
 _ROW_FIELDS = "id step index problem_id type student_name state rewards reward rejected".split()

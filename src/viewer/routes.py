@@ -34,14 +34,14 @@ OFF_WITHOUT_A_MODEL = (
     "This page shows what a run left; no model is loaded. Start the server on the same folder to talk to its tutor: "
     "python vllm_server.py --config-name … logging.save_dir="
 )
-OFF_WHILE_LOADING = "The server is loading its models."
+OFF_WITHOUT_A_TUTOR = "This environment has no tutor to talk to."
 
 
 def add_viewer(app: FastAPI, run_folder: Path, live: bool) -> None:
     """Add the page and its routes to the application.
 
     Args:
-        live: whether this server has a teacher; it is in `app.state.tutor` once it is loaded.
+        live: whether this server plays conversations; a teacher to talk to is in `app.state.tutor` if there is one.
     """
     app.state.tutor = None
     add_page(app)
@@ -157,4 +157,4 @@ def _chat_availability(request: Request, run_folder: Path, live: bool) -> ChatAv
     if not live:
         return ChatAvailability(on=False, why=f"{OFF_WITHOUT_A_MODEL}{run_folder}")
     on = request.app.state.tutor is not None
-    return ChatAvailability(on=on, why="" if on else OFF_WHILE_LOADING)
+    return ChatAvailability(on=on, why="" if on else OFF_WITHOUT_A_TUTOR)

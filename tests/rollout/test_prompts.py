@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.base import GenerationConfig
+from config.checks import check_environment
 from config.eval_model import EvalConfig
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.prompt_check import check_configured_prompts, check_lengths, check_prompts
+from src.classroom.prompt_check import check_lengths, check_prompts
 from src.errors import DataError
 from src.inference_providers.open_router_inference import render_rule
 from src.launch.cli import main as launcher
@@ -347,13 +348,13 @@ def test_a_teacher_that_is_not_told_the_problem_is_warned_about(all_prompts, tem
 @pytest.mark.parametrize("name", ["7b", "language_tutor", "maths_small", "quickstart"])
 def test_shipped_prompts_pass_without_a_warning(name, caplog):
     config = load(TrainRLConfig, "train_rl", ["--config-name", name])
-    check_configured_prompts(config.generation, config.judge_model)
+    check_environment(config)
     socratic = replace(
         config.generation,
         teacher_prompt_path="prompt_templates/teacher_prompt_socratic.txt",
         forced_conversation_type="guided",
     )
-    check_configured_prompts(socratic, config.judge_model)
+    check_environment(replace(config, generation=socratic))
     assert not caplog.text
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Optional
 
@@ -249,14 +250,14 @@ def _held_out_marks(data: RunData, points: Sequence[tuple[float, float]]) -> lis
 
 def _parts_chart(data: RunData) -> Optional[Drawing]:
     series = []
-    for colour, (name, criterion) in zip("abc", CRITERIA.items(), strict=True):
+    for colour, (name, criterion) in zip(cycle("abc"), CRITERIA.items(), strict=False):
         points = [(step, value / criterion.top) for step, value in data.series(f"judge/{name}")]
         if points:
             label = criterion.label
             series += [Series(label, colour, points, faint=True), Series(label, colour, smooth(points))]
     if not series:
         return None
-    note = "The judge's three scores, each as a share of its maximum; running means over the batches' own values."
+    note = "The judge's scores, each as a share of its maximum; running means over the batches' own values."
     return line_chart("What the reward is made of", series, note=note, y_range=(0.0, 1.0))
 
 
