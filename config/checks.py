@@ -3,7 +3,7 @@ of numbers are in `config/bounds.py`."""
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
 from config.base import (
     ApiModelConfig,
@@ -46,9 +46,6 @@ from config.values import (
 from src.errors import ConfigError
 from src.rollout.registry import environment_of, module_of
 
-if TYPE_CHECKING:
-    from config.eval_model import EvalConfig
-
 CONVERSATION_TYPES = ("guided", "attempt")
 _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
@@ -66,8 +63,8 @@ def reward_names(config: TrainRLConfig) -> tuple[str, ...]:
     return module_of(config.environment, "config").REWARD_NAMES
 
 
-def check_environment(config: "TrainRLConfig | EvalConfig") -> None:
-    """Check what the configured environment needs besides models, such as prompt templates.
+def check_environment(config: Any) -> None:
+    """Check what the environment of a training or an evaluation needs besides models, such as prompt templates.
 
     Raises:
         DataError: if a template is missing or wrong.

@@ -150,6 +150,15 @@ def has_score(check: Mapping[str, Any]) -> bool:
     return check["gap"]["mean"] is not None or any(score is not None for score in check["canaries"].values())
 
 
+def error_share(config: Mapping[str, Any]) -> float | None:
+    """The share of the student's messages that are to hold an error, from a recorded configuration; None if unknown."""
+    rate = look_up(config, "generation", "student_error_rate")
+    if isinstance(rate, Mapping):
+        weights = [weight for weight in rate.values() if is_number(weight)]
+        return rate.get("error_student", 0) / sum(weights) if sum(weights) else None
+    return rate if is_number(rate) else None
+
+
 def look_up(values: Mapping[str, Any], *path: str) -> Any:
     """The value at a path of keys; None if a key is missing."""
     found: Any = values

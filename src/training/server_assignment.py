@@ -1,6 +1,6 @@
 """Which server each training process talks to, if there are several servers: one per machine.
 
-Each process is assigned one server, which plays its episodes and computes their rewards. The first of the processes
+Each process is assigned one server, which plays and scores its episodes. The first of the processes
 that share a server is its leader: it has the server load weights and puts the server's engines to sleep. So weights are
 published once per server, and no process needs to reach the server of another machine.
 """

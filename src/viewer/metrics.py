@@ -9,6 +9,7 @@ import yaml
 from src.results.run_folder import (
     JUDGE_CHECKS_NAME,
     LEARNING_NAME,
+    error_share,
     has_score,
     is_number,
     last_figures,
@@ -43,7 +44,6 @@ _FACTS = (
     ("conversations per problem", "train.num_samples_per_problem"),
     ("learning rate", "train.learning_rate"),
     ("messages at most", "generation.max_turns"),
-    ("error turns", "generation.student_error_rate"),
     ("seed", "seed"),
 )
 
@@ -101,6 +101,7 @@ class RunMetrics:
         """The settings that the page shows: (label, value)."""
         config = self.config()
         found = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
+        found.append(("error turns", error_share(config)))
         return [(label, str(value)) for label, value in found if value is not None]
 
     def _read_lines(self) -> list[dict[str, Any]]:

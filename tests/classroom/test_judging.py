@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from config.values import SCORING_RULES
 from src.classroom import verdicts as judging
 from src.classroom.verdicts import (
+    CRITERIA,
     Scores,
     Verdict,
     answer_schema,
@@ -208,6 +209,13 @@ def test_any_text_gives_scores_in_range_or_a_judge_output_error(text):
     except JudgeOutputError:
         return
     assert 0 <= scores.final_reward <= 1
+
+
+def test_the_best_scores_are_worth_one_and_each_criterion_counts_by_its_weight():
+    best = {name: criterion.top for name, criterion in CRITERIA.items()}
+    assert Scores(**best).final_reward == 1 and Scores(**dict.fromkeys(CRITERIA, 0.0)).final_reward == 0
+    for name, criterion in CRITERIA.items():
+        assert Scores(**best | {name: 0.0}).final_reward == pytest.approx(1 - criterion.weight)
 
 
 HALF = "half a character: \ud800"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from src.classroom.record import ConversationRecord
+from src.classroom.verdicts import CRITERIA, Criterion
 from src.errors import DataError
 from src.evaluation.report.build import answer, as_text, facts, format_duration, main, render_report, write_report
 from src.evaluation.report.examples import choose_pairs, describe_slip
@@ -20,6 +21,7 @@ from src.rollout.tokens import Turn
 from src.toy_language.grammar import Slip
 from src.toy_language.lessons import make_lessons
 from src.toy_language.scripts import Teacher, ideal
+from src.viewer.metrics import RunMetrics
 from tests.support.scripted_teachers import ignores_errors, speaks_for_the_student
 from tests.support.synthetic_run import FAILED, played, record_of, scored, step_line, write_evaluation, write_training
 
@@ -219,6 +221,21 @@ def test_the_page_is_whole_and_loads_nothing(run: Path):
         assert said in page
     assert "Did the tutor learn? Yes." in page
     assert render_report(load_run(run)) == page, "the same folder always gives the same page"
+
+
+def test_a_further_criterion_gets_a_line_in_its_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = [step_line(step, 0.5, **{"judge/warmth_score": 2.0}) for step in range(1, 41)]
+    write_training(tmp_path, lines, CONFIG)
+    assert "Warmth" not in render_report(load_run(tmp_path))
+    monkeypatch.setitem(CRITERIA, "warmth_score", Criterion("Warmth", 4.0, 0.0))
+    assert "Warmth" in render_report(load_run(tmp_path))
+
+
+@pytest.mark.parametrize(("rate", "said"), [(0.25, "25 % of its turns"), ({"a": 1, "error_student": 3}, "75 % of its")])
+def test_how_often_the_student_errs_is_said_for_a_share_and_for_weights(run: Path, rate, said: str):
+    write_training(run, [step_line(1, 0.5)], CONFIG | {"generation": {"student_error_rate": rate}})
+    assert said in render_report(load_run(run))
+    assert ("error turns", f"0.{said[:2]}") in RunMetrics(run).facts()
 
 
 def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):

@@ -25,7 +25,7 @@ from src.server.client import ClassroomClient
 from src.training import sample_batch
 from src.training.collective import on_every_process, on_main_process
 from src.training.judge_monitor import JudgeMonitor
-from src.training.sample_batch import ClassroomRollout, reward, to_rollout
+from src.training.sample_batch import ClassroomRollout, reward_column, reward_metrics, to_rollout
 
 
 def record(index: int, reward: float | None = 0.5, **changes) -> ConversationRecord:
@@ -237,8 +237,17 @@ def test_a_server_that_weighs_otherwise_is_refused(tmp_path: Path) -> None:
 
 def test_rewards_come_with_their_conversations() -> None:
     columns = to_rollout([record(2, reward=0.25), record(1, reward=None), record(3)])
-    assert reward(prompts=["p"] * 3, completions=[""] * 3, **columns) == [0.25, None, 0.5]
-    assert batch_metrics([record(2, reward=0.25), record(1, reward=None)])["rewards/pedagogical/mean"] == 0.25
+    assert reward_column(prompts=["p"] * 3, completions=[""] * 3, **columns) == [0.25, None, 0.5]
+
+
+def test_a_reward_s_mean_and_deviation_are_those_of_the_episodes_that_have_it() -> None:
+    rewards = [{"a": 1.0, "b": 3.0}, {"a": 2.0, "b": None}, {"a": 6.0}, {"a": None}]
+    assert reward_metrics(rewards) == {
+        "rewards/a/mean": 3.0,
+        "rewards/a/std": pytest.approx(7**0.5),
+        "rewards/b/mean": 3.0,
+    }
+    assert reward_metrics([{"a": None}]) == {} and reward_metrics([]) == {}
 
 
 def test_failure_on_a_process_reaches_all() -> None:
@@ -280,10 +289,13 @@ def test_mismatch_is_corrected_unless_it_is_switched_off(correct: bool, monkeypa
     monkeypatch.setattr("trl.GRPOTrainer._generate_and_score_completions", lambda self, inputs: output)
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
     trainer._metrics, trainer.correct_mismatch = {"train": _Lists()}, correct
-    trainer.accelerator = SimpleNamespace(gather=lambda tensor: tensor)
+    trainer.accelerator, trainer.reward_func_names = SimpleNamespace(gather=lambda tensor: tensor), ["reward_column"]
+    for name in ("reward_column/mean", "reward_column/std", "pedagogical/mean"):
+        trainer._metrics["train"][f"rewards/{name}"].append(0.5)
     ratio = ClassroomGRPOTrainer._generate_and_score_completions(trainer, [])["importance_sampling_ratio"]
     assert ratio.tolist() == ([[1.0, 2.0]] if correct else [[1.0, 1.0]])
     assert trainer._metrics["train"]["mismatch/mean_abs_logprob_diff"] == [0.5]
+    assert [name for name in trainer._metrics["train"] if name.startswith("rewards/")] == ["rewards/pedagogical/mean"]
 
 
 def test_shuffled_rewards_are_a_permutation_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,8 @@ def test_it_is_trained_on_what_was_said_and_scored_on_the_server(trained: Runnin
     assert all(each.reward == each.rewards["found"] + 0.5 * each.rewards["in_range"] for each in records)
     mean = sum(each.rewards["in_range"] for each in records[:128]) / 128
     assert steps[0]["rewards/in_range/mean"] == pytest.approx(mean)
+    kinds = {f"rewards/{name}/{figure}" for name in ("found", "in_range") for figure in ("mean", "std")}
+    assert {name for name in steps[0] if name.startswith("rewards/")} == kinds
     assert max(step["mismatch/mean_abs_logprob_diff"] for step in steps) < 1e-4, "token in, token out"
     assert any(step["grad_norm"] > 0 for step in steps) or all(each.reward == 0 for each in records)
 
@@ -64,6 +66,10 @@ def test_the_page_shows_its_episodes(trained: RunningServer) -> None:
     get = trained.client._session.get
     page = get(f"{trained.client.url}/api/conversations", params={"where": "step-0"}, timeout=30).json()
     assert page["total"] == 128
+    for path in ("/api/run", "/api/pulse", "/api/conversations?where=now"):
+        answer = get(f"{trained.client.url}{path}", timeout=30)
+        assert answer.status_code == 200, answer.text
+    assert "no tutor to talk to" in get(f"{trained.client.url}/api/run", timeout=30).json()["chat"]["why"]
     which = {"where": "step-0", "id": page["columns"]["id"][0]}
     answer = get(f"{trained.client.url}/api/conversation", params=which, timeout=30)
     assert answer.status_code == 200, answer.text

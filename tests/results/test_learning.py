@@ -146,6 +146,7 @@ def test_files_of_processes_that_a_resumed_run_has_no_more_do_not_count(tmp_path
     assert sorted(path.name for path in (tmp_path / "rollouts").glob("*.parquet")) == [
         f"step_{step:06d}-{rank}.parquet" for step in range(2) for rank in range(2)
     ]
+    assert not list((tmp_path / "rollouts").glob("*.unfinished"))
     drop_rollouts_from(tmp_path / "nothing here", 0)
     assert step_of(None) == 0 and step_of("checkpoints/checkpoint-12") == 12
 

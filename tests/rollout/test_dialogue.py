@@ -3,10 +3,12 @@
 import asyncio
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from config.checks import check_train_rl
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
@@ -137,6 +139,19 @@ def test_an_environment_is_found_by_its_line_in_the_registry(monkeypatch: pytest
     monkeypatch.setitem(ENVIRONMENTS, "guessing", "tests.support.guessing")
     config = load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
     assert environment_of(config).__module__ == "tests.support.guessing.environment"
+
+
+@pytest.mark.parametrize("program", ["train_rl", "vllm_server"])
+def test_its_dry_run_works(program: str, world: Path, tmp_path: Path, capsys) -> None:
+    problems = tmp_path / "numbers.jsonl"
+    problems.write_text("".join(json.dumps({"problem": f"game {n}", "answer": f"{n}"}) + "\n" for n in range(8)))
+    files = (
+        f"teacher_model.model_name_or_path={world / 'blank'}",
+        f"dataset.train_datasets=[{{name_or_path: {problems}}}]",
+    )
+    config = load(TrainRLConfig, "train_rl", [*GUESSING, *files], check_train_rl)
+    import_module(program).more_of_dry_run(config)
+    assert "8 × 16 = 128" in capsys.readouterr().out
 
 
 def test_an_evaluation_of_it_is_refused(tmp_path: Path) -> None:

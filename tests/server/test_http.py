@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -345,6 +346,35 @@ def test_the_server_of_another_run_is_refused_with_both_folders(listening: str, 
         connect(config(tmp_path / "other"), AssignedServer(0, listening, True))
     for part in (str(room.folder), str(tmp_path / "other"), "same logging.save_dir", "generation.server_port"):
         assert part in str(caught.value)
+
+
+def test_a_server_with_other_weights_of_the_rewards_is_refused(listening: str, room: Room) -> None:
+    port, weights = listening.rpartition(":")[2], "train.reward_weights={pedagogical: 0.5}"
+    keys = [f"generation.server_port={port}", f"logging.save_dir={room.folder}", weights]
+    with pytest.raises(ConfigError, match=r"sums up rewards by .* configured for \{'pedagogical': 0\.5\}"):
+        connect(load(TrainRLConfig, "train_rl", keys), AssignedServer(0, listening, True))
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
+    """A server that is killed while it sends an answer."""
+    answer = b'{"rewards": [0.5]}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: "
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for sent in (answer[:5], answer):
+                connection, _ = listener.accept()
+                with connection:
+                    asked.append(connection.recv(65536))
+                    connection.sendall(head + f"{len(answer)}\r\n\r\n".encode() + sent)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        client = ClassroomClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert client.rewards("pedagogical", ["r-0"]) == [0.5]
+        server.join(60)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("answer", ["hello", '{"status": "up"}'])

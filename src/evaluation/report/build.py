@@ -24,7 +24,7 @@ from src.evaluation.report.tables import MEASURES, Cell, cell, compare_run, comp
 from src.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from src.results.learning import describe_learning, learning_of, write_learning
 from src.results.plots import write_plots
-from src.results.run_folder import STAGES, RunData, is_number, load_run, look_up
+from src.results.run_folder import STAGES, RunData, error_share, is_number, load_run, look_up
 
 SAMPLING_NAMES = {"sampled": "Sampled", "greedy": "Greedy"}
 _SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
@@ -114,7 +114,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Learning rate": _learning_rate(train),
         "Loss": train.get("loss_type"),
         "Seed": config.get("seed"),
-        "Student errs in": _share(look_up(config, "generation", "student_error_rate"), "of its turns"),
+        "Student errs in": _share(error_share(config), "of its turns"),
         "Total time": format_duration(look_up(data.summary, "training", "seconds_total")),
         "Commit": (environment.get("git_commit") or "")[:10] or None,
     }
