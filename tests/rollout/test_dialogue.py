@@ -64,10 +64,11 @@ def test_a_game_goes_on_until_the_number_is_found(tokenizer, tmp_path: Path) -> 
     assert game.service().reward("found", odd.id) == 1.0, "of an earlier server, from its record"
 
 
-def test_what_is_trained_on_is_what_the_policy_sampled(tokenizer, tmp_path: Path) -> None:
-    record = Game(tokenizer, tmp_path).play()[0]
+@pytest.mark.parametrize(("tokens", "said"), [(1, "35"), (2, "3<|im_end|>5<|im_end|>")])
+def test_what_is_trained_on_is_what_the_policy_sampled(tokenizer, tmp_path: Path, tokens: int, said: str) -> None:
+    record = Game(tokenizer, tmp_path, halving, f"generation.max_tokens_per_turn={tokens}").play()[0]
     sampled = [i for i, bit in zip(record.completion_ids, record.mask, strict=True) if bit]
-    assert tokenizer.decode(sampled) == "3<|im_end|>5<|im_end|>"
+    assert tokenizer.decode(sampled) == said, "an end that was put in is not trained on"
     assert len(record.completion_ids) == len(record.mask) == len(record.logprobs)
     whole = tokenizer.decode(record.prompt_ids + record.completion_ids)
     assert "Guess a number from 0 to 7: odd" in whole and "user\nHigher.<|im_end|>" in whole
