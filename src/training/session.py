@@ -39,6 +39,8 @@ from src.training.step_progress import GRPOMetricsCallback
 from src.training.weight_delta import parameter_movement
 
 logger = logging.getLogger(__name__)
+_STOPS = (ProviderFailure, TooManyFailedJudgements, ConfigError)
+"""Errors that reach every rank before a step has changed any weight, so that a checkpoint can be saved."""
 _LEAST_FOR_AN_ADAPTER = 5e-6
 
 
@@ -85,11 +87,7 @@ class TrainingSession:
         on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(self.checkpoint)))
         try:
             trainer.train(resume_from_checkpoint=self.checkpoint)
-        except (
-            ProviderFailure,
-            TooManyFailedJudgements,
-            ConfigError,
-        ):  # on every rank, before this step has changed any weight
+        except _STOPS:
             trainer.save_progress()
             raise
         trainer.publisher.sync_weights()

@@ -22,7 +22,7 @@ from src.results.learning import (
     trend_of,
     write_learning,
 )
-from src.results.rollout_files import ConversationReward, drop_rollouts_from, write_rollouts
+from src.results.rollout_files import ConversationReward, drop_rollouts_from, read_rewards, write_rollouts
 from src.training.checkpoints import step_of
 from src.training.weight_delta import parameter_movement
 from tests.support.synthetic_run import record_of, scored, step_line, write_training
@@ -141,7 +141,8 @@ def test_files_of_processes_that_a_resumed_run_has_no_more_do_not_count(tmp_path
     for step in range(4):
         for rank in range(2):
             write_rollouts(tmp_path, step, rank, [record_of("a", [], [scored(1, 1, 1)], reward=0.1)])
-    (tmp_path / "rollouts" / "step_000002-0.unfinished").touch()
+    (tmp_path / "rollouts" / "step_000002-0.parquet.unfinished").touch()
+    assert len(read_rewards(tmp_path)) == 8, "a file that a kill left unfinished is not read"
     drop_rollouts_from(tmp_path, 2)
     assert sorted(path.name for path in (tmp_path / "rollouts").glob("*.parquet")) == [
         f"step_{step:06d}-{rank}.parquet" for step in range(2) for rank in range(2)

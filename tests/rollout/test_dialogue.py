@@ -108,6 +108,23 @@ def test_whatever_line_a_kill_leaves_nothing_is_said_twice(tokenizer, tmp_path: 
     assert game.play(REQUEST.model_copy(update={"request_id": "another"}))[0].turns == wanted[0].turns
 
 
+def test_a_game_that_is_played_again_has_no_reward_until_it_ends(tokenizer, tmp_path: Path) -> None:
+    """After a change of the configuration a request is played anew under the same ids."""
+    known = []
+
+    def look(prompt: str) -> str:
+        known.append(dict(runner.rewards))
+        return halving(prompt)
+
+    Game(tokenizer, tmp_path).play()
+    service = Game(tokenizer, tmp_path, look, "generation.max_turns=3").service()
+    runner = service.runner
+    runner.rewards |= {f"{REQUEST.request_id}-0000": {"found": 9.0}, "another": {"found": 1.0}}
+    odd, _ = asyncio.run(service.sample(REQUEST)).conversations
+    assert odd.id == f"{REQUEST.request_id}-0000" and known[0] == {"another": {"found": 1.0}}
+    assert runner.rewards[odd.id] == odd.rewards
+
+
 def test_another_configuration_plays_anew(tokenizer, tmp_path: Path) -> None:
     Game(tokenizer, tmp_path).play()
     other = Game(tokenizer, tmp_path, halving, "generation.max_turns=3")
