@@ -1,0 +1,152 @@
+"""The real GRPO trainer on scripted episodes: no server, no engine, a model of a few thousand weights.
+
+`trainer.batch()` samples, scores and cuts a batch as a training step does, and `loss_and_gradients` computes its loss
+with all micro-batches.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from config.checks import check_train_rl, reward_weights
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
+from src.classroom.verdicts import Scores, Verdict
+from src.grpo.config import grpo_config
+from src.grpo.trainer import ClassroomGRPOTrainer
+from src.models.policy_version import PolicyVersion
+from src.rollout.problem import Problem
+from src.rollout.requests import SampleRequest, SampleResponse
+from src.rollout.tokens import Turn
+
+PROBLEMS = [Problem.of(f"lesson {i}", "") for i in range(4)]
+OVERRIDES = [
+    "train.number_of_problems_per_batch=2",
+    "train.num_samples_per_problem=4",
+    "train.per_device_train_batch_size=4",
+    "train.optimizer=adamw_torch",
+    "train.dtype=float32",
+    "train.gradient_checkpointing=false",
+    "teacher_model.vllm.temperature=1.0",
+]
+
+
+def save_tiny_model(folder: Path, tokenizer_of: Path) -> Path:
+    """A model with seeded random weights and the quickstart's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), **shape, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def conversation(index: int, problem: Problem, seed: int, **changes: Any) -> ConversationRecord:
+    """A conversation of three teacher messages with random tokens, log-probs and scores."""
+    rng = random.Random(seed * 1000 + index)
+    turns, ids, mask, logprobs = [], [], [], []
+    for place in range(5):
+        own = place % 2 == 0
+        said = [rng.randrange(20, 500) for _ in range(rng.randrange(3, 8))]
+        span = (len(ids), len(ids) + len(said)) if own else None
+        policy = PolicyVersion("run", 0)
+        role = ("teacher", policy) if own else ("student", None)
+        turns.append(Turn(role[0], f"message {place}", tokens=len(said), span=span, policy=role[1]))
+        ids += [*said, 5]
+        mask += [int(own)] * len(said) + [0]
+        logprobs += [-rng.random() - 5.5 if own else 0.0 for _ in said] + [0.0]
+    score = rng.random()
+    fields = {
+        "id": f"r{seed}-{index:04d}",
+        "request_id": f"r{seed}",
+        "step": 0,
+        "index": index,
+        "problem_id": problem.id,
+        "problem": problem.text,
+        "answer": problem.answer,
+        "type": "guided",
+        "turns": turns,
+        "verdicts": [Verdict("pedagogical_eval", 0, scores=Scores(score, score, 10 * score))],
+        "rewards": {"pedagogical": round(score, 4)},
+        "reward": round(score, 4),
+        "prompt_ids": [rng.randrange(20, 500) for _ in range(6)],
+        "completion_ids": ids,
+        "mask": mask,
+        "logprobs": logprobs,
+        "meta": {},
+    }
+    return ConversationRecord.model_validate(fields | changes)
+
+
+class ScriptedClient:
+    """Answers every request with the conversations of `play`."""
+
+    def __init__(self, play: Any, weights: dict[str, float]):
+        self.play = play
+        self.weights = weights
+
+    def sample(self, request: SampleRequest) -> SampleResponse:
+        problems = [Problem.of(*each) for each in zip(request.problems, request.answers, strict=True)]
+        records = [self.play(index, problem) for index, problem in enumerate(problems)]
+        policy = request.wanted_policy
+        return SampleResponse(
+            request_id=request.request_id, policy=policy, conversations=records, reward_weights=self.weights
+        )
+
+
+class OfflineTrainer(ClassroomGRPOTrainer):
+    """The trainer, with batches from a `ScriptedClient`."""
+
+    def batch(self) -> list[dict[str, Any]]:
+        """The micro-batches of one generation, in the order in which they are trained on."""
+        self.model.train()
+        self._step, self._buffered_inputs = 0, None
+        self.create_optimizer()
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        rows = next(iter(self.get_train_dataloader()))
+        torch.manual_seed(0)  # TRL shuffles the rows of a batch
+        self._prepare_inputs(rows)
+        return self._buffered_inputs
+
+    def loss_and_gradients(self, batch: Sequence[dict[str, Any]]) -> tuple[float, dict[str, torch.Tensor]]:
+        """The loss of a whole batch, and the gradient of every parameter."""
+        self.model.zero_grad()
+        total = 0.0
+        for inputs in batch:
+            loss = self.compute_loss(self.model, inputs)
+            loss.backward()
+            total += loss.item()
+        return total, {name: each.grad.clone() for name, each in self.model.named_parameters() if each.grad is not None}
+
+
+def offline_trainer(
+    folder: Path, model: Path, overrides: Sequence[str] = (), play: Any = None, problems: Sequence[Problem] = PROBLEMS
+) -> OfflineTrainer:
+    """The trainer of `language_tutor` with these overrides, on the tiny model."""
+    own = [f"teacher_model.model_name_or_path={model}", f"logging.save_dir={folder}"]
+    config = load(TrainRLConfig, "train_rl", [*OVERRIDES, *own, *overrides], check_train_rl)
+    play = play or (lambda index, problem: conversation(index, problem, seed=1))
+    gpus = SimpleNamespace(wake_engines=lambda: None, sleep_engines=lambda: None)
+    session = SimpleNamespace(
+        config=config,
+        gpus=gpus,
+        problems=list(problems),
+        client=ScriptedClient(play, reward_weights(config)),
+        run_folder=folder,
+        run_id="run",
+        server=None,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = OfflineTrainer(session, grpo_config(config, folder))
+    trainer.publisher.sync_weights = lambda: None
+    return trainer
