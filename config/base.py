@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from config.values import SCORING_RULES
+from config.values import OBSERVE, SCORING_RULES
 
 
 @dataclass
@@ -241,9 +241,58 @@ class JudgingConfig:
 
 
 @dataclass
+class SupervisorModelConfig(ApiModelConfig):
+    """The supervisor. `model_name_or_path: rubric` is the rubric of the quickstart's closed-grammar lessons, `rules`
+    the rules for lesson plans in any language and for maths problems. `replies_per_review`: how many replies one review
+    may use until one can be read."""
+
+    replies_per_review: int = 2
+
+
+def default_penalties() -> dict[str, float]:
+    """The price of each category of an invalid message."""
+    return {
+        "format": -0.5,
+        "task": -0.5,
+        "length": -0.5,
+        "repetition": -0.5,
+        "ignores_error": -1.0,
+        "false_correction": -1.0,
+        "wrong_maths": -1.0,
+        "language": -1.0,
+        "leak": -2.0,
+        "ends_early": -2.0,
+        "off_topic": -3.0,
+    }
+
+
+@dataclass
+class SupervisionConfig:
+    """What a supervisor does with each message of the teacher, in training only (docs/supervision.md).
+
+    `prompt_path`: the prompt template of a supervisor that is a model. `on_invalid`: `observe` lets the student hear
+    every message; `retry` has the teacher write it again, up to `max_retries` times, with the critique in its context
+    if `show_critique`; `replace` puts the supervisor's correction in its place. `share` is the share of the problems
+    whose conversations are supervised; over `anneal_steps` steps it falls to 0 (0: it stays). `penalties` is the price
+    of each category, at most 0; keys that are left out keep their default. `max_tokens` bounds a model's review.
+    """
+
+    prompt_path: str | None = None
+    on_invalid: str = OBSERVE
+    max_retries: int = 1
+    show_critique: bool = False
+    share: float = 1.0
+    anneal_steps: int = 0
+    max_tokens: int = 512
+    penalties: dict[str, float] = field(default_factory=default_penalties)
+
+
+@dataclass
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
-    """The `generation` block of the classroom: prompts, lengths, judging, and the server. A dialogue ends at the latest
-    with the teacher's first message that is number `max_turns` or later."""
+    """The `generation` block of the classroom: prompts, lengths, judging, supervision, and the server. A dialogue ends
+    at the latest with the teacher's first message that is number `max_turns` or later."""
+
+    supervisor: SupervisionConfig = field(default_factory=SupervisionConfig)
 
     @property
     def judge_rules(self) -> dict[str, str]:
@@ -255,9 +304,10 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
         return [lesson_plans(split)] if SCORING_RULES & set(self.judges_rules_prompts_paths) else []
 
     def identity(self) -> dict[str, Any]:
-        """As for every environment, without two keys that no conversation depends on: the prompt of an evaluation's
-        question before the dialogue, and the timeout of an answer's comparison."""
-        apart = ("student_attempt_prompt_path", "answer_timeout_s")
+        """As for every environment, without keys that no conversation depends on: the prompt of an evaluation's
+        question before the dialogue, and the timeout of an answer's comparison. Supervision is a part of the
+        classroom's identity if there is a supervisor."""
+        apart = ("student_attempt_prompt_path", "answer_timeout_s", "supervisor")
         return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:

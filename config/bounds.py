@@ -18,10 +18,19 @@ from config.base import (
     LoggingConfig,
     LoraConfig,
     ServerConfig,
+    SupervisionConfig,
+    SupervisorModelConfig,
     VllmConfig,
 )
 from config.eval_model import EvalConfig, EvalDatasetConfig
-from config.train_rl_model import GuardsConfig, TrainConfig, TrainDatasetConfig, TrainRLConfig
+from config.train_rl_model import (
+    CorrectionsConfig,
+    GuardsConfig,
+    TrainConfig,
+    TrainDatasetConfig,
+    TrainRLConfig,
+    TurnCreditConfig,
+)
 from config.train_sft_model import (
     TrainSFTConfig,
     TrainSFTDatasetConfig,
@@ -125,6 +134,13 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "replies_per_attempt": at_least(1, 1000),
         "max_failed_share": between(0, 1),
     },
+    SupervisorModelConfig: {"replies_per_review": at_least(1, 1000)},
+    SupervisionConfig: {
+        "max_retries": at_least(1, 100),
+        "share": between(0, 1),
+        "anneal_steps": at_least(0, STEPS),
+        "max_tokens": at_least(1, TOKENS),
+    },
     LimitsConfig: {
         "max_turns": at_least(1, 10_000, "it counts messages and must be at least 1"),
         "max_tokens_in_conversation": at_least(1, TOKENS),
@@ -166,6 +182,17 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "importance_sampling_clip_max": above(0, COUNT),
         "keep_published_policies": at_least(1, COUNT),
         "gpu_memory_gib": above(0, COUNT),
+    },
+    TurnCreditConfig: {"weight": at_least(0, COUNT), "gamma": between(0, 1)},
+    CorrectionsConfig: {
+        "weight": at_least(0, COUNT),
+        "interval": at_least(1, STEPS),
+        "min_examples": at_least(1, COUNT),
+        "epochs": at_least(1, COUNT),
+        "learning_rate": at_least(0, 1000),
+        "max_kl": above(0, COUNT),
+        "capacity": at_least(1, COUNT),
+        "rows_per_batch": at_least(1, COUNT),
     },
     TrainDatasetConfig: {"max_train_examples": EXAMPLES},
     GuardsConfig: {

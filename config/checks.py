@@ -2,38 +2,31 @@
 of numbers are in `config/bounds.py`."""
 
 import math
-import re
 from typing import Any
 
 from config.base import (
-    ApiModelConfig,
     EnvironmentConfig,
     GenerationConfig,
     HuggingFaceConfig,
-    JudgeModelConfig,
     LoggingConfig,
-    LoraConfig,
     ServerConfig,
-    VllmConfig,
 )
+from config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
+from config.supervision_checks import check_supervision
 from config.train_rl_model import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
 from config.values import (
-    ADAPTER_BIASES,
     CISPO,
     CISPO_LARGEST_RATIO,
     EMBEDDED_JUDGES,
-    ENGINE_DTYPES,
     IMPORTANCE_SAMPLING_MODES,
     LARGEST_BATCH,
     LOSS_TYPES,
     OPTIMIZERS,
-    RESPONSE_FORMATS,
     REWARD_SCALES,
     SCHEDULERS,
     SCHEDULES,
     SCORING_RULES,
     SCRIPT,
-    SERVED_RANKS,
     TRACKERS,
     TRAINING_DTYPES,
     check_at_least,
@@ -47,7 +40,6 @@ from src.errors import ConfigError
 from src.rollout.registry import environment_of, module_of
 
 CONVERSATION_TYPES = ("guided", "attempt")
-_CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
 
 def reward_weights(config: TrainRLConfig) -> dict[str, float]:
@@ -92,7 +84,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_model("teacher_model", config.teacher_model, config.generation)
     check_model("student_model", config.student_model, config.generation)
     check_lora("teacher_model.lora", config.teacher_model.lora)
-    _check_served_lora(config.teacher_model.lora)
+    check_served_lora(config.teacher_model.lora)
     check_judge(config.judge_model, config.generation)
     if config.teacher_model.is_remote:
         raise ConfigError(
@@ -106,6 +98,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
             "by eval.py and not be trained. Name a model."
         )
     _check_guards(config.guards, config.generation)
+    check_supervision(config)
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     _check_batch(config)
@@ -199,36 +192,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
-def check_vllm(key_of_block: str, options: VllmConfig) -> None:
-    """Check a `vllm` block for values that vLLM would refuse or read as something else."""
-    check_choice(f"{key_of_block}.dtype", options.dtype, ENGINE_DTYPES)
-    if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
-        raise ConfigError(
-            f'{key_of_block}.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
-        )
-
-
-def check_lora(name: str, lora: LoraConfig) -> None:
-    """Check a `lora` block for values that PEFT would refuse or read as something else."""
-    check_choice(f"{name}.bias", lora.bias, ADAPTER_BIASES)
-    modules = lora.target_modules
-    listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
-    if modules != "all-linear" and not listed:
-        raise ConfigError(
-            f"{name}.target_modules is {modules!r}; it is all-linear, or a list of module names such as "
-            "[q_proj, v_proj]."
-        )
-
-
-def _check_served_lora(lora: LoraConfig) -> None:
-    """Refuse what PEFT supports and vLLM does not."""
-    check_between("teacher_model.lora.rank", lora.rank, 1, SERVED_RANKS[-1])
-    if lora.bias != "none":
-        raise ConfigError(
-            f"teacher_model.lora.bias is {lora.bias}; vLLM serves no adapters with biases, so it must be none."
-        )
-
-
 def check_reward_model(reward: RewardModelConfig, generation: GenerationConfig) -> None:
     """Check what grades the solutions, and that the longest solution fits into the reward model."""
     if not reward.model_name_or_path:
@@ -267,42 +230,6 @@ def _check_guards(guards: GuardsConfig, generation: EnvironmentConfig) -> None:
             "guards.judge_check_every_n_steps is above 0, but there is no judge to check: set "
             "generation.judges_rules_prompts_paths and generation.number_judge_attempts, or set it to 0."
         )
-
-
-def check_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str = "judge_model") -> None:
-    """Check how a judge is reached, and that an embedded one can judge by all rules."""
-    check_model(name, judge, generation)
-    deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
-    if judge.model_name_or_path in EMBEDDED_JUDGES and deciding:
-        raise ConfigError(
-            f"{name} is {judge.model_name_or_path}, which gives scores and no decisions, and "
-            f"generation.judges_rules_prompts_paths has {', '.join(deciding)}: name a judge model, or leave that out."
-        )
-
-
-def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig) -> None:
-    """Check how the model of a seat is loaded, or how its API is reached and paid."""
-    check_vllm(f"{name}.vllm", model.vllm)
-    _check_api(name, model)
-    if model.is_remote and model.deadline_s >= generation.sample_timeout_s:
-        raise ConfigError(
-            f"{name}.deadline_s is {model.deadline_s:g}; it must be less than generation.sample_timeout_s "
-            f"({generation.sample_timeout_s:g}), or the batch is given up before the model is."
-        )
-
-
-def _check_api(name: str, model: ApiModelConfig) -> None:
-    if model.base_url is not None:
-        check_url(f"{name}.base_url", model.base_url)
-    if model.use_openrouter and model.use_gemini:
-        raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
-    check_choice(f"{name}.response_format", model.response_format, RESPONSE_FORMATS)
-    for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
-        if model.max_cost_usd is not None and getattr(model, key) == 0:
-            raise ConfigError(
-                f"{name}.max_cost_usd is {model.max_cost_usd}; it needs {name}.{key}, because each request "
-                "is held to its worst case before it is sent."
-            )
 
 
 def check_logging(logging: LoggingConfig) -> None:

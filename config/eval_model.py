@@ -12,16 +12,9 @@ from config.base import (
     LoggingConfig,
     VllmConfig,
 )
-from config.checks import (
-    check_generation,
-    check_judge,
-    check_logging,
-    check_model,
-    check_reward_model,
-    check_server,
-    check_vllm,
-)
+from config.checks import check_generation, check_logging, check_reward_model, check_server
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
+from config.model_checks import check_judge, check_model, check_vllm
 from config.train_rl_model import RewardModelConfig
 from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, check_url
 from src.errors import ConfigError

@@ -11,8 +11,49 @@ from config.base import (
     LoggingConfig,
     LoraConfig,
     ModelConfig,
+    SupervisorModelConfig,
 )
-from config.values import CISPO, CISPO_LARGEST_RATIO
+from config.values import CISPO, CISPO_LARGEST_RATIO, NO_CORRECTIONS, NO_CREDIT
+
+
+@dataclass
+class TurnCreditConfig:
+    """A reward for each message, beside that of the whole conversation (docs/supervision.md).
+
+    `mode`: `none`; `immediate` (a message's own reward), `to_go` (the mean of its own and the following ones, each
+    discounted by `gamma` per message), `progress` (how much it moved the mean of the rewards so far). `weight` is its
+    share in a token's advantage. `rewards`: the turn rewards of the environment and their weights; empty means the
+    supervisor's penalties alone. `shuffle` permutes the turn rewards over a batch: a control that must teach nothing.
+    """
+
+    mode: str = NO_CREDIT
+    weight: float = 0.3
+    gamma: float = 0.9
+    rewards: dict[str, float] = field(default_factory=dict)
+    shuffle: bool = False
+
+
+@dataclass
+class CorrectionsConfig:
+    """How the teacher is trained on the supervisor's corrections, by cross-entropy (docs/supervision.md).
+
+    `mode`: `none`; `same_step` adds the corrections of a batch to its step, with `weight` μ; `pass` trains on those
+    that came since the last pass, every `interval` steps if there are `min_examples`, for `epochs` epochs at
+    `learning_rate` (null: the training's own), with the training's optimizer, until the policy has moved by `max_kl` on
+    its own tokens.
+    `rows_per_batch`: the most corrections in one step, over all ranks (null: as many as conversations). `capacity`: the
+    most corrections that wait for a pass; the oldest go first.
+    """
+
+    mode: str = NO_CORRECTIONS
+    weight: float = 0.05
+    interval: int = 25
+    min_examples: int = 10
+    epochs: int = 1
+    learning_rate: float | None = None
+    max_kl: float = 0.05
+    capacity: int = 4096
+    rows_per_batch: int | None = None
 
 
 @dataclass
@@ -57,6 +98,8 @@ class TrainConfig:
     importance_sampling_clip_max: float = 2.0
     keep_published_policies: int = 2
     gpu_memory_gib: float | None = None
+    turn_credit: TurnCreditConfig = field(default_factory=TurnCreditConfig)
+    corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
 
     @property
     def upper_clip(self) -> float:
@@ -135,6 +178,7 @@ class TrainRLConfig:
     """The configuration of server and trainer. `environment` is a name in `src.rollout.registry.ENVIRONMENTS`, or the
     dotted name of your own package. `skip_first_samples` is the number of problems to skip at the beginning of the
     shuffled data. The teacher is trained, so it must be an engine of the server, not a model behind an API.
+    `supervisor_model` null means no supervisor.
     """
 
     environment: str = "classroom"
@@ -143,6 +187,7 @@ class TrainRLConfig:
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    supervisor_model: SupervisorModelConfig | None = None
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)

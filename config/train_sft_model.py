@@ -5,7 +5,8 @@ from typing import Optional
 
 from config import values
 from config.base import DataSource, HuggingFaceConfig, LoggingConfig, LoraConfig
-from config.checks import check_duration, check_hub, check_logging, check_lora
+from config.checks import check_duration, check_hub, check_logging
+from config.model_checks import check_lora
 from config.values import SCHEDULERS, check_choice
 from src.errors import ConfigError
 

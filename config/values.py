@@ -17,6 +17,17 @@ RULES = "rules"
 EMBEDDED_JUDGES = ("rubric", RULES)
 """Judges without a model, as `model_name_or_path` names them."""
 
+EMBEDDED_SUPERVISORS = ("rubric", RULES)
+"""Supervisors without a model, as `model_name_or_path` names them."""
+
+OBSERVE, RETRY, REPLACE = ON_INVALID = ("observe", "retry", "replace")
+"""What happens to a message that the supervisor calls invalid."""
+
+NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = TURN_CREDITS = ("none", "immediate", "to_go", "progress")
+NO_CORRECTIONS, SAME_STEP, PASS = CORRECTION_MODES = ("none", "same_step", "pass")
+SUPERVISOR_REWARD = "supervisor"
+"""The turn reward that is the supervisor's penalty."""
+
 OPTIMIZERS = (
     "adamw_torch",
     "adamw_torch_fused",

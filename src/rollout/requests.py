@@ -25,7 +25,8 @@ class SampleRequest(StrictModel):
     `request_id` makes the request idempotent: sent again with the same body it returns the same answer and is not run
     again. With `run_id` and `policy_version` null, any loaded weights are accepted (evaluation). `greedy` samples the
     teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
-    tutors can be compared; training leaves it off. `meta` (one mapping per conversation, nested at most 20 levels deep)
+    tutors can be compared; training leaves it off. `supervised` has the supervisor read the policy's messages, as in
+    training; without it, the policy plays alone. `meta` (one mapping per conversation, nested at most 20 levels deep)
     is stored with the record. `judge_again` repeats judge attempts without a verdict in a request that was answered
     before.
     """
@@ -40,6 +41,7 @@ class SampleRequest(StrictModel):
     policy_version: int | None = None
     greedy: bool = False
     fixed_seeds: bool = False
+    supervised: bool = False
     judge_again: bool = False
 
     @field_validator("meta")
@@ -64,7 +66,8 @@ class SampleRequest(StrictModel):
     @property
     def digest(self) -> str:
         """A hash of the body without `judge_again`: requests with the same digest ask for the same work."""
-        return hashlib.sha256(self.model_dump_json(exclude={"judge_again"}).encode()).hexdigest()
+        without = {"judge_again"} if self.supervised else {"judge_again", "supervised"}
+        return hashlib.sha256(self.model_dump_json(exclude=without).encode()).hexdigest()
 
     @property
     def wanted_policy(self) -> PolicyVersion | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from src.models.policy_version import PolicyVersion
+from src.rollout.reviews import Draft, Review
 
 _BYTES_PER_TOKEN = 4
 
@@ -27,6 +28,10 @@ class Turn:
             turns.
         policy: the policy version that sampled it; None for student turns.
         given: True for a message from the teacher's prompt template, which was not sampled.
+        review: the supervisor's review of the message; None without a supervisor. Of a replaced message, the review of
+            the draft in whose place it stands.
+        drafts: what the teacher wrote before and what the supervisor rejected, in order.
+        replaced: True if the message is the supervisor's correction, which the teacher did not sample.
     """
 
     role: str
@@ -37,6 +42,33 @@ class Turn:
     span: tuple[int, int] | None = None
     policy: PolicyVersion | None = None
     given: bool = False
+    review: Review | None = None
+    drafts: tuple[Draft, ...] = ()
+    replaced: bool = False
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Tokens that branch off from the policy's context: they are trained on, and the conversation went on without them.
+
+    Attributes:
+        kind: `draft` (the policy sampled it, and it was rejected), `policy` (the policy sampled it in another context
+            than the conversation's, and it entered the conversation), or `correction` (a checked target that nobody
+            sampled).
+        turn: the position of its message among the conversation's messages.
+        start: the number of completion tokens before it.
+        hint_ids: tokens between those and its own, such as a critique; they are not trained on.
+        ids, logprobs: its tokens, and the engine's log-prob of each; a correction has none.
+        reward: the process reward of the message; None without one.
+    """
+
+    kind: str
+    turn: int
+    start: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    hint_ids: tuple[int, ...] = ()
+    reward: float | None = None
 
 
 def approximate_tokens(text: str) -> int:
@@ -49,11 +81,12 @@ class TokenBuffer:
     """The teacher's context as token ids: a prompt, then completion ids with a mask and log-probs of equal length.
 
     `mask` is 1 for tokens that the policy sampled and 0 for all others; `logprobs` are the engine's, 0.0 where the
-    mask is 0.
+    mask is 0. `branches` are stretches of tokens beside the conversation.
     """
 
     def __init__(self, prompt_ids: Sequence[int]):
         self.prompt_ids = list(prompt_ids)
+        self.branches: list[Branch] = []
         self.completion_ids: list[int] = []
         self.mask: list[int] = []
         self.logprobs: list[float] = []

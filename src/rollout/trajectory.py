@@ -4,9 +4,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from src.rollout.tokens import Turn
+from src.rollout.tokens import Branch, Turn
 
-TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs"})
+TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs", "branches"})
 """The fields that make up most of a trajectory; the journal stores them with the turns instead."""
 
 
@@ -16,10 +16,12 @@ class Trajectory(BaseModel):
 
     `turns` are its messages, each with the role that wrote it; `state` is its final state. `prompt_ids` is the policy's
     first prompt. `completion_ids`, `mask` and `logprobs` have equal lengths; mask 1 marks tokens that the policy
-    sampled. All four are empty for a policy without tokens. `rewards` holds the value of each reward, and `reward`
-    their weighted sum; both are null for an episode that could not be scored. So they are for one with a `failure`: the
-    reason why it could not go on, a model's refusal or a full context. `overflow` says which context was full, also for
-    an episode that ended early and was scored as it was. `meta` is the request's entry for it.
+    sampled. All four are empty for a policy without tokens. `branches` are tokens beside the conversation that are
+    trained on, too. `turn_rewards` holds, by name, a value for each of the policy's messages, in order; null for one
+    that was not scored. `rewards` holds the value of each reward, and `reward` their weighted sum; both are null for an
+    episode that could not be scored. So they are for one with a `failure`: the reason why it could not go on, a model's
+    refusal or a full context. `overflow` says which context was full, also for an episode that ended early and was
+    scored as it was. `meta` is the request's entry for it.
     """
 
     id: str
@@ -40,6 +42,8 @@ class Trajectory(BaseModel):
     completion_ids: list[int]
     mask: list[int]
     logprobs: list[float]
+    branches: list[Branch] = Field(default_factory=list)
+    turn_rewards: dict[str, list[float | None]] = Field(default_factory=dict)
     meta: dict[str, Any]
 
     @property

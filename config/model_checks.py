@@ -1,0 +1,85 @@
+"""Checks of how the models of the seats are loaded, reached and paid."""
+
+import re
+
+from config.base import ApiModelConfig, EnvironmentConfig, JudgeModelConfig, LoraConfig, VllmConfig
+from config.values import (
+    ADAPTER_BIASES,
+    EMBEDDED_JUDGES,
+    ENGINE_DTYPES,
+    RESPONSE_FORMATS,
+    SCORING_RULES,
+    SERVED_RANKS,
+    check_between,
+    check_choice,
+    check_url,
+)
+from src.errors import ConfigError
+
+_CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
+
+
+def check_vllm(key_of_block: str, options: VllmConfig) -> None:
+    """Check a `vllm` block for values that vLLM would refuse or read as something else."""
+    check_choice(f"{key_of_block}.dtype", options.dtype, ENGINE_DTYPES)
+    if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
+        raise ConfigError(
+            f'{key_of_block}.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
+        )
+
+
+def check_lora(name: str, lora: LoraConfig) -> None:
+    """Check a `lora` block for values that PEFT would refuse or read as something else."""
+    check_choice(f"{name}.bias", lora.bias, ADAPTER_BIASES)
+    modules = lora.target_modules
+    listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
+    if modules != "all-linear" and not listed:
+        raise ConfigError(
+            f"{name}.target_modules is {modules!r}; it is all-linear, or a list of module names such as "
+            "[q_proj, v_proj]."
+        )
+
+
+def check_served_lora(lora: LoraConfig) -> None:
+    """Refuse what PEFT supports and vLLM does not."""
+    check_between("teacher_model.lora.rank", lora.rank, 1, SERVED_RANKS[-1])
+    if lora.bias != "none":
+        raise ConfigError(
+            f"teacher_model.lora.bias is {lora.bias}; vLLM serves no adapters with biases, so it must be none."
+        )
+
+
+def check_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str = "judge_model") -> None:
+    """Check how a judge is reached, and that an embedded one can judge by all rules."""
+    check_model(name, judge, generation)
+    deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
+    if judge.model_name_or_path in EMBEDDED_JUDGES and deciding:
+        raise ConfigError(
+            f"{name} is {judge.model_name_or_path}, which gives scores and no decisions, and "
+            f"generation.judges_rules_prompts_paths has {', '.join(deciding)}: name a judge model, or leave that out."
+        )
+
+
+def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig) -> None:
+    """Check how the model of a seat is loaded, or how its API is reached and paid."""
+    check_vllm(f"{name}.vllm", model.vllm)
+    _check_api(name, model)
+    if model.is_remote and model.deadline_s >= generation.sample_timeout_s:
+        raise ConfigError(
+            f"{name}.deadline_s is {model.deadline_s:g}; it must be less than generation.sample_timeout_s "
+            f"({generation.sample_timeout_s:g}), or the batch is given up before the model is."
+        )
+
+
+def _check_api(name: str, model: ApiModelConfig) -> None:
+    if model.base_url is not None:
+        check_url(f"{name}.base_url", model.base_url)
+    if model.use_openrouter and model.use_gemini:
+        raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
+    check_choice(f"{name}.response_format", model.response_format, RESPONSE_FORMATS)
+    for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
+        if model.max_cost_usd is not None and getattr(model, key) == 0:
+            raise ConfigError(
+                f"{name}.max_cost_usd is {model.max_cost_usd}; it needs {name}.{key}, because each request "
+                "is held to its worst case before it is sent."
+            )

@@ -1,0 +1,109 @@
+"""Checks of supervision: the supervisor, turn credit, and corrections."""
+
+from typing import Any
+
+from config.base import EnvironmentConfig, SupervisionConfig, SupervisorModelConfig, default_penalties
+from config.model_checks import check_model
+from config.train_rl_model import CorrectionsConfig, TrainRLConfig, TurnCreditConfig
+from config.values import (
+    CORRECTION_MODES,
+    EMBEDDED_SUPERVISORS,
+    NO_CORRECTIONS,
+    NO_CREDIT,
+    OBSERVE,
+    ON_INVALID,
+    REPLACE,
+    RETRY,
+    SUPERVISOR_REWARD,
+    TURN_CREDITS,
+    check_choice,
+    check_finite,
+)
+from src.errors import ConfigError
+from src.rollout.registry import module_of
+
+
+def turn_reward_weights(config: TrainRLConfig) -> dict[str, float]:
+    """The weights of the turn rewards; the supervisor's penalties alone if none is named, and nothing without turn
+    credit."""
+    credit = config.train.turn_credit
+    if credit.mode == NO_CREDIT:
+        return {}
+    return dict(credit.rewards) or {SUPERVISOR_REWARD: 1.0}
+
+
+def check_supervision(config: TrainRLConfig) -> None:
+    """Check the supervisor, turn credit and corrections of a training.
+
+    Raises:
+        ConfigError: with the values, the rule and the fix.
+    """
+    generation, train = config.generation, config.train
+    supervision = getattr(generation, "supervisor", SupervisionConfig())
+    check_supervisor(config.supervisor_model, supervision, generation)
+    _check_credit(config, train.turn_credit)
+    _check_corrections(config, train.corrections)
+    changes = supervision.on_invalid in (RETRY, REPLACE)
+    learns = train.turn_credit.mode != NO_CREDIT or train.corrections.mode != NO_CORRECTIONS
+    if config.supervisor_model is not None and changes and not learns:
+        raise ConfigError(
+            f"generation.supervisor.on_invalid is {supervision.on_invalid}, but nothing is learned from what the "
+            "supervisor rejects: the teacher would only learn to rely on it. Set train.turn_credit.mode=immediate or "
+            "train.corrections.mode=same_step, or generation.supervisor.on_invalid=observe."
+        )
+
+
+def check_supervisor(supervisor: SupervisorModelConfig | None, supervision: Any, generation: EnvironmentConfig) -> None:
+    """Check how a supervisor is reached, its prompt, and its table of penalties."""
+    check_choice("generation.supervisor.on_invalid", supervision.on_invalid, ON_INVALID)
+    for name, penalty in supervision.penalties.items():
+        check_finite(f"generation.supervisor.penalties.{name}", penalty)
+        if penalty > 0:
+            raise ConfigError(
+                f"generation.supervisor.penalties.{name} is {penalty:g}; a penalty is at most 0: write {-penalty:g}."
+            )
+    missing = sorted(set(default_penalties()) - set(supervision.penalties))
+    if missing:
+        raise ConfigError(
+            f"generation.supervisor.penalties lacks {', '.join(missing)}: give each a number, 0 for one that costs "
+            "nothing."
+        )
+    if supervisor is None:
+        if supervision.on_invalid != OBSERVE:
+            raise ConfigError(
+                f"generation.supervisor.on_invalid is {supervision.on_invalid}, but there is no supervisor: set "
+                "supervisor_model.model_name_or_path, to rules or to a model."
+            )
+        return
+    check_model("supervisor_model", supervisor, generation)
+    if supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS and supervision.prompt_path is None:
+        raise ConfigError(
+            f"supervisor_model is {supervisor.model_name_or_path}, which needs a prompt: set "
+            "generation.supervisor.prompt_path, for example to prompt_templates/supervisors/language_tutor.txt."
+        )
+
+
+def _check_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
+    check_choice("train.turn_credit.mode", credit.mode, TURN_CREDITS)
+    own = getattr(module_of(config.environment, "config"), "TURN_REWARD_NAMES", ())
+    names = (SUPERVISOR_REWARD, *own)
+    for name, weight in credit.rewards.items():
+        check_finite(f"train.turn_credit.rewards.{name}", weight)
+        if name not in names:
+            raise ConfigError(f"train.turn_credit.rewards names {name}; there are: {', '.join(names)}.")
+    weights = turn_reward_weights(config)
+    if SUPERVISOR_REWARD in weights and config.supervisor_model is None:
+        raise ConfigError(
+            f"train.turn_credit.mode is {credit.mode}, which pays the supervisor's penalties, and there is no "
+            "supervisor: set supervisor_model.model_name_or_path, or name turn rewards that need none in "
+            f"train.turn_credit.rewards ({', '.join(own) or 'this environment has none'})."
+        )
+
+
+def _check_corrections(config: TrainRLConfig, corrections: CorrectionsConfig) -> None:
+    check_choice("train.corrections.mode", corrections.mode, CORRECTION_MODES)
+    if corrections.mode != NO_CORRECTIONS and config.supervisor_model is None:
+        raise ConfigError(
+            f"train.corrections.mode is {corrections.mode}, but nobody writes corrections: set "
+            "supervisor_model.model_name_or_path, to rules or to a model."
+        )
