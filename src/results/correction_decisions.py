@@ -28,6 +28,16 @@ Place = tuple[str, int, int]
 among the message's drafts, or `ITSELF`."""
 
 
+def refuse_contradictions(decision: str, text: str, message_was_fine: bool) -> None:
+    """Raise a ValueError if these parts of a decision do not go together."""
+    if decision == "edit" and not text.strip():
+        raise ValueError("an edit needs a text: it is the new target")
+    if decision != "edit" and text:
+        raise ValueError(f"only an edit has a text, and this is {decision}")
+    if decision != "reject" and message_was_fine:
+        raise ValueError(f"message_was_fine rejects a correction, and this is {decision}")
+
+
 class CorrectionDecision(BaseModel):
     """A person's decision about one correction.
 
@@ -50,12 +60,7 @@ class CorrectionDecision(BaseModel):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "CorrectionDecision":
-        if self.decision == "edit" and not self.text.strip():
-            raise ValueError("an edit needs a text: it is the new target")
-        if self.decision != "edit" and self.text:
-            raise ValueError(f"only an edit has a text, and this is {self.decision}")
-        if self.decision != "reject" and self.message_was_fine:
-            raise ValueError(f"message_was_fine rejects a correction, and this is {self.decision}")
+        refuse_contradictions(self.decision, self.text, self.message_was_fine)
         return self
 
     @property

@@ -2,11 +2,11 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from src.classroom.conversation import Solution
 from src.classroom.verdicts import Verdict
-from src.results.correction_decisions import LONGEST_TEXT, CategoryPrecision, CorrectionDecision
+from src.results.correction_decisions import LONGEST_TEXT, CategoryPrecision, CorrectionDecision, refuse_contradictions
 from src.rollout.requests import StrictModel
 
 
@@ -303,6 +303,11 @@ class DecisionBody(StrictModel):
     decision: Literal["accept", "edit", "reject"]
     text: str = Field("", max_length=LONGEST_TEXT)
     message_was_fine: bool = False
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "DecisionBody":
+        refuse_contradictions(self.decision, self.text, self.message_was_fine)
+        return self
 
 
 class Decided(BaseModel):
