@@ -42,8 +42,9 @@ class TrainSFTModelConfig:
     """The model to start from: a Hub name or a local folder.
 
     `tokenizer_name_or_path` null takes the model's own. `max_length` is in tokens; longer conversations are cut at
-    their end. With `lora.enable` an adapter is trained instead of the model's weights. It is saved in
-    `<logging.save_dir>/adapter`, and the model with the adapter merged in where the model is saved otherwise.
+    their end, longer corrections are left out. With `lora.enable` an adapter is trained instead of the model's weights.
+    It is saved in `<logging.save_dir>/adapter`, and the model with the adapter merged in where the model is saved
+    otherwise.
     """
 
     model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
@@ -55,14 +56,16 @@ class TrainSFTModelConfig:
 @dataclass
 class ConversationSource(DataSource):
     """A dataset of conversations: a column of lists of {role, content}. `conversation_column` null takes `conversation`
-    or `messages`, whichever exists."""
+    or `messages`, whichever exists. A local file of corrections (`corrections.parquet` of a training's run folder) has
+    no such column: it is trained on as the tokens that it holds."""
 
     conversation_column: Optional[str] = None
 
 
 @dataclass
 class TrainSFTDatasetConfig:
-    """The conversations to train on, and those to evaluate on after each epoch. −1 takes all."""
+    """The conversations to train on, and those to evaluate on after each epoch; either may be corrections, if both
+    are. −1 takes all."""
 
     train_datasets: list[ConversationSource] = field(default_factory=list)
     val_datasets: list[ConversationSource] = field(default_factory=list)

@@ -1,12 +1,26 @@
 """Draws the plots of a run from its run folder, as PNG files in `plots/`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from src.classroom.verdicts import CRITERIA, Criterion
-from src.results.charts import smooth
+from src.results.panels import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    VIOLET,
+    Panel,
+    legend_beside,
+    name_axes,
+    trend,
+)
 from src.results.run_folder import RunData, is_number
+from src.results.supervision_plot import SUPERVISION_PANELS
 from src.system.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -14,14 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS_FOLDER = "plots"
-_BLUE, _ORANGE, _GREEN, _RED, _VIOLET = "#2457b3", "#c2410c", "#0f766e", "#b91c1c", "#7c3aed"
-_COLOURS = (_BLUE, _ORANGE, _GREEN, _VIOLET, _RED)
 _WEIGHED = "rewards/"
 _DPI = 130
-
-Points = list[tuple[float, float]]
-Panel = Callable[["Axes", RunData], bool]
-"""Draws one panel into the axes; returns False if the run holds nothing to draw in it."""
 
 
 def write_plots(data: RunData) -> list[Path]:
@@ -58,28 +66,10 @@ def _draw(data: RunData, panels: Sequence[Panel]) -> Optional["Figure"]:
         panel(axes, data)
         axes.grid(alpha=0.22, linewidth=0.7)
         axes.spines[["top", "right"]].set_visible(False)
-        _add_legend(axes)
+        if axes.get_legend() is None:
+            legend_beside(axes)
     figure.suptitle(data.folder.resolve().name, fontsize=9, color="#6b7280", x=0.99, ha="right")
     return figure
-
-
-def _add_legend(axes: "Axes") -> None:
-    """Put a legend with more than one entry beside the axes, where it hides nothing."""
-    if len(axes.get_legend_handles_labels()[1]) > 1:
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3)
-
-
-def _trend(axes: "Axes", points: Points, colour: str, label: str) -> None:
-    """Draw a faint line of all steps and a strong line of their running mean."""
-    marker = "o" if len(points) == 1 else None
-    axes.plot(*zip(*points, strict=True), color=colour, alpha=0.3, linewidth=1)
-    axes.plot(*zip(*smooth(points), strict=True), color=colour, linewidth=2, label=label, marker=marker)
-
-
-def _label(axes: "Axes", title: str, y: str, x: str = "optimizer step") -> bool:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    axes.set(xlabel=x, ylabel=y)
-    return True
 
 
 # Reward ----------------------------------------------------------------------------------------------------------
@@ -92,25 +82,25 @@ def _reward(axes: "Axes", data: RunData) -> bool:
     spread = dict(data.series("reward_std"))
     steps, rewards = zip(*points, strict=True)
     low, high = ([reward + sign * spread.get(step, 0.0) for step, reward in points] for sign in (-1, 1))
-    axes.fill_between(steps, low, high, color=_BLUE, alpha=0.1, linewidth=0, label="± standard deviation")
-    _trend(axes, points, _BLUE, "training, running mean")
+    axes.fill_between(steps, low, high, color=BLUE, alpha=0.1, linewidth=0, label="± standard deviation")
+    trend(axes, points, BLUE, "training, running mean")
     held_out_judge = data.series("guard/held_out_reward")
     if held_out_judge:
         axes.plot(
-            *zip(*held_out_judge, strict=True), "D--", color=_VIOLET, markersize=4, linewidth=1, label="held-out judge"
+            *zip(*held_out_judge, strict=True), "D--", color=VIOLET, markersize=4, linewidth=1, label="held-out judge"
         )
     _held_out_marks(axes, data, {"before": steps[0], "after": steps[-1]}, apart=0.012 * (steps[-1] - steps[0]))
-    return _label(axes, "Reward", "reward")
+    return name_axes(axes, "Reward", "reward")
 
 
 def _held_out_marks(axes: "Axes", data: RunData, places: dict[str, float], apart: float) -> None:
-    shapes = {"sampled": (_ORANGE, "o"), "greedy": (_GREEN, "s")}
+    shapes = {"sampled": (ORANGE, "o"), "greedy": (GREEN, "s")}
     named: set[str] = set()
     for when, measured in data.measurements.items():
         for number, sampling in enumerate(measured.samplings):
             estimate = measured.metrics[sampling]["reward"]
             if is_number(estimate["mean"]):
-                colour, shape = shapes.get(sampling, (_RED, "^"))
+                colour, shape = shapes.get(sampling, (RED, "^"))
                 label = None if sampling in named else f"held-out lessons, {sampling}"
                 named.add(sampling)
                 place, reach = places[when] + number * apart, _reach(estimate)
@@ -142,8 +132,8 @@ def _parts(axes: "Axes", data: RunData) -> bool:
         parts += [(name.removeprefix(_WEIGHED).removesuffix("/mean"), data.series(name)) for name in rewards]
     parts = [(label, points) for label, points in parts if points]
     for number, (label, points) in enumerate(parts):
-        _trend(axes, points, _COLOURS[number % len(_COLOURS)], label)
-    return bool(parts) and _label(axes, "What the reward is made of", "mean of the batch")
+        trend(axes, points, COLOURS[number % len(COLOURS)], label)
+    return bool(parts) and name_axes(axes, "What the reward is made of", "mean of the batch")
 
 
 def _held_out(axes: "Axes", data: RunData) -> bool:
@@ -155,21 +145,21 @@ def _held_out(axes: "Axes", data: RunData) -> bool:
         if is_number(each.metrics[sampling]["reward"]["mean"])
     }
     samplings = list(dict.fromkeys(sampling for sampling, _ in measured))
-    for when, shift, colour in (("before", -0.17, "#94a3b8"), ("after", 0.17, _BLUE)):
+    for when, shift, colour in (("before", -0.17, GREY), ("after", 0.17, BLUE)):
         found = [(i, measured[name, when]) for i, name in enumerate(samplings) if (name, when) in measured]
         if not found:
             continue
         places, heights = [i + shift for i, _ in found], [estimate["mean"] for _, estimate in found]
         reach = [sum((_reach(estimate)[side] for _, estimate in found), []) for side in (0, 1)]
         axes.bar(places, heights, 0.3, color=colour, label=f"{when} training")
-        axes.errorbar(places, heights, reach, fmt="none", ecolor="#111827", capsize=4, linewidth=1.2)
+        axes.errorbar(places, heights, reach, fmt="none", ecolor=BLACK, capsize=4, linewidth=1.2)
         for place, height, top in zip(places, heights, reach[1], strict=True):
             axes.annotate(
                 f"{height:.3f}", (place, height + top), (0, 3), textcoords="offset points", ha="center", fontsize=9
             )
     axes.set_xticks(range(len(samplings)), samplings)
     axes.margins(y=0.15)
-    return bool(measured) and _label(axes, "Reward on held-out lessons, 95 % intervals", "reward", "sampling")
+    return bool(measured) and name_axes(axes, "Reward on held-out lessons, 95 % intervals", "reward", "sampling")
 
 
 # Engine, lengths, judge, signal ----------------------------------------------------------------------------------
@@ -178,7 +168,7 @@ def _held_out(axes: "Axes", data: RunData) -> bool:
 def _mismatch(axes: "Axes", data: RunData) -> bool:
     found = False
     for colour, (name, label) in zip(
-        (_BLUE, _ORANGE, _GREEN),
+        (BLUE, ORANGE, GREEN),
         (
             ("mismatch/mean_abs_logprob_diff", "mean |Δ log-prob|"),
             ("sampling/sampling_logp_difference/max", "largest |Δ log-prob|"),
@@ -188,10 +178,10 @@ def _mismatch(axes: "Axes", data: RunData) -> bool:
     ):
         points = [(step, value) for step, value in data.series(name) if value > 0]
         if points:
-            _trend(axes, points, colour, label)
+            trend(axes, points, colour, label)
             found = True
     axes.set_yscale("log")
-    return found and _label(axes, "Engine against trainer, on the sampled tokens", "nats")
+    return found and name_axes(axes, "Engine against trainer, on the sampled tokens", "nats")
 
 
 def _tokens(axes: "Axes", data: RunData) -> bool:
@@ -202,28 +192,28 @@ def _tokens(axes: "Axes", data: RunData) -> bool:
     steps = [step for step, _ in points if step in low and step in high]
     if steps:
         edges = [[edge[step] for step in steps] for edge in (low, high)]
-        axes.fill_between(steps, *edges, color=_BLUE, alpha=0.1, linewidth=0, label="shortest to longest")
-    _trend(axes, points, _BLUE, "mean")
+        axes.fill_between(steps, *edges, color=BLUE, alpha=0.1, linewidth=0, label="shortest to longest")
+    trend(axes, points, BLUE, "mean")
     axes.set_ylim(bottom=0)
-    return _label(axes, "Teacher's tokens in a conversation", "tokens")
+    return name_axes(axes, "Teacher's tokens in a conversation", "tokens")
 
 
 def _messages(axes: "Axes", data: RunData) -> bool:
     points = data.series("conversation/messages")
     if points:
-        _trend(axes, points, _BLUE, "mean")
+        trend(axes, points, BLUE, "mean")
         axes.set_ylim(0, 1.1 * max(y for _, y in points))
-    return bool(points) and _label(axes, "Messages in a conversation", "messages")
+    return bool(points) and name_axes(axes, "Messages in a conversation", "messages")
 
 
 def _shares(axes: "Axes", data: RunData, lines: Sequence[tuple[str, str]], title: str, y: str) -> bool:
     found = [(label, points) for name, label in lines if (points := data.series(name))]
-    for colour, (label, points) in zip(_COLOURS, found, strict=False):
-        _trend(axes, points, colour, label)
+    for colour, (label, points) in zip(COLOURS, found, strict=False):
+        trend(axes, points, colour, label)
     highest = max((y for _, points in found for _, y in points), default=0.0)
     top = min(1.04, max(0.1, 1.15 * highest))
     axes.set_ylim(-0.04 * top, top)
-    return bool(found) and _label(axes, title, y)
+    return bool(found) and name_axes(axes, title, y)
 
 
 def _judge_failures(axes: "Axes", data: RunData) -> bool:
@@ -236,10 +226,10 @@ def _judge_checks(axes: "Axes", data: RunData) -> bool:
     names = dict.fromkeys(name for line in data.steps for name in line if name.startswith("guard/canary_"))
     lines |= {name: f"canary: {name.removeprefix('guard/canary_')}" for name in names}
     found = [(label, points) for name, label in lines.items() if (points := data.series(name))]
-    for colour, (label, points) in zip(_COLOURS, found, strict=False):
+    for colour, (label, points) in zip(COLOURS, found, strict=False):
         axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, linewidth=1.5, label=label)
-    axes.axhline(0, color="#111827", linewidth=0.8)
-    return bool(found) and _label(axes, "Is the judge being fooled?", "score, 0 to 1")
+    axes.axhline(0, color=BLACK, linewidth=0.8)
+    return bool(found) and name_axes(axes, "Is the judge being fooled?", "score, 0 to 1")
 
 
 def _variance(axes: "Axes", data: RunData) -> bool:
@@ -250,9 +240,9 @@ def _variance(axes: "Axes", data: RunData) -> bool:
 def _gradient(axes: "Axes", data: RunData) -> bool:
     points = data.series("grad_norm")
     if points:
-        _trend(axes, points, _BLUE, "norm")
+        trend(axes, points, BLUE, "norm")
         axes.set_ylim(bottom=0)
-    return bool(points) and _label(axes, "Gradient's norm, before clipping", "L2 norm")
+    return bool(points) and name_axes(axes, "Gradient's norm, before clipping", "L2 norm")
 
 
 _PLOTS: dict[str, tuple[Panel, ...]] = {
@@ -262,4 +252,5 @@ _PLOTS: dict[str, tuple[Panel, ...]] = {
     "lengths": (_tokens, _messages),
     "judge": (_judge_failures, _judge_checks),
     "signal": (_variance, _gradient),
+    "supervision": SUPERVISION_PANELS,
 }

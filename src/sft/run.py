@@ -1,4 +1,5 @@
-"""Supervised fine-tuning on conversations. The loss counts the assistant's messages only."""
+"""Supervised fine-tuning on conversations, or on a supervisor's corrections. The loss counts the assistant's messages
+only, or the corrected ones."""
 
 import logging
 import os
@@ -30,6 +31,7 @@ from src.models.pretrained import load_tokenizer as load_any_tokenizer
 from src.results.hub import release
 from src.results.trackers import report_to
 from src.rollout.datasets import gather, load_rows
+from src.sft.corrections import are_corrections, read_examples
 from src.sft.muon import MuonWithAdamW
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.training.metrics_callback import MetricsCallback, last_metrics
@@ -95,28 +97,26 @@ def _refuse_hidden_data_parallelism(state: PartialState) -> None:
 
 
 def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path) -> SFTTrainer:
-    """The trainer with its model and its tokenised conversations. Labels are −100 where there is no loss."""
+    """The trainer with its model and its tokenised conversations or corrections. Labels are −100 where there is no
+    loss."""
     tokenizer = load_tokenizer(config)
-    learned = read_conversations(config.dataset.train_datasets, config.dataset.max_train_examples, config.seed)
-    measured = []
-    if config.dataset.val_datasets:
-        measured = read_conversations(config.dataset.val_datasets, config.dataset.max_val_examples, config.seed)
+    learned, measured = read_datasets(config, tokenizer)
     model = load_model(config, tokenizer)
-    logger.info("tokenising %d conversations", len(learned) + len(measured))
     if not torch.cuda.is_available():
         _project_learned_positions_only()
     trainer = _Trainer(
         model=model,
         args=arguments,
-        train_dataset=_as_dataset(learned),
-        eval_dataset=_as_dataset(measured) if measured else None,
+        train_dataset=learned,
+        eval_dataset=measured,
         processing_class=tokenizer,
         callbacks=[MetricsCallback(run_folder, _SECONDS_BETWEEN_LINES)],
         optimizers=(_muon(config, model), None),
         peft_config=peft_config(config.model.lora) if config.model.lora.enable else None,
     )
     trainer.remove_callback(PrinterCallback)
-    _warn_about_truncation(trainer.train_dataset, len(learned), config.model.max_length)
+    if not are_corrections(config.dataset.train_datasets):
+        _warn_about_truncation(trainer.train_dataset, len(learned), config.model.max_length)
     return trainer
 
 
@@ -155,7 +155,7 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
         ddp_backend=communication_backend(),
         dataloader_pin_memory=on_gpu,
         max_length=config.model.max_length,
-        assistant_only_loss=True,
+        assistant_only_loss=not are_corrections(config.dataset.train_datasets),
         eval_strategy="epoch" if config.dataset.val_datasets else "no",
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -171,7 +171,7 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
 
 
 def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a chat template that marks the assistant's tokens.
+    """The tokenizer, for conversations with a chat template that marks the assistant's tokens.
 
     Raises:
         ConfigError: if it cannot be loaded, or has no such template.
@@ -180,6 +180,8 @@ def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
     key = "model.model_name_or_path" if own else "model.tokenizer_name_or_path"
     name = config.model.model_name_or_path if own else config.model.tokenizer_name_or_path
     tokenizer = load_any_tokenizer(key, name)
+    if are_corrections(config.dataset.train_datasets):
+        return tokenizer
     try:
         get_training_chat_template(tokenizer)
     except ValueError as error:
@@ -239,6 +241,30 @@ def _muon(config: TrainSFTConfig, model: PreTrainedModel) -> Optional[MuonWithAd
     return MuonWithAdamW(model, config.train.learning_rate)
 
 
+def read_datasets(
+    config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[datasets.Dataset, Optional[datasets.Dataset]]:
+    """The data to learn from, and the data to evaluate on (None if there is none), in the form that TRL reads:
+    conversations as messages, corrections as tokens with their labels.
+
+    Raises:
+        DataError: if they cannot be read, or corrections are mixed with conversations.
+    """
+    given, length = config.dataset, config.model.max_length
+    corrections = are_corrections([*given.train_datasets, *given.val_datasets])
+
+    def read(sources: list[ConversationSource], limit: int) -> datasets.Dataset:
+        if corrections:
+            return datasets.Dataset.from_list(read_examples(sources, tokenizer, length, limit, config.seed))
+        return datasets.Dataset.from_dict({"messages": read_conversations(sources, limit, config.seed)})
+
+    learned = read(given.train_datasets, given.max_train_examples)
+    measured = read(given.val_datasets, given.max_val_examples) if given.val_datasets else None
+    count = len(learned) + (len(measured) if measured else 0)
+    logger.info("reading %d corrections" if corrections else "tokenising %d conversations", count)
+    return learned, measured
+
+
 def read_conversations(
     sources: list[ConversationSource], limit: int = -1, seed: Optional[int] = None
 ) -> list[Conversation]:
@@ -291,10 +317,6 @@ def _what_is_wrong(cell: Any) -> Optional[str]:
 
 def _is_learned(message: dict[str, Any]) -> bool:
     return message["role"] == "assistant" and bool(message["content"].strip()) and message.get("weight") != 0
-
-
-def _as_dataset(conversations: list[Conversation]) -> datasets.Dataset:
-    return datasets.Dataset.from_dict({"messages": conversations})
 
 
 def _warn_about_truncation(dataset: datasets.Dataset, given: int, max_length: int) -> None:

@@ -21,6 +21,7 @@ from src.models.lora import check_checkpoint
 from src.results.hub import release
 from src.results.learning import describe_learning, write_learning
 from src.results.rollout_files import drop_rollouts_from
+from src.results.supervision_summary import describe_supervision, write_supervision
 from src.rollout.problem import Problem
 from src.rollout.registry import environment_of
 from src.server.client import ClassroomClient
@@ -67,8 +68,8 @@ class TrainingSession:
     checkpoint: str | None
 
     def run(self, trainer: Any) -> None:
-        """Train to the end, from the checkpoint if there is one, then save the model, write `learning.json`, and push
-        to the Hub if configured.
+        """Train to the end, from the checkpoint if there is one, then save the model, write `learning.json` (with a
+        supervisor also `supervision.json`), and push to the Hub if configured.
 
         Args:
             trainer: a transformers `Trainer` that is a `TrainerContext` and has `publisher`, `save_progress`,
@@ -99,6 +100,8 @@ class TrainingSession:
         movement = parameter_movement(trainer, base)
         if state.is_main_process:  # not a collective: an upload may take longer than the other ranks would wait
             print(describe_learning(write_learning(run_folder, movement)), flush=True)
+            if (supervision := write_supervision(run_folder)) is not None:
+                print(describe_supervision(supervision), flush=True)
             release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
 
 

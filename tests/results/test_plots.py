@@ -39,6 +39,7 @@ def line(step: int) -> dict:
         **{"completions/mean_length": 60 - step, "completions/min_length": 20, "completions/max_length": 90},
         **{"conversation/messages": 9.0, "judge/failed_share": 0.01, "conversation/rejected_share": 0.1},
         **{"mismatch/mean_abs_logprob_diff": 1e-6, "mismatch/k3_kl": 0.0},
+        **{"supervision/valid_share": 0.5, "supervision/category/leak": 0.5, "corrections/ce_loss": 1.0},
         **(checks if step % 10 == 1 else {}),
     )
 

@@ -25,6 +25,7 @@ from src.results.charts import Drawing, Mark, Series, area_chart, line_chart, sm
 from src.results.learning import describe_learning, learning_of, write_learning
 from src.results.plots import write_plots
 from src.results.run_folder import STAGES, RunData, error_share, is_number, load_run, look_up
+from src.results.supervision_summary import describe_supervision, summarise_supervision
 
 SAMPLING_NAMES = {"sampled": "Sampled", "greedy": "Greedy"}
 _SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
@@ -353,5 +354,7 @@ def main(arguments: Sequence[str]) -> int:
     print(comparison_table(data))
     if data.steps:
         print(f"\n{describe_learning(learning_of(data)[0])}")
+    if (supervision := summarise_supervision(data)) is not None:
+        print(describe_supervision(supervision))
     print(f"\n{path}")
     return 0

@@ -1,0 +1,90 @@
+"""Fine-tuning on corrections: a supervisor's `corrections.parquet` is trained on as the tokens that it holds."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+from config.train_sft_model import ConversationSource
+from src.errors import DataError
+from src.results.correction_file import holds_corrections, read_corrections, tokenizer_fingerprint
+from src.rollout.datasets import gather
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+MASKED = -100
+"""The label of a token without loss."""
+
+Example = dict[str, list[int]]
+"""`input_ids`, and `labels` of the same length: `MASKED` on the prompt, the target's own ids on the target."""
+
+
+def are_corrections(sources: Sequence[ConversationSource]) -> bool:
+    """Whether the datasets are files of corrections; false for conversations.
+
+    Raises:
+        DataError: if some are and some are not.
+    """
+    kinds = {source.name_or_path: holds_corrections(Path(source.name_or_path)) for source in sources}
+    if len(set(kinds.values())) > 1:
+        files = ", ".join(name for name, holds in kinds.items() if holds)
+        others = ", ".join(name for name, holds in kinds.items() if not holds)
+        raise DataError(
+            f"{files} holds corrections and {others} conversations. Train on each in a run of its own, the second one "
+            "with the model of the first; dataset.val_datasets must be of the same kind."
+        )
+    return True in kinds.values()
+
+
+def read_examples(
+    sources: Sequence[ConversationSource],
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    limit: int = -1,
+    seed: Optional[int] = None,
+) -> list[Example]:
+    """The examples of all files of corrections. Those longer than `max_length` tokens are left out with a warning: a
+    target that is cut is no longer the one that was checked.
+
+    Args:
+        limit: the maximum number of examples; −1 for all.
+        seed: shuffles the examples; None keeps their order.
+
+    Raises:
+        DataError: if a file's ids are of another tokenizer, a row has no prompt or no target, or none is short enough.
+    """
+    own = tokenizer_fingerprint(tokenizer)
+    found = gather(sources, lambda source: _read_file(source.name_or_path, own), limit, seed)
+    short = [each for each in found if len(each["input_ids"]) <= max_length]
+    if not short:
+        raise DataError(f"No correction has at most {max_length} tokens, its prompt included (model.max_length).")
+    if len(short) < len(found):
+        logger.warning(
+            "%d of %d corrections have more than %d tokens (model.max_length) and are left out",
+            len(found) - len(short),
+            len(found),
+            max_length,
+        )
+    return short
+
+
+def _read_file(name: str, own: str) -> list[Example]:
+    corrections, fingerprint = read_corrections(Path(name))
+    if fingerprint != own:
+        raise DataError(
+            f"{name} holds token ids of another tokenizer than the model's (fingerprint {fingerprint[:12]}, and the "
+            f"model's is {own[:12]}): train the model whose training wrote it, or one with the same tokenizer."
+        )
+    for number, each in enumerate(corrections, start=1):
+        if not each.prompt_ids or not each.target_ids:
+            lacking = "target" if each.prompt_ids else "prompt"
+            raise DataError(f"{name}: the correction in row {number} has no {lacking}_ids.")
+    return [
+        {
+            "input_ids": [*each.prompt_ids, *each.target_ids],
+            "labels": [MASKED] * len(each.prompt_ids) + list(each.target_ids),
+        }
+        for each in corrections
+    ]
