@@ -11,7 +11,7 @@ from dataclasses import replace
 from src.errors import DataError
 from src.message_rules.plans import answers, questions_asked
 from src.rollout.reviews import MessageToReview, Review
-from src.supervision.faults import Fault, ends, faults_of_form, repeats_earlier, review_of, says
+from src.supervision.faults import Fault, ends, faults_of_form, review_of, says
 from src.toy_language.grammar import find_slips, holds_statement
 from src.toy_language.lessons import Lesson, parse_problem
 from src.toy_language.rubric_judge import TurnFinding, analyse
@@ -118,8 +118,6 @@ def _faults_of_step(about: MessageToReview, lesson: Lesson, reasons: list[str]) 
     plan = {question.text for question in lesson.questions}
     if not said:
         return
-    if repeats_earlier(about):
-        yield Fault("repetition", "The message repeats an earlier one word for word.")
     if "goes on after the last question" in reasons:
         if "sets no task" in reasons:
             yield Fault("length", "The goodbye is longer than two sentences.")

@@ -221,6 +221,8 @@ def test_every_shipped_answer_is_found_where_it_is_stated(row):
         (ASK, "432 - 57 = 375", f"Right, 375. Goodbye! {END_OF_CONVERSATION}"),
         (ASK, "18 × 24 = 422", "You found 18 × 24 = 422. Check the tens."),
         (ASK, "18 × 24 = 422", "So 18 × 24 = 422, and now?"),
+        (ASK, "No idea.", "Is 18 × 24 = 422?"),
+        (ASK, "No idea.", "Suppose somebody says 18 × 24 = 422. Can it end in a 2?"),
         (ASK, "No idea.", "Draw a row of seats."),
         (ASK, "No idea.", "18 × 20 = 360, so you are close. Now the rest, please: think of 18 times 4."),
         (ASK, "375", "Exactly, well done."),
