@@ -10,17 +10,18 @@ from config.base import (
     GenerationConfig,
     JudgeModelConfig,
     LoggingConfig,
+    SupervisorModelConfig,
     VllmConfig,
 )
 from config.checks import check_generation, check_logging, check_reward_model, check_server
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from config.model_checks import check_judge, check_model, check_vllm
+from config.supervision_checks import check_supervisor
 from config.train_rl_model import RewardModelConfig
-from config.values import EMBEDDED_JUDGES, LARGEST_BATCH, check_url
+from config.values import EMBEDDED_JUDGES, GREEDY, LARGEST_BATCH, SAMPLED, SAMPLINGS, SUPERVISED, check_url
 from src.errors import ConfigError
 from src.rollout.registry import module_of
 
-SAMPLINGS = ("sampled", "greedy")
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
 RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)
 """The names of the untrained base and of the control arms in every comparison."""
@@ -66,8 +67,10 @@ class EvalConfig:
 
     `server_url` names a running server, whose tutor is then measured with that server's own models and classroom rules;
     null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled` uses the
-    teacher's configured temperature, `greedy` temperature 0. Each problem gets `num_samples_per_problem` conversations
-    per sampling. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same students.
+    teacher's configured temperature, `greedy` temperature 0. `supervised` is a diagnostic: it is `sampled`, with a
+    supervisor that reads each message of the tutor as in a training. The supervisor is `supervisor_model`, or that of
+    the server; in no other sampling is there one. Each problem gets `num_samples_per_problem` conversations per
+    sampling. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same students.
 
     `extra_judges`, models behind an API or the rubric, judge each compared conversation once more, to compare their
     view of the tutors with that of `judge_model`. They give no reward.
@@ -92,12 +95,13 @@ class EvalConfig:
     server_url: str | None = None
     tutors: list[TutorConfig] = field(default_factory=list)
     extra_judges: list[JudgeModelConfig] = field(default_factory=list)
-    samplings: list[str] = field(default_factory=lambda: list(SAMPLINGS))
+    samplings: list[str] = field(default_factory=lambda: [SAMPLED, GREEDY])
     num_samples_per_problem: int = 1
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    supervisor_model: SupervisorModelConfig | None = None
     generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(ignore_rejected_judge=True))
     dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -150,12 +154,15 @@ def check_eval(config: EvalConfig) -> None:
         )
     unknown = [name for name in config.samplings if name not in SAMPLINGS]
     if unknown or not config.samplings or len(set(config.samplings)) < len(config.samplings):
-        raise ConfigError(f"samplings is {config.samplings}; it must name {' or '.join(SAMPLINGS)} or both, each once.")
+        raise ConfigError(
+            f"samplings is {config.samplings}; it must name one or more of {', '.join(SAMPLINGS)}, each once."
+        )
     if config.num_samples_per_problem > LARGEST_BATCH:
         raise ConfigError(
             f"num_samples_per_problem is {config.num_samples_per_problem}; those on one problem come in one "
             f"request, and a server holds {LARGEST_BATCH} conversations at once: ask for fewer."
         )
+    _check_supervision(config)
     check_logging(config.logging)
     if not config.dataset.eval_datasets:
         raise ConfigError(
@@ -170,6 +177,30 @@ def check_eval(config: EvalConfig) -> None:
     _check_extra_judges(config)
     if is_measured_by_solutions(config):
         _check_solutions(config)
+
+
+def _check_supervision(config: EvalConfig) -> None:
+    """Check that there is a supervisor if one is measured, and none otherwise."""
+    supervisor, supervised = config.supervisor_model, SUPERVISED in config.samplings
+    if supervisor is not None and not supervised:
+        raise ConfigError(
+            f"supervisor_model is {supervisor.model_name_or_path}, but samplings is {config.samplings}: tutors are "
+            "measured without a supervisor. Leave supervisor_model out, or add the diagnostic: "
+            "samplings=[sampled,supervised]."
+        )
+    if supervisor is not None and config.server_url is not None:
+        raise ConfigError(
+            f"supervisor_model is {supervisor.model_name_or_path}, but server_url is set: the server's own supervisor "
+            "reads the messages. Leave supervisor_model out, or set server_url=null to hold the conversations here."
+        )
+    if not supervised or config.server_url is not None:
+        return
+    if supervisor is None:
+        raise ConfigError(
+            "samplings names supervised, but there is no supervisor: set supervisor_model.model_name_or_path, to "
+            "rules, rubric or a model, or leave supervised out."
+        )
+    check_supervisor(supervisor, config.generation.supervisor, config.generation)
 
 
 def _check_tutors(config: EvalConfig) -> None:

@@ -23,6 +23,9 @@ EMBEDDED_SUPERVISORS = ("rubric", RULES)
 OBSERVE, RETRY, REPLACE = ON_INVALID = ("observe", "retry", "replace")
 """What happens to a message that the supervisor calls invalid."""
 
+SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")
+"""How a tutor is sampled in an evaluation. `supervised` is `sampled` with a supervisor that reads each message."""
+
 NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = TURN_CREDITS = ("none", "immediate", "to_go", "progress")
 NO_CORRECTIONS, SAME_STEP, PASS = CORRECTION_MODES = ("none", "same_step", "pass")
 SUPERVISOR_REWARD = "supervisor"

@@ -18,6 +18,7 @@ from src.classroom.record import ConversationRecord
 from src.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
 from src.evaluation.metrics.compared import FIGURES, ByLesson, figures_by_lesson
 from src.evaluation.metrics.language import ErrorLabels
+from src.evaluation.metrics.supervision import DIFFERENCE, supervised_difference
 from src.evaluation.playing import play_all
 from src.evaluation.report.comparison_report import write_comparison_report
 from src.evaluation.report.comparison_table import comparison_text
@@ -135,7 +136,8 @@ def summarise_comparison(
 ) -> dict[str, Any]:
     """The content of metrics.json: `tutors`, and for each sampling the `figures` of each tutor, the `paired`
     differences of each figure, the student's `fidelity` with each tutor, and, with `extra_scores`, the scores of all
-    `judges`."""
+    `judges`. `supervised_minus_sampled` holds each tutor's difference with and without its supervisor, if both were
+    played."""
     first = next(iter(measured.values())).about
     metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
     metrics["base"] = BASE
@@ -157,6 +159,12 @@ def summarise_comparison(
             **_judges(config, sampling, measured, extra_scores),
             "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
         }
+    changes = {
+        name: supervised_difference({sampling: each.of(sampling) for sampling in config.samplings})
+        for name, each in measured.items()
+    }
+    if any(changes.values()):
+        metrics[DIFFERENCE] = changes
     return metrics
 
 

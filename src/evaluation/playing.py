@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
 
 from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weights
+from config.values import GREEDY, SUPERVISED
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
-from src.errors import DeadlineExceeded, PolicyMismatch
+from src.errors import ConfigError, DeadlineExceeded, PolicyMismatch
 from src.evaluation.error_labels import label_errors
 from src.evaluation.metrics.language import ErrorLabels
 from src.evaluation.progress import EvaluationProgress
@@ -64,6 +65,7 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
     """Play all conversations of one tutor, and shut its models down.
 
     Raises:
+        ConfigError: if the tutor was to be supervised and nobody read its messages.
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
@@ -86,7 +88,10 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
         run = uuid4().hex[:12]
         for sampling in config.samplings:
             requests = list(make_requests(problems, config, sampling, tutor.policy, run))
-            found.records += [(sampling, record) for record in await _play(tutor, requests, sampling)]
+            played = await _play(tutor, requests, sampling)
+            if sampling == SUPERVISED:
+                _check_reviewed(played)
+            found.records += [(sampling, record) for record in played]
         if tutor.seats is not None and not is_measured_by_solutions(config):
             records = [record for _, record in found.records]
             found.labels = await label_errors(config, tutor.seats, tutor.schedule, records)
@@ -116,8 +121,9 @@ def make_requests(
             request_id=f"eval-{run}-v{policy.version}-{sampling}-seed{config.seed}-{number:04d}",
             seed=config.seed,
             step=0,
-            greedy=sampling == "greedy",
+            greedy=sampling == GREEDY,
             fixed_seeds=True,
+            supervised=sampling == SUPERVISED,
         )
 
 
@@ -146,6 +152,18 @@ async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampli
     finally:
         progress.close()
     return [record for task in tasks for record in task.result()]
+
+
+def _check_reviewed(records: Sequence[ConversationRecord]) -> None:
+    """Refuse supervised conversations in which no message of the tutor was reviewed: they would pass for a measurement
+    with a supervisor."""
+    written = [turn for record in records for turn in record.turns if turn.role == "teacher" and not turn.given]
+    if written and all(turn.review is None for turn in written):
+        raise ConfigError(
+            "samplings names supervised, but not one message of the tutor was reviewed: the server has no supervisor "
+            "(start it with supervisor_model.model_name_or_path), or generation.supervisor.share is 0. Or leave "
+            "supervised out."
+        )
 
 
 @asynccontextmanager

@@ -12,10 +12,12 @@ from typing import Any, Optional
 
 from config.eval_model import EvalConfig, is_measured_by_solutions
 from config.load import record_run
+from src.classroom.record import ConversationRecord
 from src.evaluation.compare import compare_tutors
 from src.evaluation.metrics.language import language_metrics
 from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
+from src.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from src.evaluation.playing import EvaluationResult, play_all
 from src.evaluation.report.tables import measurement_table
 from src.results.evaluation_files import write_records
@@ -67,9 +69,10 @@ def _summarise(
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     metrics = dict(found.about)
+    by_sampling: dict[str, list[ConversationRecord]] = {}
     for sampling in config.samplings:
         places = [place for place, (name, _) in enumerate(found.records) if name == sampling]
-        records = [found.records[place][1] for place in places]
+        records = by_sampling[sampling] = [found.records[place][1] for place in places]
         metrics[sampling] = summarise(records, read_exchanges)
         if is_measured_by_solutions(config):
             here = None if scores is None else [scores[place] for place in places]
@@ -77,4 +80,8 @@ def _summarise(
             metrics[sampling] |= summarise_maths(records, found.initial, here, by_answer)
         else:
             metrics[sampling] |= language_metrics(records, found.labels)
+        if figures := supervision_figures(records):
+            metrics[sampling]["supervision"] = figures
+    if difference := supervised_difference(by_sampling):
+        metrics[DIFFERENCE] = difference
     return metrics

@@ -25,8 +25,8 @@ def write_records(
     initial: Optional[Mapping[str, Sequence[Solution]]] = None,
     message_scores: Optional[Sequence[Sequence[float]]] = None,
 ) -> None:
-    """Write (sampling, record) pairs; `sampling` ("sampled" or "greedy") becomes a column. The file is replaced
-    atomically.
+    """Write (sampling, record) pairs; `sampling` ("sampled", "greedy", "supervised") becomes a column. The file is
+    replaced atomically.
 
     Args:
         initial: the student's solutions before the dialogue, by problem id; JSON text in the column

@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from config.values import SAMPLED, SUPERVISED
 from src.results.rollout_files import ConversationReward, read_rewards
 from src.results.run_folder import LEARNING_NAME, RunData, has_score, load_run, read_json
 from src.results.statistics import BOOTSTRAP_SEED, RESAMPLES, Estimate
@@ -89,10 +90,12 @@ class Learning:
 
 
 def conclude(evidence: LearningEvidence) -> Learning:
-    """Decide whether the evidence shows learning."""
+    """Decide whether the evidence shows learning. Held-out lessons with a supervisor decide nothing: they measure it,
+    too."""
     still = evidence.movement is not None and evidence.movement.relative_norm == 0
     held_out = {name: estimate for name, estimate in evidence.held_out.items() if estimate.get("ci95")}
-    deciding = held_out.get("sampled") or next(iter(held_out.values()), None)
+    alone = {name: estimate for name, estimate in held_out.items() if name != SUPERVISED}
+    deciding = alone.get(SAMPLED) or next(iter(alone.values()), None)
     trend = evidence.training if evidence.training and evidence.training.change["ci95"] else None
     if deciding is None and trend is not None:
         deciding = trend.change

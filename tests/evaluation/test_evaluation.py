@@ -3,7 +3,7 @@
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
 from src.errors import ConfigError, DataError, DeadlineExceeded, PolicyMismatch
 from src.evaluation.report.tables import measurement_table
 from src.evaluation.run import evaluate
@@ -208,12 +209,20 @@ def test_files_that_eval_did_not_write_are_refused(tmp_path: Path):
 # The configuration -----------------------------------------------------------------------------------------------
 
 
+SUPERVISED = ("samplings=[sampled,supervised]", "supervisor_model.model_name_or_path=rubric", "server_url=null")
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["samplings=[warm]"], "samplings"),
         (["samplings=[]"], "samplings"),
         (["samplings=[greedy,greedy]"], "samplings"),
+        (["samplings=[supervised]", "server_url=null"], "supervisor_model.model_name_or_path, to rules, rubric or a"),
+        (["supervisor_model.model_name_or_path=rules", "server_url=null"], "measured without a supervisor"),
+        (["samplings=[supervised]", "supervisor_model.model_name_or_path=rules"], "the server's own supervisor"),
+        ([*SUPERVISED, "generation.supervisor.penalties.leak=2"], "a penalty is at most 0: write -2"),
+        ([*SUPERVISED, "supervisor_model.model_name_or_path=gpt", "supervisor_model.use_openrouter=true"], "a prompt"),
         (["num_samples_per_problem=0"], "num_samples_per_problem"),
         (["dataset.eval_datasets=[]", "~generation.judges_rules_prompts_paths"], "eval_datasets"),
         (["server_url=127.0.0.1:8005"], "server_url"),
@@ -225,6 +234,17 @@ def test_files_that_eval_did_not_write_are_refused(tmp_path: Path):
 def test_configs_that_cannot_be_measured_are_refused(overrides: list[str], said: str):
     with pytest.raises(ConfigError, match=said):
         load(EvalConfig, "eval", overrides, check_eval)
+
+
+@pytest.mark.parametrize("overrides", [SUPERVISED, ("samplings=[greedy,supervised]",)])
+def test_a_supervisor_is_the_configurations_or_the_servers(overrides: Sequence[str]):
+    config = load(EvalConfig, "eval", list(overrides), check_eval)
+    assert (config.supervisor_model is None) == (config.server_url is not None)
+
+
+def test_without_a_word_evaluations_run_without_a_supervisor():
+    config = EvalConfig()
+    assert config.supervisor_model is None and config.samplings == ["sampled", "greedy"]
 
 
 def test_the_quickstarts_evaluation_has_the_classroom_of_its_training():
@@ -247,6 +267,8 @@ class _ScriptedServer(ThreadingHTTPServer):
         self.requests: list[SampleRequest] = []
         self.version_after: int = 10**9
         """The number of the request from which another policy answers."""
+        self.review: Callable[[ConversationRecord], ConversationRecord] = lambda record: record
+        """What the server's supervisor makes of a conversation."""
 
     @property
     def url(self) -> str:
@@ -272,6 +294,7 @@ class _ScriptedRoutes(BaseHTTPRequestHandler):
             )
             for number, text in enumerate(body.problems)
         ]
+        records = [self.server.review(record) if body.supervised else record for record in records]
         response = SampleResponse(
             request_id=body.request_id,
             policy=PolicyVersion("abc", version),

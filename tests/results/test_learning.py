@@ -95,6 +95,14 @@ def test_held_out_lessons_count_and_training_problems_do_not_beside_them() -> No
     assert conclude(replace(SHUFFLED, held_out={"greedy": GOOD.held_out["greedy"]})).verdict == LEARNED
 
 
+def test_a_supervised_measurement_decides_nothing() -> None:
+    supervised = {"supervised": GOOD.held_out["sampled"]}
+    learning = conclude(replace(SHUFFLED, held_out=supervised))
+    assert learning.verdict == NO_EVIDENCE and "(supervised) the reward rose" in learning.reasons[0]
+    assert conclude(replace(SHUFFLED, held_out=supervised | {"greedy": GOOD.held_out["greedy"]})).verdict == LEARNED
+    assert conclude(replace(SHUFFLED, held_out=supervised | SHUFFLED.held_out)).verdict == NO_EVIDENCE
+
+
 def test_a_rise_that_random_weights_would_bring_is_no_evidence() -> None:
     """A rise as measured in a training on shuffled rewards, and the smallest rise that counts."""
     wandered = Trend(6, 0.097, 0.105, estimate(0.008, 0.001, 0.014, 48))

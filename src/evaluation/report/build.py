@@ -15,19 +15,19 @@ from typing import Any, Optional
 import jinja2
 from markupsafe import Markup, escape
 
-from config.values import RULES
+from config.values import RULES, SAMPLINGS
 from src.classroom.verdicts import CRITERIA
 from src.errors import ClassroomError
 from src.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
 from src.evaluation.report.summary import MISMATCH, write_summary
-from src.evaluation.report.tables import MEASURES, Cell, cell, compare_run, comparison_table
+from src.evaluation.report.tables import MEASURES, Cell, cell, compare_run, comparison_table, supervised_lines_of_run
 from src.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from src.results.learning import describe_learning, learning_of, write_learning
 from src.results.plots import write_plots
 from src.results.run_folder import STAGES, RunData, error_share, is_number, load_run, look_up
 from src.results.supervision_summary import describe_supervision, summarise_supervision
 
-SAMPLING_NAMES = {"sampled": "Sampled", "greedy": "Greedy"}
+SAMPLING_NAMES = {name: name.capitalize() for name in SAMPLINGS}
 _SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
 _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 """All control characters except tab and line feed. The last two ranges change the direction of the text."""
@@ -59,6 +59,7 @@ def render_report(data: RunData) -> str:
         facts=facts(data),
         tiles=tiles(data),
         table=table(data),
+        supervised=supervised_lines_of_run(data),
         charts=charts(data),
         time_split=time_split(data),
         showcases=showcases(data),
@@ -237,7 +238,7 @@ def _reward_chart(data: RunData) -> Optional[Drawing]:
 
 def _held_out_marks(data: RunData, points: Sequence[tuple[float, float]]) -> list[Mark]:
     places = {"before": points[0][0], "after": points[-1][0]}
-    colours = {"sampled": "b", "greedy": "c"}
+    colours = {"sampled": "b", "greedy": "c", "supervised": "d"}
     marks = []
     for when, measured in data.measurements.items():
         for sampling in measured.samplings:

@@ -14,6 +14,7 @@ from src.evaluation.report.comparison_table import (
     judge_lines,
     judge_rows,
     samplings_of,
+    supervised_lines,
 )
 from src.evaluation.report.examples import Pair, ShownConversation, show
 
@@ -47,7 +48,11 @@ def write_comparison_report(folder: Path, metrics: Mapping[str, Any], records: R
             }
         )
     page = page_template("comparison.html.j2").render(
-        name=folder.resolve().name, metrics=metrics, tutors=metrics["tutors"], parts=parts
+        name=folder.resolve().name,
+        metrics=metrics,
+        tutors=metrics["tutors"],
+        parts=parts,
+        notes=supervised_lines(metrics),
     )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8", errors="replace")

@@ -4,10 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from config.values import SAMPLINGS
 from src.evaluation.metrics.compared import FIGURES, Figure
-from src.evaluation.report.tables import NO_VALUE, Cell, align, cell, change_cell, paid_line
+from src.evaluation.metrics.supervision import DIFFERENCE
+from src.evaluation.report.tables import (
+    NO_VALUE,
+    Cell,
+    align,
+    cell,
+    change_cell,
+    format_p,
+    paid_line,
+    supervised_line,
+)
 
-SAMPLINGS = ("sampled", "greedy")
 SIGNIFICANCE = 0.05
 """A difference is marked if its corrected p is below this."""
 
@@ -53,11 +63,6 @@ def _difference(figure: Figure, pair: Mapping[str, Any]) -> Cell:
     if pair["mean"] is None:
         return Cell(NO_VALUE)
     return change_cell(figure.measure, pair["mean"], pair["ci95"], f"p{format_p(pair['p_holm'])}")
-
-
-def format_p(p: float) -> str:
-    """Format a p-value to follow the letter p: " = 0.031", " < 0.001"."""
-    return " < 0.001" if p < 0.001 else f" = {p:.3f}"
 
 
 def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -124,6 +129,12 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
     return lines
 
 
+def supervised_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """A sentence for each tutor on its reward with a supervisor against without; [] if there was none."""
+    found = {name: supervised_line(each) for name, each in metrics.get(DIFFERENCE, {}).items()}
+    return [f"{name}: {line}" for name, line in found.items() if line]
+
+
 def comparison_text(metrics: Mapping[str, Any]) -> str:
     """The whole comparison as text for the terminal."""
     lessons = f"{metrics['problems']} lessons × {metrics['num_samples_per_problem']}"
@@ -139,6 +150,7 @@ def comparison_text(metrics: Mapping[str, Any]) -> str:
         changes += [[row.label, *map(str, row.cells)] for row in difference_rows(metrics, sampling)]
         parts += ["", align(table), "", align(changes), "", *fidelity_lines(metrics, sampling)]
         parts += judge_lines(metrics, sampling)
+    parts += supervised_lines(metrics)
     if paid := paid_line(metrics.get("extra_judges_paid", {})):
         parts.append(f"Further judges. {paid}")
     parts.append("p: sign-flip test over lessons, two-sided, corrected by Holm for all pairs of tutors.")

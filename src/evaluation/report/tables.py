@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from config.values import SAMPLINGS
 from src.classroom.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
 from src.evaluation.metrics.maths import SCORED, SOLVED
+from src.evaluation.metrics.supervision import DIFFERENCE
 from src.results.run_folder import RunData, is_number, look_up
 from src.results.statistics import Estimate
 
@@ -50,6 +52,10 @@ MEASURES = (
     _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, direction=-1),
     _estimated("Pedagogical reward, mean of messages", "pedagogical_reward", "micro"),
     _estimated("Pedagogical reward, mean of conversations", "pedagogical_reward", "macro"),
+    _estimated("Messages that the supervisor called valid", "supervision", "valid", is_share=True),
+    _estimated("Messages written more than once", "supervision", "retried", is_share=True, direction=-1),
+    _estimated("Messages replaced by a correction", "supervision", "replaced", is_share=True, direction=-1),
+    _estimated("Reviews without a verdict", "supervision", "no_verdict", is_share=True, direction=-1),
     Measure("Rejected by the judge", ("rejected", "share"), (), ("rejected", "n"), True, -1),
     Measure("Without a verdict", ("without_verdict", "share"), (), ("without_verdict", "n"), True, -1),
     Measure("Without solutions", ("without_solutions", "share"), (), ("without_solutions", "n"), True),
@@ -152,7 +158,7 @@ def _verdict(difference: float, measure: Measure) -> str:
 
 def measurement_table(metrics: Mapping[str, Any]) -> str:
     """Format one evaluation, with a column for each sampling."""
-    samplings = [name for name in ("sampled", "greedy") if name in metrics]
+    samplings = [name for name in SAMPLINGS if name in metrics]
     rows = [["", *samplings]]
     for measure in MEASURES:
         cells = [cell(measure, metrics[name]) for name in samplings]
@@ -162,7 +168,24 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
     paid = paid_line(metrics.get("paid", {}))
     text = f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{align(rows)}"
-    return f"{text}\n\n{paid}" if paid else text
+    notes = [line for line in (supervised_line(metrics.get(DIFFERENCE, {})), paid) if line]
+    return "\n\n".join([text, *notes])
+
+
+def supervised_line(difference: Mapping[str, Any]) -> str:
+    """A sentence on the reward with a supervisor against without, from an entry of metrics.json; "" if a side is
+    missing."""
+    pair = difference.get("reward")
+    if pair is None or pair["mean"] is None:
+        return ""
+    note = f"p{format_p(pair['p'])}, {pair['lessons']} lessons"
+    change = change_cell(MEASURES[0], pair["mean"], pair["ci95"], note)
+    return f"Reward with the supervisor against without it, lesson by lesson: {change}."
+
+
+def format_p(p: float) -> str:
+    """Format a p-value to follow the letter p: " = 0.031", " < 0.001"."""
+    return " < 0.001" if p < 0.001 else f" = {p:.3f}"
 
 
 def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
@@ -188,6 +211,13 @@ def compare_run(data: RunData) -> dict[str, list[Line]]:
     return {name: compare(*(side.get(name, {}) for side in sides), changes.get(name)) for name in names}
 
 
+def supervised_lines_of_run(data: RunData) -> list[str]:
+    """For each evaluation of a run that was also supervised, a sentence on the reward with a supervisor against
+    without."""
+    found = {when: supervised_line(side.metrics.get(DIFFERENCE, {})) for when, side in data.measurements.items()}
+    return [f"{when.capitalize()} training. {line}" for when, line in found.items() if line]
+
+
 def comparison_table(data: RunData) -> str:
     """Format both evaluations of a run, one block for each sampling; "" if the run has none."""
     blocks = []
@@ -197,7 +227,7 @@ def comparison_table(data: RunData) -> str:
             [line.label, str(line.before), str(line.after), str(line.change)] for line in lines if not line.is_empty
         ]
         blocks.append(align(rows))
-    return "\n\n".join(blocks)
+    return "\n\n".join([*blocks, *supervised_lines_of_run(data)])
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,183 @@
+"""Tests of evaluations with a supervisor beside those without: what is asked for, the figures by hand, and where they
+are shown."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from config.eval_model import EvalConfig
+from src.classroom.record import ConversationRecord
+from src.errors import ConfigError
+from src.evaluation.compare import ArmResult, summarise_comparison
+from src.evaluation.metrics.supervision import supervised_difference, supervision_figures
+from src.evaluation.report.build import render_report
+from src.evaluation.report.comparison_report import write_comparison_report
+from src.evaluation.report.comparison_table import comparison_text
+from src.evaluation.report.tables import comparison_table, measurement_table
+from src.evaluation.run import evaluate
+from src.results.evaluation_files import read_records
+from src.results.run_folder import load_run
+from src.rollout.reviews import Draft, Review
+from src.rollout.tokens import Turn
+from tests.evaluation.test_evaluation import _ScriptedServer, config, server  # noqa: F401
+from tests.support.synthetic_run import record_of, scored, write_evaluation
+
+FINE, LEAK, SILENT = Review(True, "", 0.0), Review(False, "leak", -2.0), Review(error="no answer")
+
+
+def teacher(*reviews: Review | None, drafts: tuple[Draft, ...] = (), replaced: bool = False) -> list[Turn]:
+    return [Turn("teacher", "Go on.", review=review, drafts=drafts, replaced=replaced) for review in reviews]
+
+
+def rewarded(**lessons: list[float]) -> list[ConversationRecord]:
+    return [record_of(name, [], reward=reward) for name, rewards in lessons.items() for reward in rewards]
+
+
+# By hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_difference_is_paired_by_lesson():
+    found = supervised_difference(
+        {
+            "sampled": rewarded(a=[0.0, 0.5], b=[0.5], c=[0.9]),
+            "greedy": rewarded(a=[1.0], b=[1.0]),
+            "supervised": rewarded(a=[0.75, 0.75], b=[0.5]),
+        }
+    )
+    # a: 0.75 − 0.25; b: 0.5 − 0.5; c has no supervised conversation. Two of two signs give a mean as far from 0.
+    assert found == {
+        "reward": {
+            "tutor": "supervised",
+            "against": "sampled",
+            "mean": 0.25,
+            "ci95": [0.0, 0.5],
+            "p": 1.0,
+            "p_holm": 1.0,
+            "lessons": 2,
+        }
+    }
+    assert supervised_difference({"sampled": rewarded(a=[0.0]), "greedy": rewarded(a=[1.0])}) == {}
+    assert supervised_difference({"supervised": rewarded(a=[0.0])}) == {}
+
+
+def test_the_reviews_of_a_sampling_as_shares():
+    again = teacher(FINE, drafts=(Draft("A.", 2, LEAK),))
+    replaced = teacher(LEAK, drafts=(Draft("A.", 2, LEAK),), replaced=True)
+    opening = [Turn("teacher", "Hi!", given=True), Turn("student", "Hello.")]
+    records = [record_of("a", [*opening, *again]), record_of("b", [*teacher(FINE, SILENT), *replaced])]
+    found = supervision_figures(records)
+    # Reviews: a LEAK FINE; b FINE SILENT LEAK. Turns: a 1, written twice; b 3, one of them replaced.
+    assert found["valid"] == {"mean": 0.5, "ci95": [0.5, 0.5], "n": 4}
+    assert found["no_verdict"] == {"mean": pytest.approx(0.2), "ci95": [0.0, pytest.approx(1 / 3)], "n": 5}
+    assert found["retried"]["mean"] == 0.25 and found["replaced"]["mean"] == 0.25 and found["replaced"]["n"] == 4
+    assert supervision_figures([record_of("a", teacher(None))]) == {}
+
+
+# From a config to a run folder -----------------------------------------------------------------------------------
+
+
+def supervised(record: ConversationRecord) -> ConversationRecord:
+    """What a supervisor makes of a conversation: each message is reviewed, and the reward is 0.1 less."""
+    turns = [replace(turn, review=FINE) if turn.role == "teacher" else turn for turn in record.turns]
+    return record.model_copy(update={"turns": turns, "reward": record.reward - 0.1})
+
+
+def test_a_supervised_evaluation_beside_one_without(config: EvalConfig, server: _ScriptedServer, capsys):  # noqa: F811
+    server.review = supervised
+    config.samplings = ["sampled", "supervised"]
+    metrics = evaluate(config)
+    folder = Path(config.logging.save_dir)
+    assert metrics == json.loads((folder / "metrics.json").read_text())
+    difference = metrics["supervised_minus_sampled"]["reward"]
+    assert difference["mean"] == pytest.approx(-0.1) and difference["ci95"] == pytest.approx([-0.1, -0.1])
+    assert difference["lessons"] == 20 and difference["p"] < 0.001
+    assert metrics["supervised"]["supervision"]["valid"]["mean"] == 1.0 and "supervision" not in metrics["sampled"]
+    assert {name: len(found) for name, found in read_records(folder / "conversations.parquet").items()} == {
+        "sampled": 40,
+        "supervised": 40,
+    }
+    printed = capsys.readouterr().out
+    assert (
+        "Reward with the supervisor against without it, lesson by lesson: −0.100 [−0.100, −0.100] p < 0.001" in printed
+    )
+    assert printed.split("\n\n")[1].splitlines()[0].split() == ["sampled", "supervised"]
+    assert "Messages that the supervisor called valid" in printed
+
+
+def test_the_two_are_asked_for_alike_but_for_the_supervisor(config: EvalConfig, server: _ScriptedServer):  # noqa: F811
+    server.review = supervised
+    config.samplings = ["sampled", "greedy", "supervised"]
+    evaluate(config)
+    asked = sorted(server.requests, key=lambda request: request.request_id.rpartition("-")[2])
+    alike = [[r.model_dump(exclude={"request_id", "supervised"}) for r in asked if not r.greedy and r.supervised == on]
+             for on in (False, True)]  # fmt: skip
+    assert alike[0] == alike[1] and len(alike[0]) == 3, "same lessons and seeds"
+    assert not any(request.supervised for request in asked if request.greedy or "-sampled-" in request.request_id)
+    assert all(request.supervised for request in asked if "-supervised-" in request.request_id)
+
+
+def test_a_server_without_a_supervisor_is_an_error(config: EvalConfig, server: _ScriptedServer):  # noqa: F811
+    config.samplings = ["sampled", "supervised"]
+    with pytest.raises(ConfigError, match=r"not one message of the tutor was reviewed.*supervisor_model"):
+        evaluate(config)
+    assert not (Path(config.logging.save_dir) / "metrics.json").exists()
+
+
+# Where it is shown -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was measured before and after, with and without its supervisor: +0.5 before it, +0.1 after it."""
+    for when, alone, helped in (("before", 0.2, 0.7), ("after", 0.8, 0.9)):
+        sides = {
+            name: [record_of(f"lesson {i}", [], [scored(1, 1, 1)], index=i, reward=reward) for i in range(4)]
+            for name, reward in (("sampled", alone), ("supervised", helped))
+        }
+        folder = tmp_path / "eval" / when
+        metrics = write_evaluation(folder, sides) | {"supervised_minus_sampled": supervised_difference(sides)}
+        (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_report_shows_both_samplings_and_their_difference(run: Path):
+    data = load_run(run)
+    before = "Before training. Reward with the supervisor against without it, lesson by lesson: +0.500 [+0.500, +0.500]"
+    for text in (comparison_table(data), render_report(data)):
+        assert before in text and "After training. Reward with the supervisor" in text
+    page = render_report(data)
+    assert '<th class="group" colspan="3" scope="colgroup">Supervised</th>' in page
+    assert "nobody supervises a tutor that is used" in page
+    assert "Held-out lessons, supervised" in comparison_table(data)
+
+
+def test_an_evaluation_without_a_supervisor_says_nothing_of_one(tmp_path: Path):
+    records = rewarded(a=[0.5], b=[0.5])
+    metrics = write_evaluation(tmp_path / "eval" / "after", {"sampled": records, "greedy": records})
+    data = load_run(tmp_path)
+    assert "upervis" not in measurement_table(metrics) + comparison_table(data) + render_report(data)
+
+
+def test_in_a_comparison_every_tutor_has_its_difference(config: EvalConfig, tmp_path: Path):  # noqa: F811
+    about = {"seed": 1, "problems": 2, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
+    about |= {"server_url": None, "seconds": 0.0}
+    measured = {
+        name: ArmResult(
+            about,
+            [("sampled", each) for each in rewarded(a=[0.25], b=[0.25])]
+            + [("supervised", each) for each in rewarded(a=[helped], b=[0.25])],
+        )
+        for name, helped in (("base", 0.75), ("trained", 0.25))
+    }
+    metrics = summarise_comparison(replace(config, samplings=["sampled", "supervised"]), measured)
+    means = {name: each["reward"]["mean"] for name, each in metrics["supervised_minus_sampled"].items()}
+    assert means == {"base": 0.25, "trained": 0.0}
+    line = "base: Reward with the supervisor against without it, lesson by lesson: +0.250 [0.000, +0.500] p = 1.000"
+    assert line.replace("[0.000", "[+0.000") in comparison_text(metrics)
+    page = write_comparison_report(tmp_path, metrics, {name: each.records for name, each in measured.items()})
+    assert "With and without a supervisor" in page.read_text() and "base: Reward with the sup" in page.read_text()
+    alone = {name: replace(each, records=each.records[:2]) for name, each in measured.items()}
+    metrics = summarise_comparison(replace(config, samplings=["sampled"]), alone)
+    assert "supervised_minus_sampled" not in metrics and "supervisor" not in comparison_text(metrics)
