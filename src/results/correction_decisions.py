@@ -47,6 +47,8 @@ class CorrectionDecision(BaseModel):
         decision: `accept`; `edit`, with the new target in `text`; or `reject`.
         category: what the supervisor called wrong with the message.
         message_was_fine: of a rejected correction, whether the message needed none: the supervisor was wrong about it.
+        correction: the supervisor's text that was decided about. A run that plays a conversation again may have another
+            one in the same place, which nobody has decided about. None if it is not known.
     """
 
     time: float = Field(allow_inf_nan=False)
@@ -57,6 +59,7 @@ class CorrectionDecision(BaseModel):
     text: str = Field("", max_length=LONGEST_TEXT)
     category: str = ""
     message_was_fine: bool = False
+    correction: str | None = Field(None, max_length=LONGEST_TEXT)
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "CorrectionDecision":

@@ -303,6 +303,7 @@ class DecisionBody(StrictModel):
     decision: Literal["accept", "edit", "reject"]
     text: str = Field("", max_length=LONGEST_TEXT)
     message_was_fine: bool = False
+    correction: str | None = Field(None, max_length=LONGEST_TEXT)
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "DecisionBody":

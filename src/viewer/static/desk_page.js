@@ -115,8 +115,9 @@ function card(correction, known) {
     if (state.busy) return;
     state.busy = true;
     try {
-      const { conversation, turn, draft } = correction;
-      const decided = await post("corrections/decision", { conversation, turn, draft, decision, ...more });
+      const { conversation, turn, draft, review } = correction;
+      const about = { conversation, turn, draft, correction: review.correction };
+      const decided = await post("corrections/decision", { ...about, decision, ...more });
       Object.assign(state, { decision: decided.decision, editing: false, wrong: "", typed: null });
       known(decided);
     } catch (error) {
