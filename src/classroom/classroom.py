@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from config.base import GenerationConfig
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
-from config.values import REPLACE, RETRY, SUPERVISOR_REWARD
+from config.values import SUPERVISOR_REWARD
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
@@ -20,23 +20,12 @@ from src.classroom.replay import ReplayedState, graded, replay
 from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
-from src.classroom.supervision import (
-    ReviewedMessage,
-    SampledDraft,
-    decide,
-    is_supervised,
-    retry_hint,
-    settle,
-    target_of,
-)
+from src.classroom.supervised_turn import SupervisedTurn
+from src.classroom.supervision import ReviewedMessage, SampledDraft, is_supervised
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
 from src.classroom.turn_rewards import TURN_REWARDS
 from src.classroom.verdicts import Verdict, ask_for_verdict
-from src.errors import (
-    ContextOverflow,
-    DataError,
-    RequestRefused,
-)
+from src.errors import ContextOverflow, DataError, RequestRefused
 from src.rollout import seats as rollout_seats
 from src.rollout.chat_template import Message, encode_chat
 from src.rollout.engines import Completion, Sampling
@@ -46,7 +35,6 @@ from src.rollout.problem import Problem
 from src.rollout.prompts import render
 from src.rollout.replay import add_tokens
 from src.rollout.requests import SampleRequest
-from src.rollout.reviews import MessageToReview, Review, priced
 from src.rollout.runner import check_answer
 from src.rollout.tokens import Turn, approximate_tokens
 
@@ -91,6 +79,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         if seats.teacher_has_tokens:
             self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, seats.teacher.frame)
+        self._supervised_turn = SupervisedTurn(generation.supervisor, seats, self._forced_ids)
         self._steps = {
             State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
             State.SUPERVISOR_TURN: self._supervisor_turn,
@@ -197,7 +186,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
 
     def _give_up(self, conversation: Conversation, reason: str, overflow: bool) -> None:
         prompt_ids, end_ids = [], []
-        if conversation.buffer is None and self.seats.teacher_has_tokens:
+        if not (conversation.buffer and conversation.buffer.completion_ids) and self.seats.teacher_has_tokens:
             end_ids = [self.seats.teacher.frame.turn_end_id]
             prompt_ids = self._prompt_ids(conversation)[: self._rules.max_tokens_in_conversation - len(end_ids)]
         event = {"reason": reason, "prompt_ids": prompt_ids, "end_ids": end_ids, "overflow": overflow}
@@ -210,9 +199,8 @@ class Classroom(Environment[Conversation, ReplayedState]):
         conversation = play.episode
         if conversation.buffer is None:
             self._open_context(conversation)
-        sampling, hint_ids = self._teacher_sampling(play), self._hint_ids(conversation)
-        if hint_ids:
-            sampling = replace(sampling, max_tokens=sampling.max_tokens - len(hint_ids))
+        hint_ids = self._supervised_turn.hint_ids(conversation)
+        sampling = self._teacher_sampling(play, len(hint_ids))
         answer = await self.seats.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
         check_answer(play, answer)
         end = self.seats.teacher.frame.turn_end_id
@@ -230,7 +218,9 @@ class Classroom(Environment[Conversation, ReplayedState]):
             said = sum(approximate_tokens(turn.text) for turn in conversation.turns if not turn.given)
             refuse_long_opening(conversation.problem, estimate, said, self._rules.max_tokens_in_conversation)
             conversation.open_estimated(estimate)
-        answer = await self.seats.teacher.chat(messages, self._teacher_sampling(play))
+        hint = self._supervised_turn.hint_messages(conversation)
+        sampling = self._teacher_sampling(play, sum(approximate_tokens(message["content"]) for message in hint))
+        answer = await self.seats.teacher.chat([*messages, *hint], sampling)
         turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
         self._say(conversation, SampledDraft(turn))
 
@@ -244,26 +234,14 @@ class Classroom(Environment[Conversation, ReplayedState]):
             self._enter(conversation, ReviewedMessage(draft.turn, (*draft.ids, *draft.given), draft.logprobs))
 
     async def _supervisor_turn(self, play: Play) -> None:
-        conversation, supervision = play.episode, self._generation.supervisor
-        draft = conversation.drafts[-1]
-        about = MessageToReview(
-            conversation.transcript(),
-            visible_text(draft.turn.text),
-            conversation.problem.text,
-            conversation.problem.answer,
-            conversation.facts,
-            cut=not draft.turn.ended,
-        )
-        review = priced(await self.seats.supervisor.review(about), supervision.penalties)
-        decision = decide(review, supervision, len(conversation.drafts))
-        if decision == RETRY and self._has_room_to_retry(conversation, review):
+        conversation = play.episode
+        review = await self._supervised_turn.review(conversation)
+        message = self._supervised_turn.settle(conversation, review)
+        if message is None:
             self._journal.append("review", conversation=conversation.id, review=review)
             conversation.reject_draft(review)
-            return
-        buffer = conversation.buffer
-        place = (len(conversation.turns), len(buffer.completion_ids) if buffer is not None else 0)
-        replaced = decision == REPLACE and self._can_replace(conversation, review)
-        self._enter(conversation, settle(conversation.drafts, review, replaced, place, self._target_of))
+        else:
+            self._enter(conversation, message)
 
     def _enter(self, conversation: Conversation, message: ReviewedMessage) -> None:
         """Add a message of the teacher to the journal, its context, and the conversation."""
@@ -287,29 +265,9 @@ class Classroom(Environment[Conversation, ReplayedState]):
             return {"prompt_ids": conversation.buffer.prompt_ids}
         return {"prompt_estimate": conversation.prompt_estimate}
 
-    def _target_of(self, draft: SampledDraft, correction: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        if not self.seats.teacher_has_tokens:
-            return None
-        return target_of(draft, correction, self.seats.teacher.tokenizer, self.seats.teacher.frame.turn_end_id)
-
-    def _can_replace(self, conversation: Conversation, review: Review) -> bool:
-        return conversation.buffer is None or self._target_of(conversation.drafts[-1], review.correction) is not None
-
-    def _hint_ids(self, conversation: Conversation) -> tuple[int, ...]:
-        """What the teacher is shown of the draft that was rejected last; nothing unless `show_critique` is set."""
-        if not conversation.drafts or not self._generation.supervisor.show_critique:
-            return ()
-        return retry_hint(conversation.drafts[-1], self.seats.teacher.frame, self._forced_ids)
-
-    def _has_room_to_retry(self, conversation: Conversation, review: Review) -> bool:
-        if conversation.buffer is None or not self._generation.supervisor.show_critique:
-            return True
-        draft = replace(conversation.drafts[-1], review=review)
-        hint = retry_hint(draft, self.seats.teacher.frame, self._forced_ids)
-        return len(hint) < conversation.teacher_turn_limit
-
-    def _teacher_sampling(self, play: Play) -> Sampling:
-        sampling = replace(play.sampled_with(self.seats.teacher_sampling), max_tokens=play.episode.teacher_turn_limit)
+    def _teacher_sampling(self, play: Play, hint_tokens: int) -> Sampling:
+        limit = play.episode.turn_limit_after(hint_tokens)
+        sampling = replace(play.sampled_with(self.seats.teacher_sampling), max_tokens=limit)
         return replace(sampling, temperature=0.0) if play.request.greedy else sampling
 
     async def _student_turn(self, play: Play) -> None:

@@ -252,7 +252,11 @@ class Conversation:
     @property
     def teacher_turn_limit(self) -> int:
         """The most tokens of the teacher's next turn; one place is kept for an end token it may omit."""
-        return min(self.rules.max_tokens_per_turn, self.tokens_left - 1)
+        return self.turn_limit_after(0)
+
+    def turn_limit_after(self, hint_tokens: int) -> int:
+        """The most tokens of the teacher's next turn, if so many tokens that it alone sees stand before it."""
+        return min(self.rules.max_tokens_per_turn, self.tokens_left - hint_tokens - 1)
 
     def transcript(self) -> list[dict[str, str]]:
         """The messages as the judge sees them: {"role": "teacher" | "student", "content": visible text}."""

@@ -45,7 +45,7 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
     replayed = ReplayedState()
     for event in events:
         # The conversation went on after its failure.
-        if replayed.failure is not None and event["event"] in ("draft", "turn", "solutions"):
+        if replayed.failure is not None and event["event"] not in ("failure", "rewards", "conversation"):
             replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
             case "draft":

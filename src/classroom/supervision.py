@@ -1,20 +1,15 @@
-"""The supervised turn: which conversations are supervised, what follows from a review, and which tokens a reviewed
-message leaves in the teacher's context and beside it."""
+"""Supervision of the teacher's messages: which conversations are supervised, what follows from a review, and which
+tokens a reviewed message leaves in the teacher's context and beside it. Pure: no model, no tokenizer, no I/O."""
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from config.base import SupervisionConfig
 from config.values import REPLACE, RETRY
-from src.rollout.chat_template import ReplyFrame, encode_further_text
 from src.rollout.problem import Problem
 from src.rollout.reviews import Draft, Review
 from src.rollout.tokens import Branch, Turn
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 ACCEPT = "accept"
 THE_TURN = -1
@@ -127,36 +122,3 @@ def settle(
         branches.append(sampled("policy", last, THE_TURN))
     logprobs = last.logprobs if in_context else ()
     return ReviewedMessage(turn, (*last.ids, *last.given), logprobs, (*branches, *targets.values()), in_context)
-
-
-def retry_hint(draft: SampledDraft, frame: ReplyFrame, forced_ids: Sequence[int]) -> tuple[int, ...]:
-    """The tokens after the conversation's context with which the teacher writes a rejected message again: the draft,
-    its critique as the other side's message, and the beginning of the new message."""
-    request = f"(This message was not sent. {draft.review.critique} Write it again.)"
-    return (*draft.hint_ids, *draft.ids, *draft.given, *frame.reply(request), *forced_ids)
-
-
-def target_of(
-    draft: SampledDraft, correction: str, tokenizer: "PreTrainedTokenizerBase", end_id: int
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The tokens before a correction, and the correction's own with the end of the message. A message with a thought
-    keeps its thought as context: the correction is of what was said.
-
-    Returns None for a message whose thought never ended: nothing was said that could be corrected.
-    """
-    thought: tuple[int, ...] = ()
-    if "<think>" in draft.turn.text:
-        thought = _closed_thought(draft.ids, tokenizer)
-        if not thought:
-            return None
-    return thought, (*encode_further_text(tokenizer, correction), end_id)
-
-
-def _closed_thought(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """The tokens up to the end of the message's last thought; none if it has no closed thought."""
-    whole = tokenizer.decode(ids, skip_special_tokens=False)
-    thoughts = whole.count("</think>")
-    if thoughts == 0:
-        return ()
-    ends = (end for end in range(1, len(ids) + 1) if tokenizer.decode(ids[:end]).count("</think>") == thoughts)
-    return tuple(ids[: next(ends)])

@@ -84,11 +84,14 @@ def write_records(path: Path, records: Sequence[Trajectory]) -> None:
 
 
 def read_records(path: Path, kind: type[R] = ConversationRecord) -> list[R]:
-    """Read the episodes of a file of `write_records`, as records of this kind."""
-    nested = nested_columns(kind)
+    """Read the episodes of a file of `write_records`, as records of this kind. A field whose column the file lacks,
+    because an older version wrote it, has its default."""
+    nested, stored = nested_columns(kind), set(pq.read_schema(path).names)
+    rows = pq.read_table(path, schema=columns_of(kind)).to_pylist()
+    rows = [{name: value for name, value in row.items() if name in stored} for row in rows]
     return [
         kind.model_validate({name: json.loads(value) if name in nested else value for name, value in row.items()})
-        for row in pq.read_table(path, schema=columns_of(kind)).to_pylist()
+        for row in rows
     ]
 
 

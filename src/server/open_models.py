@@ -78,7 +78,7 @@ async def open_seats(
 def _supervisor(
     config: "TrainRLConfig | EvalConfig", engines: Mapping[str, "EngineProcess"], apis: Mapping[str, ChatApi]
 ) -> Supervisor | None:
-    model = config.supervisor_model
+    model = getattr(config, "supervisor_model", None)  # an evaluation has none
     if model is None:
         return None
     if model.model_name_or_path in EMBEDDED_SUPERVISORS:

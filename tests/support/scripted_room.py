@@ -26,6 +26,7 @@ from src.classroom.seats import Seats
 from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
+from src.rollout.reviews import Supervisor
 from src.rollout.runner import Runner
 from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
 from src.server.sampling_service import SamplingService
@@ -51,7 +52,7 @@ TEMPLATES = {
 
 class Room:
     """A classroom of scripted engines, whose text each test sets. `woken` records the seats that each phase wakes, if
-    the schedule has phases."""
+    the schedule has phases. There is no `supervisor` unless a test seats one."""
 
     def __init__(self, tokenizer, folder: Path):
         self.tokenizer = tokenizer
@@ -60,6 +61,8 @@ class Room:
         self.student = ScriptedEngine(tokenizer, lambda _: "Hello.")
         self.judge = ScriptedJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
         self.reward = None
+        self.supervisor: Supervisor | None = None
+        self.turn_rewards: tuple[str, ...] = ()
         self.woken: list[tuple[str, ...]] = []
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
@@ -73,10 +76,11 @@ class Room:
             self.judge,
             {"teacher": self.teacher},
             reward=self.reward,
+            supervisor=self.supervisor,
         )
         journal = Journal(self.folder)
         schedule = PhasedSchedule(self._wake_only, PHASES) if generation.schedule == PHASED else ConcurrentSchedule()
-        classroom = Classroom(generation, seats, journal, weights, rules)
+        classroom = Classroom(generation, seats, journal, weights, rules, self.turn_rewards)
         return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 
     async def _wake_only(self, seats: tuple[str, ...]) -> None:
