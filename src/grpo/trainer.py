@@ -14,6 +14,7 @@ from src.models.policy_folder import write_whole
 from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model, load_tokenizer
 from src.results.correction_file import tokenizer_fingerprint
+from src.results.review_table import REVIEW_COLUMNS, review_rows
 from src.rollout.chat_template import ReplyFrame, encode_further_text
 from src.rollout.registry import environment_of
 from src.rollout.trajectory import Trajectory
@@ -124,7 +125,8 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         return self.publisher.policy
 
     def show_conversations(self, records: Sequence[Trajectory]) -> None:
-        """Send a batch's conversations to Weights & Biases as a table, if it is configured."""
+        """Send a batch's conversations, and the supervisor's reviews, to Weights & Biases as tables, if it is
+        configured."""
         if "wandb" not in self.args.report_to or not self.accelerator.is_main_process:
             return
         import wandb
@@ -133,7 +135,10 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         for record in records:
             transcript = "\n".join(f"{turn.role}: {turn.text}" for turn in record.turns)
             table.add_data(record.step, record.id, record.problem, transcript, record.reward)
-        wandb.log({"conversations": table}, commit=False)
+        tables = {"conversations": table}
+        if reviews := review_rows(records):
+            tables["reviews"] = wandb.Table(columns=list(REVIEW_COLUMNS), data=[list(row) for row in reviews])
+        wandb.log(tables, commit=False)
 
     def save_whole(self, folder: Path) -> None:
         """Save the model, with an adapter merged in, into a folder that gets its name once it is complete; all ranks

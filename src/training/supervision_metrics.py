@@ -6,23 +6,16 @@ from statistics import fmean
 
 from config.base import default_penalties
 from config.values import SUPERVISOR_REWARD
-from src.rollout.reviews import Review
+from src.results.review_table import reviewed_messages
 from src.rollout.rows import message_numbers
-from src.rollout.tokens import Turn
 from src.rollout.trajectory import Trajectory
-
-
-def reviews_of(turn: Turn) -> list[Review]:
-    """The reviews of everything that the policy wrote for this turn."""
-    own = [turn.review] if turn.review is not None and not turn.replaced else []
-    return [*(draft.review for draft in turn.drafts), *own]
 
 
 def supervision_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
     """Shares of valid and unreviewed messages, of categories, retries and replacements, the mean process reward, and
     the messages per dialogue (penalties reward ending early: watch it); empty for a batch without reviews."""
     turns = [record.turns[place] for record in records for place in message_numbers(record)]
-    reviews = [review for turn in turns for review in reviews_of(turn)]
+    reviews = [review for turn in turns for _, review in reviewed_messages(turn)]
     if not reviews:
         return {}
     known = [review for review in reviews if review.valid is not None]

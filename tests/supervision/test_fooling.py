@@ -3,19 +3,24 @@
 The process reward of a conversation is the mean price of its messages, so ending early does not lower its cost.
 """
 
+import asyncio
 import random
 from statistics import fmean
 
 import pytest
 
 from config.base import default_penalties
+from config.train_rl_model import TurnCreditConfig
 from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.verdicts import parse_judge_output
 from src.message_rules.plans import read_plan
+from src.message_rules.rules_judge import RulesJudge
 from src.rollout.engines import ConversationFacts
 from src.rollout.reviews import MessageToReview, priced
 from src.supervision.rules_supervisor import review_by_rules
 from src.toy_language import scripts
 from src.toy_language.lessons import make_lessons, render_problem
+from src.toy_language.rubric_judge import RubricJudge
 from tests.message_rules.test_rules_judge import DRAWS, PLANS
 from tests.support import scripted_language
 
@@ -55,22 +60,22 @@ def process_reward(messages, problem, personas, answer=""):
     return fmean(prices)
 
 
-def in_the_quickstart(teacher):
+def in_the_quickstart(teacher, reward=process_reward):
     rng = random.Random(5)
     rewards = []
     for lesson in make_lessons(42)[1][:20]:
         drawn = rng.choices(["correct_student", "error_student"], [0.8, 0.2], k=7)
         messages = scripts.play(teacher, lesson, drawn, rng)
-        rewards.append(process_reward(messages, render_problem(lesson), ()))
+        rewards.append(reward(messages, render_problem(lesson), drawn))
     return fmean(rewards)
 
 
-def in_open_lessons(teacher):
+def in_open_lessons(teacher, reward=process_reward):
     rewards = []
-    for problems in PLANS.values():
+    for problems in list(PLANS.values())[::4]:
         for draw in DRAWS:
             messages, drawn = scripted_language.play(teacher, read_plan(problems[0]), draw)
-            rewards.append(process_reward(messages, problems[0], drawn))
+            rewards.append(reward(messages, problems[0], drawn))
     return fmean(rewards)
 
 
@@ -115,3 +120,24 @@ def test_ideal_tutors_pay_nothing():
 def test_fooling_tutors_pay(teacher, quickstart, open_language, maths):
     found = (in_the_quickstart(teacher), in_open_lessons(teacher), in_maths(teacher))
     assert all(price <= most for price, most in zip(found, (quickstart, open_language, maths), strict=True)), found
+
+
+WEIGHT = TurnCreditConfig().weight
+
+
+def outcome_and_process(judge):
+    """Outcome reward + weight × mean process reward, before any group's mean is taken off."""
+
+    def reward(messages, problem, personas):
+        facts = ConversationFacts(tuple(personas), 15)
+        verdict = asyncio.run(judge.judge("pedagogical_eval", messages, problem, 0, facts))
+        return parse_judge_output(verdict).final_reward + WEIGHT * process_reward(messages, problem, personas)
+
+    return reward
+
+
+@pytest.mark.parametrize("teacher", [ends_at_once, asks_what_you_think, flatters, flatters_in_the_middle])
+def test_with_the_outcome_they_are_far_below_the_ideal(teacher):
+    by_rubric, by_rules = outcome_and_process(RubricJudge()), outcome_and_process(RulesJudge())
+    assert in_the_quickstart(teacher, by_rubric) <= in_the_quickstart(scripts.ideal, by_rubric) - 0.3
+    assert in_open_lessons(teacher, by_rules) <= in_open_lessons(scripted_language.ideal, by_rules) - 0.3

@@ -18,6 +18,7 @@ from src.models.policy_version import PolicyVersion
 from src.server.schemas import Health
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides
 from tests.support.replay_server import Batches, Replay, recorded_batches, served
+from tests.support.supervised_batches import with_supervision
 from tests.training.test_gather import weights_in
 
 _STEPS = 3
@@ -142,8 +143,7 @@ def one_process(
     run_folder = tmp_path_factory.mktemp("alone")
     with served(recorded.replay(run_folder, marked)) as port:
         overrides = [*quickstart_overrides(run_folder, world / "blank", world, port), *_TRAINING]
-        command = [sys.executable, "train_rl.py", *overrides]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        done = _run_alone(overrides)
     assert done.returncode == 0, done.stderr[-4000:]
     losses = [line["loss"] for line in metrics_of(run_folder)]
     return OneProcess(losses, weights_in(policy_path(run_folder, _STEPS)))
@@ -205,6 +205,58 @@ def test_resumed_training_goes_on_as_if_uninterrupted(
     assert [line["loss"] for line in metrics_of(tmp_path)] == pytest.approx(one_process.losses, abs=1e-4)
     for name, weight in weights_in(policy_path(tmp_path, _STEPS)).items():
         assert torch.allclose(weight, one_process.weights[name], rtol=0, atol=1e-4), name
+
+
+_SUPERVISED = ["supervisor_model.model_name_or_path=rules", "train.turn_credit.mode=to_go"]
+_SAME_STEP = ["train.corrections.mode=same_step", "train.corrections.weight=0.5", "train.corrections.rows_per_batch=99"]
+_PASS = ["train.corrections.mode=pass", "train.corrections.interval=1", "train.corrections.max_kl=1000"]
+_LORA = ["teacher_model.lora.enable=true", "teacher_model.lora.dropout=0"]
+
+
+@pytest.mark.parametrize(
+    ("accelerate_config", "more"),
+    [
+        ("zero3_2CPU", _SAME_STEP),
+        pytest.param("zero2_2CPU", _SAME_STEP, marks=pytest.mark.full),
+        pytest.param("zero3_2CPU", _PASS, marks=pytest.mark.full),
+        pytest.param("zero2_2CPU", _PASS, marks=pytest.mark.full),
+        pytest.param("zero2_2CPU", [*_SAME_STEP, *_LORA], marks=pytest.mark.full),
+        pytest.param("zero3_2CPU", [*_SAME_STEP, "train.mu=2", "train.max_steps=6"], marks=pytest.mark.full),
+    ],
+    ids=["same step", "same step, ZeRO-2", "pass", "pass, ZeRO-2", "LoRA", "mu 2"],
+)
+def test_rows_of_uneven_number_train_two_processes_as_one(
+    accelerate_config: str, more: list[str], recorded: Recorded, marked: Batches, world: Path, tmp_path: Path
+) -> None:
+    """Drafts and corrections, three times as many on the second process: a row that is lost, or there twice, changes
+    loss and weights. One process makes the same optimizer steps over corrections if it takes twice as many at once."""
+    batches, weights, lines = with_supervision(marked), [], []
+    for name, processes in (("alone", 1), ("together", 2)):
+        folder = tmp_path / name
+        with served(recorded.replay(folder, batches)) as port:
+            own = [*quickstart_overrides(folder, world / "blank", world, port), *_TRAINING, *_SUPERVISED, *more]
+            own.append(f"train.per_device_train_batch_size={4 // processes}")
+            done = _run_alone(own) if processes == 1 else launch(accelerate_config, own)
+        assert done.returncode == 0, done.stderr[-4000:]
+        weights.append(weights_in(folder / "model"))
+        lines.append(metrics_of(folder))
+    for name in (
+        "loss",
+        "corrections/ce_loss",
+        "corrections/rows",
+        "corrections/pass_loss",
+        "corrections/pass_examples",
+    ):
+        alone, together = ([line[name] for line in each if name in line] for each in lines)
+        assert together == pytest.approx(alone, abs=1e-4), name
+    assert any("corrections/ce_loss" in line or "corrections/pass_loss" in line for line in lines[0])
+    for name, weight in weights[0].items():
+        assert torch.allclose(weights[1][name], weight, rtol=0, atol=1e-4), name
+
+
+def _run_alone(overrides: list[str]) -> subprocess.CompletedProcess:
+    command = [sys.executable, "train_rl.py", *overrides]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 def refuse_the_second(rank: int) -> None:
