@@ -10,6 +10,7 @@ import torch
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_loss.json").read_text())
+RECORDED_ON = "AVX2"
 CASES = {
     "dapo": ["train.beta=0"],
     "dapo with a reference": ["train.beta=0.04"],
@@ -34,7 +35,9 @@ def measured(case: str, folder: Path, tokenizer_of: Path) -> dict[str, float]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_are_those_of_before(case: str, world: Path, tmp_path: Path) -> None:
+    """To 1e-6 on the kind of CPU that they were recorded on; another one adds up in another order."""
     now = measured(case, tmp_path, world / "blank")
     assert now.keys() == RECORDED[case].keys()
+    tolerance = 1e-6 if torch.backends.cpu.get_cpu_capability() == RECORDED_ON else 1e-4
     for name, value in now.items():
-        assert value == pytest.approx(RECORDED[case][name], rel=1e-6, abs=1e-6), name
+        assert value == pytest.approx(RECORDED[case][name], rel=tolerance, abs=tolerance), name
