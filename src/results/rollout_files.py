@@ -84,11 +84,14 @@ def write_records(path: Path, records: Sequence[Trajectory]) -> None:
 
 
 def read_records(path: Path, kind: type[R] = ConversationRecord) -> list[R]:
-    """Read the episodes of a file of `write_records`, as records of this kind."""
+    """Read the episodes of a file of `write_records`, as records of this kind. Columns that a file of an older version
+    does not have get their defaults."""
     nested = nested_columns(kind)
+    rows = pq.read_table(path, schema=columns_of(kind)).to_pylist()
+    given = ([(name, value) for name, value in row.items() if value is not None or name not in nested] for row in rows)
     return [
-        kind.model_validate({name: json.loads(value) if name in nested else value for name, value in row.items()})
-        for row in pq.read_table(path, schema=columns_of(kind)).to_pylist()
+        kind.model_validate({name: json.loads(value) if name in nested else value for name, value in row})
+        for row in given
     ]
 
 
