@@ -8,6 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from config.base import GenerationConfig
+from config.supervision_checks import turn_reward_weights
+from config.train_rl_model import TrainRLConfig
+from config.values import REPLACE, RETRY, SUPERVISOR_REWARD
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
 from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
@@ -17,7 +20,17 @@ from src.classroom.replay import ReplayedState, graded, replay
 from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
+from src.classroom.supervision import (
+    ReviewedMessage,
+    SampledDraft,
+    decide,
+    is_supervised,
+    retry_hint,
+    settle,
+    target_of,
+)
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
+from src.classroom.turn_rewards import TURN_REWARDS
 from src.classroom.verdicts import Verdict, ask_for_verdict
 from src.errors import (
     ContextOverflow,
@@ -31,7 +44,9 @@ from src.rollout.environment import Environment, Play
 from src.rollout.journal import Journal
 from src.rollout.problem import Problem
 from src.rollout.prompts import render
+from src.rollout.replay import add_tokens
 from src.rollout.requests import SampleRequest
+from src.rollout.reviews import MessageToReview, Review, priced
 from src.rollout.runner import check_answer
 from src.rollout.tokens import Turn, approximate_tokens
 
@@ -50,6 +65,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         journal: every turn, verdict and reward is written to it before it is used.
         reward_weights: the rewards to compute, and their weights in a conversation's `reward`.
         rules: the limits and judging rules of all conversations, from `classroom_rules`.
+        turn_rewards: the turn rewards to compute.
     """
 
     Record = ConversationRecord
@@ -62,8 +78,10 @@ class Classroom(Environment[Conversation, ReplayedState]):
         journal: Journal,
         reward_weights: Mapping[str, float],
         rules: ClassroomRules,
+        turn_rewards: Iterable[str] = (),
     ):
         self._generation = generation
+        self._turn_rewards = tuple(turn_rewards)
         self.seats = seats
         self._journal = journal
         self._reward_weights = reward_weights
@@ -75,6 +93,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
             self._opened_thought = opened_thought(generation, seats.teacher.frame)
         self._steps = {
             State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
+            State.SUPERVISOR_TURN: self._supervisor_turn,
             State.STUDENT_TURN: self._student_turn,
             State.JUDGE_TURN: self._judge_turn,
             State.GENERATE_SOLUTION: self._generate_solutions,
@@ -100,7 +119,9 @@ class Classroom(Environment[Conversation, ReplayedState]):
         # The context length of a teacher behind an API is not known here.
         context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
         rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
-        return cls(generation, Seats.of(config, seats), journal, reward_weights, rules)
+        named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
+        supervised = {} if seats.supervisor is None else {SUPERVISOR_REWARD: 1.0}
+        return cls(generation, Seats.of(config, seats), journal, reward_weights, rules, supervised | named)
 
     @classmethod
     def check_problems(
@@ -117,16 +138,19 @@ class Classroom(Environment[Conversation, ReplayedState]):
     @property
     def identity(self) -> tuple[Any, ...]:
         """Everything that a conversation depends on: `generation` without the server's keys, the rules, the samplings,
-        and the reward model's name."""
+        the reward model's name, and the supervision."""
         seats = [self.seats.teacher_sampling, self.seats.student_sampling]
         if self.seats.reward is not None:
             seats.append(self.seats.reward.model_name)
-        return (self._generation.identity(), self._rules, tuple(seats))
+        own = (self._generation.identity(), self._rules, tuple(seats))
+        return own if self.seats.supervisor is None else (*own, self._generation.supervisor, self._turn_rewards)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
         """A new conversation, with its drawn setup and the opening messages of the teacher's prompt template."""
         setup = draw_setup(problem, request.seed, request.step, self._options)
         conversation = Conversation(id=id, problem=problem, setup=setup, rules=self._rules)
+        if request.supervised and self.seats.supervisor is not None:
+            conversation.supervised = is_supervised(self._generation.supervisor, problem, request.seed, request.step)
         conversation.start(opening_turns(self._generation, problem.text, setup.student_name))
         return conversation
 
@@ -140,7 +164,8 @@ class Classroom(Environment[Conversation, ReplayedState]):
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
         """The record of a finished conversation."""
-        return ConversationRecord.of(play, reward)
+        turn_rewards = {name: TURN_REWARDS[name](play.episode) for name in self._turn_rewards}
+        return ConversationRecord.of(play, reward, turn_rewards)
 
     def reward_of(self, name: str, record: ConversationRecord) -> float | None:
         """One of `REWARDS` for a finished conversation."""
@@ -185,33 +210,103 @@ class Classroom(Environment[Conversation, ReplayedState]):
         conversation = play.episode
         if conversation.buffer is None:
             self._open_context(conversation)
-        answer = await self.seats.teacher.generate(conversation.buffer.ids, self._teacher_sampling(play))
+        sampling, hint_ids = self._teacher_sampling(play), self._hint_ids(conversation)
+        if hint_ids:
+            sampling = replace(sampling, max_tokens=sampling.max_tokens - len(hint_ids))
+        answer = await self.seats.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
         check_answer(play, answer)
-        span = conversation.buffer.append_sampled(answer.ids, answer.logprobs)
         end = self.seats.teacher.frame.turn_end_id
-        given = [] if answer.ids[-1:] == (end,) else [end]
-        conversation.buffer.append_given(given)
+        given = () if answer.ids[-1:] == (end,) else (end,)
         text = self._opened_thought + answer.text
-        turn = Turn("teacher", text, None, len(answer.ids), answer.ended, span, answer.policy)
-        prompt = {} if conversation.teacher_turns else {"prompt_ids": conversation.buffer.prompt_ids}
-        self._write_turn(conversation, turn, [*answer.ids, *given], answer.logprobs, **prompt)
-        conversation.add_teacher_turn(turn)
+        turn = Turn("teacher", text, None, len(answer.ids), answer.ended, policy=answer.policy)
+        self._say(conversation, SampledDraft(turn, answer.ids, answer.logprobs, given, hint_ids))
 
     async def _teacher_message(self, play: Play) -> None:
         """The turn of a teacher behind an API: text in, text out."""
-        conversation, opened = play.episode, {}
+        conversation = play.episode
         messages = chat_so_far(self._generation, conversation)
         if conversation.prompt_estimate is None:
             estimate = sum(approximate_tokens(message["content"]) for message in messages)
             said = sum(approximate_tokens(turn.text) for turn in conversation.turns if not turn.given)
             refuse_long_opening(conversation.problem, estimate, said, self._rules.max_tokens_in_conversation)
             conversation.open_estimated(estimate)
-        if not conversation.teacher_turns:
-            opened = {"prompt_estimate": conversation.prompt_estimate}
         answer = await self.seats.teacher.chat(messages, self._teacher_sampling(play))
         turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
-        self._write_turn(conversation, turn, ids=(), **opened)
+        self._say(conversation, SampledDraft(turn))
+
+    def _say(self, conversation: Conversation, draft: SampledDraft) -> None:
+        """Put a message of the teacher into the conversation, or before the supervisor."""
+        if conversation.supervised:
+            opened = self._opened_context(conversation)
+            self._journal.append("draft", conversation=conversation.id, draft=draft, **opened)
+            conversation.add_draft(draft)
+        else:
+            self._enter(conversation, ReviewedMessage(draft.turn, (*draft.ids, *draft.given), draft.logprobs))
+
+    async def _supervisor_turn(self, play: Play) -> None:
+        conversation, supervision = play.episode, self._generation.supervisor
+        draft = conversation.drafts[-1]
+        about = MessageToReview(
+            conversation.transcript(),
+            visible_text(draft.turn.text),
+            conversation.problem.text,
+            conversation.problem.answer,
+            conversation.facts,
+            cut=not draft.turn.ended,
+        )
+        review = priced(await self.seats.supervisor.review(about), supervision.penalties)
+        decision = decide(review, supervision, len(conversation.drafts))
+        if decision == RETRY and self._has_room_to_retry(conversation, review):
+            self._journal.append("review", conversation=conversation.id, review=review)
+            conversation.reject_draft(review)
+            return
+        buffer = conversation.buffer
+        place = (len(conversation.turns), len(buffer.completion_ids) if buffer is not None else 0)
+        replaced = decision == REPLACE and self._can_replace(conversation, review)
+        self._enter(conversation, settle(conversation.drafts, review, replaced, place, self._target_of))
+
+    def _enter(self, conversation: Conversation, message: ReviewedMessage) -> None:
+        """Add a message of the teacher to the journal, its context, and the conversation."""
+        turn, buffer = message.turn, conversation.buffer
+        if buffer is not None and message.in_context:
+            start = len(buffer.completion_ids)
+            turn = replace(turn, span=(start, start + len(message.logprobs)))
+        more = {"branches": message.branches} if message.branches else {}
+        opened = self._opened_context(conversation)
+        self._write_turn(conversation, turn, message.ids, message.logprobs, **more, **opened)
+        if buffer is not None:
+            buffer.branches += message.branches
+            add_tokens(buffer, message.ids, message.logprobs)
         conversation.add_teacher_turn(turn)
+
+    def _opened_context(self, conversation: Conversation) -> dict[str, Any]:
+        """The beginning of the teacher's context, for the journal: with its first message only."""
+        if conversation.teacher_turns:
+            return {}
+        if conversation.buffer is not None:
+            return {"prompt_ids": conversation.buffer.prompt_ids}
+        return {"prompt_estimate": conversation.prompt_estimate}
+
+    def _target_of(self, draft: SampledDraft, correction: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        if not self.seats.teacher_has_tokens:
+            return None
+        return target_of(draft, correction, self.seats.teacher.tokenizer, self.seats.teacher.frame.turn_end_id)
+
+    def _can_replace(self, conversation: Conversation, review: Review) -> bool:
+        return conversation.buffer is None or self._target_of(conversation.drafts[-1], review.correction) is not None
+
+    def _hint_ids(self, conversation: Conversation) -> tuple[int, ...]:
+        """What the teacher is shown of the draft that was rejected last; nothing unless `show_critique` is set."""
+        if not conversation.drafts or not self._generation.supervisor.show_critique:
+            return ()
+        return retry_hint(conversation.drafts[-1], self.seats.teacher.frame, self._forced_ids)
+
+    def _has_room_to_retry(self, conversation: Conversation, review: Review) -> bool:
+        if conversation.buffer is None or not self._generation.supervisor.show_critique:
+            return True
+        draft = replace(conversation.drafts[-1], review=review)
+        hint = retry_hint(draft, self.seats.teacher.frame, self._forced_ids)
+        return len(hint) < conversation.teacher_turn_limit
 
     def _teacher_sampling(self, play: Play) -> Sampling:
         sampling = replace(play.sampled_with(self.seats.teacher_sampling), max_tokens=play.episode.teacher_turn_limit)

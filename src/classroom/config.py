@@ -9,10 +9,11 @@ from config.checks import check_classroom_rewards, check_generation
 from config.train_rl_model import TrainRLConfig
 from config.values import SCORING_RULES
 from src.classroom.rewards import REWARDS
+from src.classroom.turn_rewards import TURN_REWARDS
 
-__all__ = ["REWARD_NAMES", "Generation", "check", "default_weights"]
+__all__ = ["REWARD_NAMES", "TURN_REWARD_NAMES", "Generation", "check", "default_weights"]
 
-REWARD_NAMES = tuple(REWARDS)
+REWARD_NAMES, TURN_REWARD_NAMES = tuple(REWARDS), tuple(TURN_REWARDS)
 MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
 
 

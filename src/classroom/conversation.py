@@ -6,14 +6,16 @@ calls the model of that state, and adds the result with one of the `add_…` met
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import dropwhile
 
 from src.classroom.setup import ConversationType, Setup
+from src.classroom.supervision import SampledDraft
 from src.classroom.verdicts import Judgement, Verdict, sum_up
 from src.rollout.engines import ConversationFacts
 from src.rollout.problem import Problem
+from src.rollout.reviews import Review
 from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 
 END_OF_CONVERSATION = "<end_of_conversation>"
@@ -25,6 +27,7 @@ class State(StrEnum):
 
     START = "START"
     TEACHER_TURN = "TEACHER_TURN"
+    SUPERVISOR_TURN = "SUPERVISOR_TURN"
     STUDENT_TURN = "STUDENT_TURN"
     JUDGE_TURN = "JUDGE_TURN"
     GENERATE_SOLUTION = "GENERATE_SOLUTION"
@@ -83,7 +86,8 @@ class Conversation:
 
     A teacher that gives no token ids has no `buffer` but a `prompt_estimate`, the approximate token count of its first
     prompt. `failure` is the reason why the conversation could not go on and gets no reward. `overflow` says which
-    model's context was full, if that ended the dialogue or the conversation.
+    model's context was full, if that ended the dialogue or the conversation. In a `supervised` one, a supervisor reads
+    each message of the teacher before it enters the conversation: `drafts` are those of the current message.
     """
 
     id: str
@@ -98,6 +102,8 @@ class Conversation:
     prompt_estimate: int | None = None
     failure: str | None = None
     overflow: str | None = None
+    supervised: bool = False
+    drafts: list[SampledDraft] = field(default_factory=list)
     state: State = State.START
 
     @property
@@ -107,8 +113,9 @@ class Conversation:
 
     @property
     def answers(self) -> int:
-        """The number of model answers so far: turns and solutions."""
-        return len(self.turns) + len(self.solutions)
+        """The number of model answers so far: turns, rejected drafts and solutions."""
+        drafts = len(self.drafts) + sum(len(turn.drafts) for turn in self.turns)
+        return len(self.turns) + drafts + len(self.solutions)
 
     def start(self, opening: Sequence[Turn] = ()) -> None:
         """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`,
@@ -153,12 +160,27 @@ class Conversation:
             self.buffer.append_given(end_ids)
         self.state = State.REWARD_TURN
 
-    def add_teacher_turn(self, turn: Turn) -> None:
-        """Record a teacher turn, whose tokens are in the buffer already."""
+    def add_draft(self, draft: SampledDraft) -> None:
+        """Record a message of a supervised teacher, for the supervisor to review."""
         self._expect(State.TEACHER_TURN)
+        if not self.supervised:
+            raise InvalidTransition(f"{self.id}: a draft came in a conversation without a supervisor")
+        self.drafts.append(draft)
+        self._advance()
+
+    def reject_draft(self, review: Review) -> None:
+        """Record that the teacher has to write its message again. Nothing in a rejected draft ends the dialogue."""
+        self._expect(State.SUPERVISOR_TURN)
+        self.drafts[-1] = replace(self.drafts[-1], review=review)
+        self._advance()
+
+    def add_teacher_turn(self, turn: Turn) -> None:
+        """Record a teacher turn, whose tokens are in the buffer already; a supervised one after its review."""
+        self._expect(State.SUPERVISOR_TURN if self.supervised else State.TEACHER_TURN)
         if turn.role != "teacher":
             raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
         self.turns.append(turn)
+        self.drafts.clear()
         self._advance()
 
     def add_student_turn(self, turn: Turn, framed_ids: Sequence[int] = ()) -> None:
@@ -280,6 +302,10 @@ def _student_opens(conversation: Conversation) -> bool:
     return conversation.setup.type is ConversationType.ATTEMPTED or bool(conversation.turns)
 
 
+def _is_drafted(conversation: Conversation) -> bool:
+    return bool(conversation.drafts)
+
+
 def _dialogue_goes_on(conversation: Conversation) -> bool:
     """After a teacher turn: the teacher did not say goodbye, the turn limit is not reached, the context has room."""
     said_goodbye = END_OF_CONVERSATION in visible_text(conversation.turns[-1].text)
@@ -309,7 +335,16 @@ _AFTER_DIALOGUE: tuple[tuple[_Condition, State], ...] = (
 )
 TRANSITIONS: dict[State, tuple[tuple[_Condition, State], ...]] = {
     State.START: ((_student_opens, State.STUDENT_TURN), (_always, State.TEACHER_TURN)),
-    State.TEACHER_TURN: ((_dialogue_goes_on, State.STUDENT_TURN), *_AFTER_DIALOGUE),
+    State.TEACHER_TURN: (
+        (_is_drafted, State.SUPERVISOR_TURN),
+        (_dialogue_goes_on, State.STUDENT_TURN),
+        *_AFTER_DIALOGUE,
+    ),
+    State.SUPERVISOR_TURN: (
+        (_is_drafted, State.TEACHER_TURN),  # rejected: a message that was accepted leaves no drafts
+        (_dialogue_goes_on, State.STUDENT_TURN),
+        *_AFTER_DIALOGUE,
+    ),
     State.STUDENT_TURN: ((_has_room, State.TEACHER_TURN), *_AFTER_DIALOGUE),
     State.JUDGE_TURN: _AFTER_DIALOGUE[1:],
     State.GENERATE_SOLUTION: _AFTER_DIALOGUE[2:],

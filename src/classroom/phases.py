@@ -3,8 +3,9 @@
 from src.classroom.conversation import State
 from src.rollout.scheduler import Phase
 
+DIALOGUE_SEATS = ("teacher", "student", "supervisor")
 PHASES = (
-    Phase("dialogue", (State.TEACHER_TURN, State.STUDENT_TURN), ("teacher", "student")),
+    Phase("dialogue", (State.TEACHER_TURN, State.SUPERVISOR_TURN, State.STUDENT_TURN), DIALOGUE_SEATS),
     Phase("judging", (State.JUDGE_TURN,), ("judge",)),
     Phase("solutions", (State.GENERATE_SOLUTION,), ("student",)),
     Phase("rewards", (State.REWARD_TURN,), ("reward",)),

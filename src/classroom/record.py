@@ -16,7 +16,7 @@ class ConversationRecord(Trajectory):
     """A finished conversation, as the trainer, the journal and the reports use it.
 
     `rewards` and `reward` are null for a conversation without a verdict. `max_turns` is that of the server that played
-    it; null in records of older versions.
+    it; null in records of older versions. `supervised` says whether a supervisor read the teacher's messages.
     """
 
     type: str = ""
@@ -24,18 +24,23 @@ class ConversationRecord(Trajectory):
     verdicts: list[Verdict] = Field(default_factory=list)
     solutions: list[Solution] = Field(default_factory=list)
     max_turns: int | None = None
+    supervised: bool = False
 
     @classmethod
-    def of(cls, play: Play[Conversation, Any], reward: float | None) -> "ConversationRecord":
+    def of(
+        cls, play: Play[Conversation, Any], reward: float | None, turn_rewards: dict[str, list[float | None]]
+    ) -> "ConversationRecord":
         """The record of a finished conversation; `reward` is the weighted sum of its rewards."""
         conversation = play.episode
         return cls(
             **play.common_fields(reward),
+            turn_rewards=turn_rewards,
             type=conversation.setup.type.value,
             student_name=conversation.setup.student_name,
             verdicts=conversation.verdicts,
             solutions=conversation.solutions,
             max_turns=conversation.rules.max_turns,
+            supervised=conversation.supervised,
         )
 
     @property

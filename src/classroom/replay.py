@@ -7,11 +7,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from src.classroom.conversation import Conversation, Solution
+from src.classroom.supervision import SampledDraft
 from src.classroom.verdicts import Verdict
-from src.rollout.replay import add_tokens
+from src.rollout.replay import add_turn
+from src.rollout.reviews import Review
 from src.rollout.tokens import Turn
 
 _TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapter(list[Solution])
+_DRAFT, _REVIEW = TypeAdapter(SampledDraft), TypeAdapter(Review)
 
 
 @dataclass
@@ -42,9 +45,14 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
     replayed = ReplayedState()
     for event in events:
         # The conversation went on after its failure.
-        if replayed.failure is not None and event["event"] in ("turn", "solutions"):
+        if replayed.failure is not None and event["event"] in ("draft", "turn", "solutions"):
             replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
+            case "draft":
+                _open_context(conversation, event)
+                conversation.add_draft(_DRAFT.validate_python(event["draft"]))
+            case "review":
+                conversation.reject_draft(_REVIEW.validate_python(event["review"]))
             case "turn":
                 _add_turn(conversation, event)
             case "verdict":
@@ -87,10 +95,15 @@ def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
     if turn.role == "student":
         conversation.add_student_turn(turn, event["ids"])
         return
-    if "prompt_ids" in event:
-        conversation.open_buffer(event["prompt_ids"])
-    if "prompt_estimate" in event:
-        conversation.open_estimated(event["prompt_estimate"])
+    _open_context(conversation, event)
     if conversation.buffer is not None:
-        add_tokens(conversation.buffer, event["ids"], event["logprobs"])
+        add_turn(conversation.buffer, event)
     conversation.add_teacher_turn(turn)
+
+
+def _open_context(conversation: Conversation, event: dict[str, Any]) -> None:
+    """Open the teacher's context with the first event that holds its prompt."""
+    if "prompt_ids" in event and conversation.buffer is None:
+        conversation.open_buffer(event["prompt_ids"])
+    if "prompt_estimate" in event and conversation.prompt_estimate is None:
+        conversation.open_estimated(event["prompt_estimate"])

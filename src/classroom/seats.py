@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from config.base import ModelConfig
-from config.values import EMBEDDED_JUDGES, is_script
+from config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, is_script
 from src.grading.checker import AnswerChecker
 from src.rollout import seats as rollout_seats
 from src.rollout.engines import (
@@ -20,11 +20,13 @@ from src.rollout.engines import (
     TokenEngine,
 )
 from src.rollout.problem import Problem
+from src.rollout.reviews import Supervisor
 
 
 @dataclass
 class Seats(rollout_seats.LoadedModels):
-    """The model of each role, and how it is sampled. `judge` is None if nothing is judged.
+    """The model of each role, and how it is sampled. `judge` is None if nothing is judged, `supervisor` if nothing is
+    supervised.
 
     `engines` are the vLLM engines by seat, `apis` the API clients by seat. The model in `reward` grades solutions;
     without one, `answers` compares their boxed answers with the reference.
@@ -39,6 +41,7 @@ class Seats(rollout_seats.LoadedModels):
     apis: dict[str, Api] = field(default_factory=dict)
     answers: AnswerChecker = field(default_factory=AnswerChecker)
     reward: RewardModel | None = None
+    supervisor: Supervisor | None = None
 
     async def grade(self, problem: Problem, solution: str) -> float:
         """The reward model's score of a solution; without a reward model 1 if the boxed answer is right, otherwise 0.
@@ -71,6 +74,7 @@ class Seats(rollout_seats.LoadedModels):
             apis=dict(models.apis),
             answers=AnswerChecker(generation.answer_timeout_s),
             reward=models.models.get("reward"),
+            supervisor=models.supervisor,
         )
 
     @property
@@ -86,13 +90,17 @@ class Seats(rollout_seats.LoadedModels):
 
 def models_in_use(config: Any, reward_weights: Mapping[str, float]) -> dict[str, ModelConfig]:
     """The models to load or to connect to, by seat, in the order of loading. A scripted teacher has none, nor has a
-    judge that is embedded or has nothing to judge. A reward model is included only if it has solutions to grade."""
+    judge that is embedded or has nothing to judge, or an embedded supervisor. A reward model is included only if it has
+    solutions to grade."""
     generation, reward = config.generation, config.reward_model
     models: dict[str, ModelConfig] = {"teacher": config.teacher_model, "student": config.student_model}
     if is_script(config.teacher_model.model_name_or_path):
         del models["teacher"]
     if generation.judge_rules and config.judge_model.model_name_or_path not in EMBEDDED_JUDGES:
         models["judge"] = config.judge_model
+    supervisor = getattr(config, "supervisor_model", None)
+    if supervisor is not None and supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS:
+        models["supervisor"] = supervisor
     if reward.is_model and "end_rm" in reward_weights and generation.number_student_attempts > 0:
         models["reward"] = reward
     return models

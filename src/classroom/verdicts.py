@@ -77,7 +77,8 @@ class Verdict:
 
     `reasons` maps a criterion to the judge's reason; `raw` is its whole answer. `refused` means that the judge refused
     the tutor's content, although it judges other conversations. `rules_version` is the version of the rules on
-    messages, if they gave the verdict.
+    messages, if they gave the verdict. `turn_scores` are the judge's findings on each message of the teacher in [0, 1],
+    null for a message that it did not score; None if it gave none.
     """
 
     rule: str
@@ -89,6 +90,7 @@ class Verdict:
     raw: str = ""
     refused: bool = False
     rules_version: str | None = None
+    turn_scores: tuple[float | None, ...] | None = None
 
     @property
     def valid(self) -> bool:
@@ -121,7 +123,8 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     if rule in SCORING_RULES:
         reasons = {name: _reason(answer, reason_key(name)) for name in CRITERIA}
         scores, version = _read_scores(answer, text), _reason(answer, "rules_version") or None
-        return Verdict(rule, attempt, scores=scores, reasons=reasons, raw=text, rules_version=version)
+        found = {"raw": text, "rules_version": version, "turn_scores": _read_turn_scores(answer, text)}
+        return Verdict(rule, attempt, scores=scores, reasons=reasons, **found)
     reasons = {rule: _reason(answer, "reasoning")}
     return Verdict(rule, attempt, accepted=_read_decision(answer, text), reasons=reasons, raw=text)
 
@@ -147,6 +150,17 @@ def _read_scores(answer: dict[str, Any], text: str) -> Scores:
             raise JudgeOutputError(f"{name} is {_quote(value)}; {rule}: {_quote(text)}")
         values[name] = number
     return Scores(**values)
+
+
+def _read_turn_scores(answer: dict[str, Any], text: str) -> tuple[float | None, ...] | None:
+    """The findings on single messages, which a judge may give in `turn_scores`."""
+    given = answer.get("turn_scores")
+    if given is None:
+        return None
+    scores = [None if value is None else _number(value) for value in given] if isinstance(given, list) else [math.nan]
+    if not all(score is None or 0 <= score <= 1 for score in scores):
+        raise JudgeOutputError(f"turn_scores is {_quote(given)}; it is a list of numbers from 0 to 1: {_quote(text)}")
+    return tuple(scores)
 
 
 def _number(value: Any) -> float:

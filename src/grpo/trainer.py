@@ -7,15 +7,22 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from config.checks import reward_weights
+from config.values import PASS
 from src.grpo.trl_hooks import TrlHooks
 from src.models.lora import peft_config
 from src.models.policy_folder import write_whole
 from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model, load_tokenizer
+from src.results.correction_file import tokenizer_fingerprint
+from src.rollout.chat_template import ReplyFrame, encode_further_text
 from src.rollout.registry import environment_of
 from src.rollout.trajectory import Trajectory
+from src.training.checkpoints import step_of
+from src.training.correction_pass import CorrectionPasses
+from src.training.correction_set import CorrectionSet
 from src.training.judge_monitor import JudgeMonitor
 from src.training.model_loading import device_for_weights, models_go_to
+from src.training.row_batch import RowPlanner
 from src.training.sample_batch import ClassroomRollout, reward_column
 from src.training.session import TrainingSession
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
@@ -42,6 +49,8 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         self.has_adapter = config.teacher_model.adapter is not None
         self.correct_mismatch = config.train.importance_sampling_correction
         self.shuffle_rewards = config.train.shuffle_rewards
+        self.correction_weight = config.train.corrections.weight
+        planner = RowPlanner(config)
         rollout = ClassroomRollout(
             {problem.id: problem for problem in session.problems},
             session.client,
@@ -52,6 +61,9 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
             config.judge_model.max_failed_share,
             JudgeMonitor(config, session.client, session.run_folder),
             environment_of(config).batch_metrics,
+            planner if planner.is_needed else None,
+            config.supervisor_model is not None,
+            self._keep_corrections,
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)
@@ -68,6 +80,43 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         keep = config.train.keep_published_policies
         self.publisher = WeightPublisher(self, session.client, session.server, session.run_folder, session.run_id, keep)
         self.use_engine_of_server(self.publisher)
+        self.corrections = self._open_corrections(session)
+        if config.train.corrections.mode == PASS:
+            self.add_callback(self._passes())
+
+    def _open_corrections(self, session: TrainingSession) -> CorrectionSet | None:
+        config, checkpoint = self.run_config, session.checkpoint
+        if config.supervisor_model is None:
+            return None
+        tokenizer = self.processing_class
+        end = ReplyFrame(tokenizer).turn_end_id
+        return CorrectionSet(
+            session.run_folder,
+            config.train.corrections.capacity,
+            tokenizer_fingerprint(tokenizer),
+            lambda text: [*encode_further_text(tokenizer, text), end],
+            None if checkpoint is None else Path(checkpoint),
+            step_of(checkpoint),
+        )
+
+    def _passes(self) -> CorrectionPasses:
+        train = self.run_config.train
+        batch, seed = train.per_device_train_batch_size, self.run_config.seed
+        return CorrectionPasses(self, self.corrections, train.corrections, batch, train.mu, seed)
+
+    def _keep_corrections(self, step: int, records: Sequence[Trajectory]) -> None:
+        """Add a batch's corrections to the set, and log its size."""
+        if self.corrections is None:
+            return
+        self.corrections.add(self.accelerator, step, records)
+        self.record_metric("corrections/waiting", self.corrections.count)
+        self.record_metric("corrections/passes", self.corrections.cursor.passes)
+
+    def write_checkpoint_files(self, folder: Path) -> None:
+        """Add to a checkpoint what the training needs besides TRL's files."""
+        super().write_checkpoint_files(folder)
+        if self.corrections is not None:
+            self.corrections.save_cursor(folder)
 
     @property
     def policy(self) -> PolicyVersion:

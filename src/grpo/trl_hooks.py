@@ -4,14 +4,22 @@ this module.
 They were checked against the version in `CHECKED_AGAINST`. tests/training/test_hooks.py fails if a signature changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from trl import GRPOTrainer
+from trl.trainer.utils import pad
 
+from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
 from src.training.checkpoints import EpochOrderSampler
+from src.training.row_batch import padded
+from src.training.sample_batch import ROWS
+
+TokenRow = tuple[list[int], list[int]]
+"""Prompt ids and completion ids."""
 
 CHECKED_AGAINST = {"trl": "1.16.0"}
 SIGNATURES = {
@@ -22,11 +30,16 @@ SIGNATURES = {
         *("spatial_shapes", "num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
     ),
     "_generate_and_score_completions": ("inputs",),
+    "_generate": ("prompts",),
+    "_compute_loss": ("model", "inputs"),
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
     "_log_metric": ("name", "value"),
 }
 """The parameters of the methods that are overridden or called."""
-ATTRIBUTES = ("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm", "reward_func_names")
+ATTRIBUTES = (
+    *("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm", "reward_func_names", "_tokenizer"),
+    *("current_gradient_accumulation_steps", "temperature", "loss_type", "_buffered_inputs"),
+)
 """Attributes of a `GRPOTrainer` that are read or set."""
 
 
@@ -36,10 +49,14 @@ class TrlHooks(GRPOTrainer):
     Attributes:
         correct_mismatch: whether the loss corrects for the difference between the engine's log-probs and the trainer's.
         shuffle_rewards: whether rewards are permuted over the batch: a control that must learn nothing.
+        correction_weight: the weight of the cross-entropy of corrections in the loss.
     """
 
     correct_mismatch: bool
     shuffle_rewards: bool
+    correction_weight: float = 0.0
+    _rows: BatchRows | None = None
+    _logps: torch.Tensor | None = None
 
     def use_engine_of_server(self, publisher: Any) -> None:
         """Have TRL use the engine's log-probs, and call `publisher.sync_weights` before a batch. TRL does so only with
@@ -64,7 +81,9 @@ class TrlHooks(GRPOTrainer):
         """TRL's method, but without dropout when no gradient is computed: the engine sampled without the adapter's
         dropout, too."""
         if torch.is_grad_enabled():
-            return super()._get_per_token_logps_and_entropies(*arguments, **named)
+            scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
+            self._logps = scored[0]  # for the cross-entropy, which needs no forward pass of its own
+            return scored
         with _without_dropout(self.model):
             return super()._get_per_token_logps_and_entropies(*arguments, **named)
 
@@ -72,6 +91,8 @@ class TrlHooks(GRPOTrainer):
         """TRL's method, which also logs the mismatch, and corrects for it only if `correct_mismatch` is set. TRL's own
         metrics of its reward functions are dropped: they are those of the whole reward, which it logs as `reward`."""
         output = super()._generate_and_score_completions(inputs)
+        if self._rows is not None:
+            output |= self._tensors_of_rows(self._rows, output)
         for name in self.reward_func_names:
             for figure in ("mean", "std"):
                 self._metrics["train"].pop(f"rewards/{name}/{figure}")
@@ -80,6 +101,102 @@ class TrlHooks(GRPOTrainer):
         if not self.correct_mismatch:
             output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
         return output
+
+    def _generate(self, prompts: list[Any]) -> tuple:
+        """TRL's method, with the rows beside the conversations appended to its lists of tokens. TRL's own metrics are
+        of the conversations alone."""
+        ids, completions, mask, texts, logprobs, extra, images, tool_images = super()._generate(prompts)
+        self._rows, planned = None, extra.pop(ROWS, None)
+        if planned is not None:
+            beside, owners = flatten(planned)
+            parts, pad = self.args.steps_per_generation, self._tokenizer.pad_token_id
+            own = padded(beside, len(planned), parts, self.accelerator, pad)
+            self._rows = BatchRows(planned, own, [*owners, *[None] * (len(own) - len(owners))])
+            ids = [*ids, *(each.row.prompt_ids for each in own)]
+            completions = [*completions, *(each.row.completion_ids for each in own)]
+            mask = [*mask, *(each.row.mask for each in own)]
+            logprobs = [*logprobs, *(each.row.logprobs for each in own)]
+        return ids, completions, mask, texts, logprobs, extra, images, tool_images
+
+    def _tensors_of_rows(self, rows: BatchRows, output: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """The advantage of every token, and what the cross-entropy needs: its targets, their number over all ranks, and
+        how much larger the batch is than what the policy sampled."""
+        length, advantages = output["completion_ids"].size(1), output["advantages"]
+        targets = rows.targets(length, advantages.device)
+        counts = advantages.new_tensor([targets.sum(), len(targets), rows.sampled_rows])
+        items, everything, sampled = self.accelerator.gather(counts.unsqueeze(0)).sum(dim=0)
+        tensors = {"advantages": rows.advantages(advantages, length), "row_scale": everything / sampled}
+        if items > 0:
+            tensors |= {"correction_targets": targets, "correction_items": items}
+            self._metrics["train"]["corrections/rows"].append(self._correction_rows(targets))
+        return tensors
+
+    def _correction_rows(self, targets: torch.Tensor) -> float:
+        return self.accelerator.gather(targets.any(dim=1).sum().unsqueeze(0)).sum().item()
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss on what the policy sampled, plus the weighted cross-entropy of the corrections, each divided by
+        the number of its own tokens (or rows): more corrections do not thin out the rest."""
+        loss = super()._compute_loss(model, inputs)
+        if "row_scale" not in inputs:
+            return loss
+        if self.loss_type in PER_ROW_LOSSES:
+            loss = loss * inputs["row_scale"]
+        if "correction_targets" not in inputs:
+            return loss
+        summed = cross_entropy(self._logps, inputs["correction_targets"], self.temperature)
+        parts = self.args.steps_per_generation
+        mean = summed * self.accelerator.num_processes / inputs["correction_items"]
+        logged = self.accelerator.reduce(mean.detach(), reduction="mean") * parts / self.temperature
+        self._metrics["train"]["corrections/ce_loss"].append(logged.item())
+        steps_in_batch = parts / self.current_gradient_accumulation_steps
+        return loss + self.correction_weight * mean * steps_in_batch
+
+    def score(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-prob of every completion token of (prompt ids, completion ids), and a mask of those that are no
+        padding; both of shape (rows, longest completion). A row without completion is padding."""
+        pad_id, device = self._tokenizer.pad_token_id, self.accelerator.device
+        prompts = [torch.tensor(prompt or [pad_id]) for prompt, _ in rows]
+        completions = [torch.tensor(completion or [pad_id]) for _, completion in rows]
+        lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
+        ids, attention = (
+            torch.cat([pad(left, padding_value=value, padding_side="left"), pad(right, padding_value=value)], dim=1).to(
+                device
+            )
+            for left, right, value in (
+                (prompts, completions, pad_id),
+                ([torch.ones_like(each) for each in prompts], [torch.ones_like(each) for each in completions], 0),
+            )
+        )
+        length = max(len(each) for each in completions)
+        logps, *_ = self._get_per_token_logps_and_entropies(self.model_wrapped, ids, attention, length)
+        return logps, torch.arange(length, device=device) < lengths.unsqueeze(1)
+
+    def own_rows(self) -> tuple[list[TokenRow], list[list[int]]]:
+        """The first micro-batch of the last batch, as (prompt ids, completion ids), and the mask of what the policy
+        sampled in each completion."""
+        batch = self._buffered_inputs[0]
+        sampled = batch["completion_mask"] * batch["tool_mask"]
+        tensors = (batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], batch["completion_mask"])
+        rows = [
+            (prompt[kept.bool()].tolist(), completion[there.bool()].tolist())
+            for prompt, kept, completion, there in zip(*tensors, strict=True)
+        ]
+        lengths = [len(completion) for _, completion in rows]
+        return rows, [mask[:length].tolist() for mask, length in zip(sampled, lengths, strict=True)]
+
+    def backward_and_step(self, loss: torch.Tensor) -> None:
+        """One optimizer step on a loss, beside those of the training: no counter of steps moves."""
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+        if self.args.max_grad_norm > 0:
+            self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+        self.model_wrapped.zero_grad()
+
+    def log_figure(self, name: str, value: float) -> None:
+        """Log a figure, which all processes know, with this step's."""
+        self._metrics["train"][name].append(value)
 
     def _measure_mismatch(self, trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor) -> None:
         """Log the difference Δ between the trainer's log-probs and the engine's on the sampled tokens: mean |Δ|, and

@@ -26,6 +26,7 @@ CORRECTION_SCHEMA = pa.schema(
         ("conversation", pa.string()),
         ("step", pa.int64()),
         ("turn", pa.int64()),
+        ("draft", pa.int64()),
         ("policy", pa.string()),
         ("prompt_ids", _IDS),
         ("draft_ids", _IDS),
@@ -47,6 +48,7 @@ class Correction:
         conversation: the conversation's id.
         step: the optimizer step whose batch it is of.
         turn: the message's position among the conversation's messages.
+        draft: its position among the drafts of that message; -1 for the message itself.
         policy: the policy version that wrote the message, as text.
         prompt_ids: all tokens before the message, as the policy saw them.
         draft_ids, draft_logprobs: the message's tokens as sampled, and the engine's log-prob of each, in nats.
@@ -60,6 +62,7 @@ class Correction:
     conversation: str
     step: int
     turn: int
+    draft: int
     policy: str
     prompt_ids: list[int]
     draft_ids: list[int]

@@ -4,6 +4,7 @@ Conversations on one lesson resemble each other, so intervals are bootstrapped o
 or turns: each resample draws as many lessons as there are, with replacement, and takes all conversations of each.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
@@ -20,6 +21,7 @@ from src.toy_language.turn_pairs import Exchange
 
 RESAMPLES = 10_000
 BOOTSTRAP_SEED = 0
+_Z_95 = 1.959963984540054
 Estimate = dict[str, Any]
 """{"mean": float or None, "ci95": [low, high] or None, "n": int}"""
 
@@ -91,6 +93,16 @@ def share(hits: Iterable[bool]) -> tuple[Optional[float], int]:
     """(share of True, number of values); (None, 0) without values."""
     counted = [bool(hit) for hit in hits]
     return (sum(counted) / len(counted) if counted else None), len(counted)
+
+
+def wilson_interval(hits: int, total: int) -> Optional[tuple[float, float]]:
+    """The 95 % Wilson score interval of a share, for values that are independent of each other; None without values."""
+    if not total:
+        return None
+    share_of_hits, doubt = hits / total, _Z_95**2 / total
+    middle = (share_of_hits + doubt / 2) / (1 + doubt)
+    reach = _Z_95 * math.sqrt(share_of_hits * (1 - share_of_hits) / total + doubt / (4 * total)) / (1 + doubt)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def summarise(

@@ -61,6 +61,11 @@ def encode_further_markup(tokenizer: "PreTrainedTokenizerBase", markup: str) -> 
     return _encode(tokenizer, _split(tokenizer, markup), further=True)
 
 
+def encode_further_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Token ids of plain text that does not stand at the beginning of a prompt."""
+    return _encode(tokenizer, [text], further=True)
+
+
 def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> list[str]:
     """The roles that messages of these roles have in the rendered prompt; raises as `encode_chat` does."""
     return [message["role"] for message in _arrange(tokenizer, [_message(role, role) for role in roles], True)[1]]

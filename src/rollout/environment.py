@@ -119,6 +119,7 @@ class Play(Generic[E, R]):
             "completion_ids": buffer.completion_ids if buffer else [],
             "mask": buffer.mask if buffer else [],
             "logprobs": buffer.logprobs if buffer else [],
+            "branches": buffer.branches if buffer else [],
             "meta": request.meta[self.index] if request.meta is not None else {},
         }
 

@@ -7,7 +7,9 @@ The events, and the field that says what each is about:
 
     weights       policy        the teacher's weights were loaded: their folder and fingerprint
     batch         request       a request began: its problems, its body, and the weights
-    turn          conversation  a message, and the tokens that it added to the teacher's context
+    draft         conversation  a message of a supervised teacher, before its review
+    review        conversation  the review of a draft that the teacher has to write again
+    turn          conversation  a message with its review, and the tokens that it added to the teacher's context
     verdict       conversation  one judge attempt
     solutions     conversation  the student's solutions after the dialogue
     grades        conversation  the grade of each solution

@@ -3,7 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from src.rollout.tokens import TokenBuffer
+from pydantic import TypeAdapter
+
+from src.rollout.tokens import Branch, TokenBuffer
+
+_BRANCHES = TypeAdapter(list[Branch])
 
 
 def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
@@ -17,8 +21,14 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
             if "prompt_ids" in event:
                 buffer = TokenBuffer(event["prompt_ids"])
             if buffer is not None:
-                add_tokens(buffer, event["ids"], event["logprobs"])
+                add_turn(buffer, event)
     return buffer
+
+
+def add_turn(buffer: TokenBuffer, event: dict[str, Any]) -> None:
+    """Append the tokens of a `turn` event, and what branches off before it."""
+    buffer.branches += _BRANCHES.validate_python(event.get("branches", []))
+    add_tokens(buffer, event["ids"], event["logprobs"])
 
 
 def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float]) -> None:

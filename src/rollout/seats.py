@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from src.rollout.engines import Api, EmbeddedJudge, Engine, EngineHealth, Judge, Teacher
+from src.rollout.reviews import Supervisor
 
 POLICY_SEAT = "teacher"
 """The seat of the policy in every environment: training updates `teacher_model`."""
@@ -60,12 +61,14 @@ class Seats(LoadedModels):
     Attributes:
         models: engines, models behind an API, or a script, by seat; without the judge.
         judge: the judge; None if nothing is judged.
+        supervisor: the supervisor; None if nothing is supervised.
     """
 
     models: Mapping[str, Any]
     engines: Mapping[str, Engine] = field(default_factory=dict)
     apis: Mapping[str, Api] = field(default_factory=dict)
     judge: Optional[Judge | EmbeddedJudge] = None
+    supervisor: Optional[Supervisor] = None
 
     @property
     def policy(self) -> Teacher:

@@ -60,6 +60,7 @@ class Branch:
         hint_ids: tokens between those and its own, such as a critique; they are not trained on.
         ids, logprobs: its tokens, and the engine's log-prob of each; a correction has none.
         reward: the process reward of the message; None without one.
+        draft: the position of its message among the drafts of the turn; -1 for the message itself.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Branch:
     logprobs: tuple[float, ...] = ()
     hint_ids: tuple[int, ...] = ()
     reward: float | None = None
+    draft: int = -1
 
 
 def approximate_tokens(text: str) -> int:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.base import ApiModelConfig, EnvironmentConfig, GenerationConfig, JudgeModelConfig, ModelConfig
-from config.values import EMBEDDED_JUDGES, PHASED, is_script
+from config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, PHASED, is_script
 from src.errors import ConfigError
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
+from src.inference_providers.model_supervisor import ApiSupervisor, EngineSupervisor
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.memory.engine_shares import refuse_crowded_gpu
 from src.message_rules.rules_judge import RulesJudge
@@ -18,7 +19,9 @@ from src.models.pretrained import check_context, check_model, load_tokenizer
 from src.rollout.chat_template import ReplyFrame, roles_as_rendered
 from src.rollout.engines import EmbeddedJudge, Judge, Sampling
 from src.rollout.registry import environment_of, models_on_engines, phases_of
+from src.rollout.reviews import Supervisor
 from src.rollout.seats import POLICY_SEAT, Seats
+from src.supervision.embedded import embedded_supervisor
 from src.toy_language.rubric_judge import RubricJudge
 from src.toy_language.scripted_teacher import ScriptedTeacher
 
@@ -68,7 +71,23 @@ async def open_seats(
     if is_script(config.teacher_model.model_name_or_path):
         answering[POLICY_SEAT] = ScriptedTeacher(config.teacher_model.model_name_or_path)
     answering.pop("judge", None)
-    return Seats(answering, engines, apis, judged_by)
+    answering.pop("supervisor", None)
+    return Seats(answering, engines, apis, judged_by, _supervisor(config, engines, apis))
+
+
+def _supervisor(
+    config: "TrainRLConfig | EvalConfig", engines: Mapping[str, "EngineProcess"], apis: Mapping[str, ChatApi]
+) -> Supervisor | None:
+    model = config.supervisor_model
+    if model is None:
+        return None
+    if model.model_name_or_path in EMBEDDED_SUPERVISORS:
+        return embedded_supervisor(model.model_name_or_path)
+    supervision = config.generation.supervisor
+    if "supervisor" in apis:
+        return ApiSupervisor(model, supervision, apis["supervisor"].ledger, apis["supervisor"])
+    sampling = Sampling.of(model.vllm, supervision.max_tokens)
+    return EngineSupervisor(model, supervision, engines["supervisor"], sampling)
 
 
 def embedded_judge(name: str) -> EmbeddedJudge:

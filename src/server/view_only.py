@@ -38,8 +38,8 @@ def view(arguments: Sequence[str]) -> int:
 
 
 def create_viewer(run_folder: Path, token: str | None, allowed_hosts: Sequence[str] = ()) -> FastAPI:
-    """The application of the page for a run folder, which it only reads; no model is loaded. Without a token it answers
-    under this machine's own names and `allowed_hosts`."""
+    """The application of the page for a run folder, to which it writes nothing but decisions at the teacher's desk; no
+    model is loaded. Without a token it answers under this machine's own names and `allowed_hosts`."""
     app = FastAPI(title="Classroom viewer")
     add_error_answers(app)
     add_request_checks(app, token, allowed_hosts, page_files())

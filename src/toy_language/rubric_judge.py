@@ -14,6 +14,7 @@ from typing import Optional
 
 from config.values import SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.verdicts import CRITERIA
 from src.errors import ConfigError
 from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
 from src.toy_language.grammar import Question, Slip, find_slips, holds_statement, parse_question
@@ -95,6 +96,18 @@ class TurnFinding:
         """1 or 0; None for an opening."""
         return None if self.replies_to is None else float(self.progressed)
 
+    @property
+    def score(self) -> Optional[float]:
+        """The mean of the message's scores by their weights in the reward; None for a message without any."""
+        by_name = {
+            "task_final_score": self.task_score,
+            "forward_progression_score": self.forward_score,
+            "overall_momentum_score": self.momentum_score,
+        }
+        known = {name: value for name, value in by_name.items() if value is not None}
+        weight = sum(CRITERIA[name].weight for name in known)
+        return sum(CRITERIA[name].weight * value for name, value in known.items()) / weight if known else None
+
 
 class RubricJudge(EmbeddedJudge):
     """A judge without a model. It holds no state: the same conversation always gets the same answer."""
@@ -120,7 +133,8 @@ class RubricJudge(EmbeddedJudge):
             )
         findings = analyse(conversation, problem)
         covered = coverage(findings, problem, facts.teacher_messages(conversation))
-        return json.dumps(verdict(findings, covered), ensure_ascii=False)
+        turn_scores = [finding.score for finding in findings]
+        return json.dumps({**verdict(findings, covered), "turn_scores": turn_scores}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

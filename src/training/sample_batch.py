@@ -22,8 +22,12 @@ from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
 from src.training.context import TrainerContext
 from src.training.judge_monitor import JudgeMonitor
+from src.training.row_batch import RowPlanner
+from src.training.supervision_metrics import supervision_metrics
 
 logger = logging.getLogger(__name__)
+ROWS = "rows"
+"""The rollout column of what supervision adds to each conversation, a `ConversationRows`."""
 
 
 class ClassroomRollout:
@@ -36,6 +40,9 @@ class ClassroomRollout:
             verdict or content that the judge refused.
         judge_monitor: checks the judge during the training.
         metrics: computes the environment's own metrics of a batch.
+        planner: finds the rows beside the conversations and the credit of single messages; None if there are none.
+        supervised: whether a supervisor reads the policy's messages.
+        on_batch: called with (step, conversations) on every rank, after they were written.
     """
 
     def __init__(
@@ -49,6 +56,9 @@ class ClassroomRollout:
         max_failed_share: float,
         judge_monitor: JudgeMonitor,
         metrics: Callable[[Sequence[Trajectory]], dict[str, float]],
+        planner: RowPlanner | None = None,
+        supervised: bool = False,
+        on_batch: Callable[[int, Sequence[Trajectory]], None] | None = None,
     ):
         self._problems = problems
         self._client = client
@@ -59,6 +69,9 @@ class ClassroomRollout:
         self._max_failed_share = max_failed_share
         self._judge_monitor = judge_monitor
         self._metrics = metrics
+        self._planner = planner
+        self._supervised = supervised
+        self._on_batch = on_batch
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
@@ -78,7 +91,7 @@ class ClassroomRollout:
         checked = self._judge_monitor.check(trainer.accelerator, request.step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
         self._check_judging(records)
-        metrics = batch_metrics(records) | self._metrics(records) | checked
+        metrics = batch_metrics(records) | self._metrics(records) | supervision_metrics(records) | checked
         metrics |= reward_metrics(gather_object([record.rewards for record in records]))
         for seat in dict.fromkeys(gather_object([*response.usage])):
             metrics |= usage_metrics(seat, gather_object([response.usage.get(seat)]))
@@ -86,7 +99,12 @@ class ClassroomRollout:
             trainer.record_metric(name, value)
         trainer.record_metric("seconds/rollout", time.monotonic() - started)
         trainer.show_conversations(records)
-        return to_rollout(records)
+        if self._on_batch is not None:
+            self._on_batch(request.step, records)
+        columns = to_rollout(records)
+        if self._planner is not None:
+            columns[ROWS] = self._planner.plan(trainer.accelerator, records, request.step)
+        return columns
 
     def _request(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]
@@ -104,6 +122,7 @@ class ClassroomRollout:
             step=step,
             run_id=policy.run_id,
             policy_version=policy.version,
+            supervised=self._supervised,
             judge_again=first,
         )
 

@@ -94,5 +94,9 @@ class AtomicCheckpoints(Trainer):
 
     def _complete_checkpoint(self, folder: Path, keep: int) -> None:
         step = self.state.global_step
-        write_config(folder / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}", self.run_config)
+        self.write_checkpoint_files(folder / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}")
         complete_checkpoint(folder, step, keep)
+
+    def write_checkpoint_files(self, folder: Path) -> None:
+        """Add this project's own files to a checkpoint that is being written; the main process calls it."""
+        write_config(folder, self.run_config)

@@ -20,6 +20,9 @@ class ListQuery(BaseModel):
         persona: keeps the conversations in which this persona spoke.
         judge: "failed" keeps conversations with a judge attempt without a verdict, "unrewarded" those without a reward,
             "rejected" those that the judge rejected.
+        review: "invalid" keeps conversations with a message or draft that the supervisor called invalid, "none" those
+            with one that it gave no verdict on.
+        category: keeps the conversations with an invalid message or draft of this category.
     """
 
     where: str
@@ -28,6 +31,8 @@ class ListQuery(BaseModel):
     problem: str = Field("", max_length=1000)
     persona: str = ""
     judge: Literal["", "failed", "unrewarded", "rejected"] = ""
+    review: Literal["", "invalid", "none"] = ""
+    category: str = Field("", max_length=200)
     sampling: str = ""
     sort: Literal["played", "best", "worst", "longest"] = "played"
     offset: int = Field(0, ge=0)
@@ -40,6 +45,10 @@ class ListQuery(BaseModel):
         if self.high is not None and (row.reward is None or row.reward > self.high):
             return False
         if self.persona and self.persona not in row.personas:
+            return False
+        if self.category and self.category not in row.categories:
+            return False
+        if (self.review == "invalid" and not row.categories) or (self.review == "none" and not row.without_review):
             return False
         if self.sampling and row.sampling != self.sampling:
             return False

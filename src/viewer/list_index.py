@@ -1,14 +1,15 @@
 """The rows that lists of conversations show. Each file is read once, without its tokens."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from src.results.correction_decisions import ITSELF
 from src.results.rollout_files import plain_record
 
 _COLUMNS = (
@@ -27,6 +28,10 @@ class ConversationRow:
         judge_failed: whether a judge attempt brought no verdict.
         failed: whether an error ended the conversation.
         sampling: "sampled" or "greedy" in an evaluation, after the tutor's name if several were compared; else None.
+        reviewed: whether a supervisor read a message of it.
+        without_review: the number of messages and drafts that a supervisor gave no verdict on.
+        categories: the number of invalid messages and drafts of each category.
+        corrections: (message, draft, category) of each correction, as in `correction_decisions.Place`.
         file, position: its file and its row there; None for a conversation that is only in the journal.
     """
 
@@ -46,6 +51,10 @@ class ConversationRow:
     judge_failed: bool
     failed: bool = False
     sampling: str | None = None
+    reviewed: bool = False
+    without_review: int = 0
+    categories: Mapping[str, int] = field(default_factory=dict)
+    corrections: tuple[tuple[int, int, str], ...] = ()
     file: Path | None = None
     position: int | None = None
 
@@ -56,15 +65,36 @@ def title_of(problem: str) -> str:
     return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
 
 
+def reviews_of(turn: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The reviews of a message as plain data, each with the position of its draft, or `ITSELF`. A message that stands
+    in place of a draft has no review of its own."""
+    drafts = turn.get("drafts") or ()
+    for place, draft in enumerate(drafts):
+        yield place, draft["review"]
+    if turn.get("review") is not None and not (turn.get("replaced") and drafts):
+        yield ITSELF, turn["review"]
+
+
 def row_of(record: dict[str, Any], **more: Any) -> ConversationRow:
     """Make a row from a record as plain data whose nested columns are parsed."""
-    personas = Counter(turn["persona"] for turn in record["turns"] if turn["persona"] is not None)
+    turns = record["turns"]
+    personas = Counter(turn["persona"] for turn in turns if turn["persona"] is not None)
+    reviews = [(place, *found) for place, turn in enumerate(turns) for found in reviews_of(turn)]
+    invalid = [(turn, draft, review) for turn, draft, review in reviews if review.get("valid") is False]
     return ConversationRow(
         title=title_of(record["problem"]),
-        messages=len(record["turns"]),
+        messages=len(turns),
         personas=dict(personas),
         judge_failed=any(each["scores"] is None and each["accepted"] is None for each in record["verdicts"]),
         failed=record.get("failure") is not None,
+        reviewed=bool(reviews),
+        without_review=sum(review.get("valid") is None for _, _, review in reviews),
+        categories=dict(Counter(review.get("category", "") for _, _, review in invalid)),
+        corrections=tuple(
+            (turn, draft, review.get("category", ""))
+            for turn, draft, review in invalid
+            if review.get("correction") is not None
+        ),
         **{name: record[name] for name in _COPIED},
         **more,
     )

@@ -31,7 +31,12 @@ _PREFIXES = (
     "mismatch/",
     "guard/",
     "heldout/",
+    "supervision/",
+    "corrections/",
 )
+_RARE = ("guard/", "corrections/pass_")
+"""Metrics of few steps: checks of the judge, and supervised passes."""
+
 _NAMES = frozenset(
     "reward reward_std frac_reward_zero_std loss grad_norm learning_rate entropy step_time completions/mean_length "
     "sampling/sampling_logp_difference/mean".split()
@@ -89,6 +94,11 @@ class RunMetrics:
             warnings=[(check["step"], text) for check in reversed(checks) for text in check["warnings"]],
         )
 
+    def is_supervised(self) -> bool:
+        """Whether a supervisor is configured, or a step was logged with one."""
+        configured = bool(self.config().get("supervisor_model"))
+        return configured or any(name.startswith("supervision/") for line in self._read_lines() for name in line)
+
     def config(self) -> dict[str, Any]:
         """The recorded configuration of the trainer, else of the server, else of the evaluation; {} without any."""
         for name in ("train_rl", "vllm_server", "eval"):
@@ -116,10 +126,10 @@ class RunMetrics:
 
 
 def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most `MOST_POINTS` lines, evenly spread from the first to the last, and at most as many of the lines with a
-    check of the judge."""
-    checked = [line for line in lines if any(name.startswith("guard/") for name in line)]
-    kept = {line["step"]: line for line in (*_spread(lines), *_spread(checked))}
+    """At most `MOST_POINTS` lines, evenly spread from the first to the last, and at most as many of the lines with each
+    kind of rare metric."""
+    rare = [[line for line in lines if any(name.startswith(kind) for name in line)] for kind in _RARE]
+    kept = {line["step"]: line for kind in (lines, *rare) for line in _spread(kind)}
     return [kept[step] for step in sorted(kept)]
 
 

@@ -17,14 +17,15 @@ from src.viewer.conversation_sets import NOW, ConversationSets, find_conversatio
 from src.viewer.filters import LARGEST_PAGE, ListQuery, ordered
 from src.viewer.journal_tail import JournalTails
 from src.viewer.list_index import ConversationRow, ListIndex
-from src.viewer.schemas import Comparison, ConversationView, Group, Lessons, Page, Tokens, TurnView
-from src.viewer.text_spans import pieces_of, split_thoughts
+from src.viewer.schemas import Comparison, ConversationView, Group, Lessons, Page, Tokens
+from src.viewer.text_spans import pieces_of
 from src.viewer.tokenizer import RunTokenizer, UnknownTokenIds
+from src.viewer.turn_views import turn_view
 
 LARGEST_GROUP = 16
 _LISTED = (
     "id step index problem_id title student_name messages personas rewards reward rejected judge_failed failed "
-    "sampling state"
+    "sampling state categories without_review"
 ).split()
 _BARS = 20
 _LEFT_OUT = TOKEN_FIELDS - {"mask"}
@@ -68,6 +69,8 @@ class RunReader:
             histogram=_histogram(rewards),
             personas=sorted({persona for row in rows for persona in row.personas}),
             samplings=_samplings(rows),
+            categories=sorted({category for row in rows for category in row.categories}),
+            reviewed=any(row.reviewed for row in rows),
             columns={name: [getattr(row, name) for row in shown] for name in _LISTED},
         )
 
@@ -78,11 +81,11 @@ class RunReader:
             UnknownConversation: if the set has no conversation with this id.
         """
         row = self._row(where, conversation_id)
-        return _view(where, row, next(self._records([row])))
+        return _view(where, row, next(self.records([row])))
 
     def tokens(self, where: str, conversation_id: str) -> Tokens:
         """The teacher's context of a conversation as text; raises the errors of `conversation`."""
-        record = next(self._records([self._row(where, conversation_id)], tokens=True))
+        record = next(self.records([self._row(where, conversation_id)], tokens=True))
         trained = sum(record["mask"])
         if not record["completion_ids"]:
             return Tokens(why="No tokens are kept of this conversation.")
@@ -110,7 +113,7 @@ class RunReader:
         if not rows:
             raise UnknownConversation(f"{where} has no conversation on the problem {problem_id!r}.")
         shown = rows[: min(limit, LARGEST_GROUP)]
-        views = [_view(where, row, record) for row, record in zip(shown, self._records(shown), strict=True)]
+        views = [_view(where, row, record) for row, record in zip(shown, self.records(shown), strict=True)]
         rewards = [row.reward for row in rows if row.reward is not None]
         return Group(
             problem_id=problem_id,
@@ -168,7 +171,7 @@ class RunReader:
             raise UnknownConversation(f"{where} has no conversation {conversation_id!r}.")
         return found
 
-    def _records(self, rows: Sequence[ConversationRow], tokens: bool = False) -> Iterable[dict[str, Any]]:
+    def records(self, rows: Sequence[ConversationRow], tokens: bool = False) -> Iterable[dict[str, Any]]:
         """The records of the rows as plain data, with masks, and with the other token columns if `tokens` is set."""
         for file, together in groupby(rows, key=lambda row: row.file):
             some = list(together)
@@ -206,7 +209,7 @@ def _view(where: str, row: ConversationRow, record: dict[str, Any]) -> Conversat
     ]
     return ConversationView(
         where=where,
-        turns=[_turn_view(turn, mask, score) for turn, score in zip(record["turns"], scored, strict=True)],
+        turns=[turn_view(turn, mask, score) for turn, score in zip(record["turns"], scored, strict=True)],
         initial_solutions=record.get("initial_solutions", []),
         trained_tokens=sum(mask) if mask else None,
         context_tokens=len(mask) or None,
@@ -220,24 +223,6 @@ def _view(where: str, row: ConversationRow, record: dict[str, Any]) -> Conversat
 _SHOWN = (
     "id step index problem_id problem answer type student_name state verdicts solutions rewards reward rejected meta"
 ).split()
-
-
-def _turn_view(turn: dict[str, Any], mask: Sequence[int], score: float | None) -> TurnView:
-    span, policy = turn.get("span"), turn.get("policy")
-    trained = 0 if mask else None
-    if span and mask:
-        trained = sum(mask[span[0] : span[1]])
-    return TurnView(
-        role=turn["role"],
-        parts=split_thoughts(turn["text"]),
-        persona=turn["persona"],
-        tokens=turn["tokens"],
-        trained=trained,
-        ended=turn["ended"],
-        given=turn.get("given", False),
-        policy=f"{policy['run_id'] or 'initial weights'} v{policy['version']}" if policy else None,
-        score=score,
-    )
 
 
 def _histogram(rewards: Sequence[float]) -> list[int]:

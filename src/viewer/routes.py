@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from src.classroom.verdicts import CRITERIA
 from src.errors import DataError
 from src.viewer.chat import ChatTutor
+from src.viewer.desk import DeskQuery, TeachersDesk
 from src.viewer.filters import LARGEST_PAGE, ListQuery
 from src.viewer.metrics import RunMetrics
 from src.viewer.reader import LARGEST_GROUP, RunReader
@@ -19,6 +20,9 @@ from src.viewer.schemas import (
     ChatReply,
     Comparison,
     ConversationView,
+    Decided,
+    DecisionBody,
+    Desk,
     Group,
     Guards,
     Lessons,
@@ -38,7 +42,8 @@ OFF_WITHOUT_A_TUTOR = "This environment has no tutor to talk to."
 
 
 def add_viewer(app: FastAPI, run_folder: Path, live: bool) -> None:
-    """Add the page and its routes to the application.
+    """Add the page and its routes to the application. They read the run folder; only decisions at the teacher's desk
+    are written to it.
 
     Args:
         live: whether this server plays conversations; a teacher to talk to is in `app.state.tutor` if there is one.
@@ -49,6 +54,7 @@ def add_viewer(app: FastAPI, run_folder: Path, live: bool) -> None:
     reader, run_metrics = RunReader(run_folder), RunMetrics(run_folder)
     _add_run_routes(routes, reader, run_metrics, live)
     _add_conversation_routes(routes, reader)
+    _add_desk_routes(routes, TeachersDesk(reader))
     _add_chat_routes(routes, run_folder, live)
     app.include_router(routes)
 
@@ -61,6 +67,7 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, run_metrics: RunMetric
             name=reader.folder.name,
             folder=str(reader.folder),
             live=live,
+            supervised=run_metrics.is_supervised(),
             steps=list(sets.steps),
             evaluations=list(sets.evaluations),
             personas=list((config.get("generation") or {}).get("student_personas_prompts_paths") or {}),
@@ -135,6 +142,16 @@ def _add_conversation_routes(routes: APIRouter, reader: RunReader) -> None:
     @routes.get("/problem")
     def problem(where: str, problem_id: str) -> dict[str, str]:
         return {"problem_id": problem_id, "problem": reader.problem(where, problem_id)}
+
+
+def _add_desk_routes(routes: APIRouter, desk: TeachersDesk) -> None:
+    @routes.get("/corrections")
+    def corrections(query: Annotated[DeskQuery, Query()]) -> Desk:
+        return desk.page(query)
+
+    @routes.post("/corrections/decision")
+    def decide(body: DecisionBody) -> Decided:
+        return desk.decide(body)
 
 
 def _add_chat_routes(routes: APIRouter, run_folder: Path, live: bool) -> None:

@@ -2,10 +2,12 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from src.classroom.conversation import Solution
 from src.classroom.verdicts import Verdict
+from src.results.correction_decisions import LONGEST_TEXT, CategoryPrecision, CorrectionDecision, refuse_contradictions
+from src.rollout.requests import StrictModel
 
 
 class ChatAvailability(BaseModel):
@@ -18,11 +20,12 @@ class ChatAvailability(BaseModel):
 class RunInfo(BaseModel):
     """Response of `GET /api/run`: what is in the run folder. `live` is true if this server plays conversations itself.
     `facts` are the settings that the page shows: (label, value). `criteria` are the judge's criteria: the highest score
-    by name."""
+    by name. `supervised` says whether the run has a supervisor."""
 
     name: str
     folder: str
     live: bool
+    supervised: bool
     steps: list[int]
     evaluations: list[str]
     personas: list[str]
@@ -89,8 +92,9 @@ class Guards(BaseModel):
 
 class Page(BaseModel):
     """Response of `GET /api/conversations`: one page of a list, as columns of equal length. `matching` of `total` rows
-    pass the filters. `personas` and `samplings` are those of the whole set. `histogram` counts the matching rewards in
-    20 equal bins from 0 to 1; rewards outside are in the first or the last bin."""
+    pass the filters. `personas`, `samplings` and `categories` (those of invalid messages) are those of the whole set;
+    `reviewed` says whether a supervisor read any of its messages. `histogram` counts the matching rewards in 20 equal
+    bins from 0 to 1; rewards outside are in the first or the last bin."""
 
     where: str
     total: int
@@ -100,13 +104,39 @@ class Page(BaseModel):
     histogram: list[int]
     personas: list[str]
     samplings: list[str]
+    categories: list[str]
+    reviewed: bool
     columns: dict[str, list[Any]]
+
+
+class ReviewView(BaseModel):
+    """A supervisor's review of a message. `refused_text` is a correction that was not accepted, as far as the
+    supervisor's answer shows it."""
+
+    valid: bool | None
+    category: str
+    penalty: float | None
+    critique: str
+    correction: str | None
+    refused_correction: str | None
+    refused_text: str | None
+    source: str
+    error: str | None
+    raw: str
+
+
+class DraftView(BaseModel):
+    """A message that the supervisor rejected and nobody heard, as (kind, text) parts, with its review."""
+
+    parts: list[tuple[str, str]]
+    tokens: int
+    review: ReviewView
 
 
 class TurnView(BaseModel):
     """One message, as (kind, text) parts. The model sampled `tokens` tokens, of which `trained` have mask 1 (None if no
     tokens of the conversation are stored). `score` is that of the pedagogical reward model, if an evaluation used
-    one."""
+    one. `review`, `drafts` and `replaced` are as in `src.rollout.tokens.Turn`."""
 
     role: str
     parts: list[tuple[str, str]]
@@ -117,6 +147,9 @@ class TurnView(BaseModel):
     given: bool
     policy: str | None
     score: float | None = None
+    review: ReviewView | None = None
+    drafts: list[DraftView] = Field(default_factory=list)
+    replaced: bool = False
 
 
 class ConversationView(BaseModel):
@@ -222,3 +255,65 @@ class ChatReply(BaseModel):
     ended: bool
     over: bool
     policy: str
+
+
+class CorrectionView(BaseModel):
+    """A supervisor's correction, to be decided on. `before` are the messages before it, `message` is the one that it
+    corrects, `review` what the supervisor says about that one, and `heard` the message that the student got, if it is
+    another one. `decision` is the last decision about it."""
+
+    where: str
+    conversation: str
+    step: int | None
+    index: int
+    turn: int
+    draft: int
+    student_name: str | None
+    problem: str
+    before: list[TurnView]
+    message: list[tuple[str, str]]
+    review: ReviewView
+    heard: list[tuple[str, str]] | None
+    replaced: bool
+    decision: CorrectionDecision | None
+
+
+class Desk(BaseModel):
+    """Response of `GET /api/corrections`: one page of the supervisor's corrections, latest step first. `matching` of
+    `total` corrections pass the filters, and `undecided` of `total` wait for a decision. `categories` counts all of
+    them. `precision` is by all decisions of the run, `overall` over all categories."""
+
+    total: int
+    undecided: int
+    matching: int
+    offset: int
+    categories: dict[str, int]
+    precision: list[CategoryPrecision]
+    overall: CategoryPrecision
+    corrections: list[CorrectionView]
+
+
+class DecisionBody(StrictModel):
+    """Body of `POST /api/corrections/decision`: which correction, and what a person decides about it, as in
+    `CorrectionDecision`."""
+
+    conversation: str = Field(min_length=1, max_length=300)
+    turn: int = Field(ge=0)
+    draft: int = Field(ge=-1)
+    decision: Literal["accept", "edit", "reject"]
+    text: str = Field("", max_length=LONGEST_TEXT)
+    message_was_fine: bool = False
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "DecisionBody":
+        refuse_contradictions(self.decision, self.text, self.message_was_fine)
+        return self
+
+
+class Decided(BaseModel):
+    """Response of `POST /api/corrections/decision`: what was written, and the figures of all decisions."""
+
+    decision: CorrectionDecision
+    undecided: int
+    precision: list[CategoryPrecision]
+    overall: CategoryPrecision

@@ -22,6 +22,7 @@ ONE = Correction(
     conversation="r-0001",
     step=7,
     turn=2,
+    draft=-1,
     policy="abc v12",
     prompt_ids=[1, 2, 3],
     draft_ids=[4, 5],

@@ -247,6 +247,8 @@ def test_every_shipped_template_can_be_filled_in(path):
         "conversation": [{"role": "teacher", "content": "Hi."}, {"role": "student", "content": "Hello."}],
         "user_message": "",
         "teacher_message": "",
+        "message": "And now?",
+        "answer": "4",
     }
     if path.name == "lesson_plan.txt":
         given = json.loads((ROOT / "data/lesson_plans/train.jsonl").read_text(encoding="utf-8").splitlines()[0])

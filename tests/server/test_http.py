@@ -101,7 +101,10 @@ def test_half_a_character_anywhere_in_a_body_is_422_with_its_field(http, room: R
     assert not room.teacher.calls
 
 
-@pytest.mark.parametrize("path", ["/load_weights", "/sleep", "/get_pedagogical_reward", "/check_judge", "/api/chat"])
+@pytest.mark.parametrize(
+    "path",
+    ["/load_weights", "/sleep", "/get_pedagogical_reward", "/check_judge", "/api/chat", "/api/corrections/decision"],
+)
 def test_half_a_character_is_422_on_every_other_route_too(http: TestClient, path: str) -> None:
     answer = http.post(path, content=json.dumps({"problem": [HALF]}), headers={"Content-Type": "application/json"})
     assert answer.status_code == 422 and answer.json()["detail"].startswith("body.problem.0: Text may hold no half")

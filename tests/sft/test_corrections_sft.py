@@ -39,6 +39,7 @@ def corrections_of(tokenizer) -> list[Correction]:
             conversation=f"r-{number}",
             step=1,
             turn=1,
+            draft=-1,
             policy="abc v1",
             prompt_ids=tokenizer.encode(f"<|im_start|>user\n{number}<|im_end|>\n<|im_start|>assistant\n"),
             draft_ids=tokenizer.encode("assistant"),

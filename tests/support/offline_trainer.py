@@ -145,6 +145,7 @@ def offline_trainer(
         run_folder=folder,
         run_id="run",
         server=None,
+        checkpoint=None,
     )
     folder.mkdir(parents=True, exist_ok=True)
     trainer = OfflineTrainer(session, grpo_config(config, folder))

@@ -1,10 +1,12 @@
-"""A small run folder, and a client of the viewer on it."""
+"""A small run folder, a client of the viewer on it, and a browser."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from tests.support.browser import Browser, open_browser
 from tests.support.viewer_run import client_on, make_run
 
 
@@ -16,3 +18,19 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def http(run: Path) -> TestClient:
     return client_on(run)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_complained_of(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check after each test that the console has no error and no violation of the page's security policy."""
+    yield
+    if "browser" in request.fixturenames:
+        complaints = request.getfixturevalue("browser").complaints()
+        expected = ("401 (Unauthorized)", "net::ERR_")  # without the token; after a server has ended with its test
+        assert not [said for said in complaints if not any(each in said for each in expected)]

@@ -17,7 +17,7 @@ from src.viewer.routes import add_viewer
 from src.viewer.schemas import ChatBody, ChatOpening, ChatReply
 from src.viewer.text_spans import split_thoughts
 from tests.conftest import RunningServer, free_port
-from tests.support.browser import Browser, open_browser
+from tests.support.browser import Browser
 from tests.support.scripted_room import serving
 from tests.support.synthetic_run import step_line
 from tests.support.viewer_run import (
@@ -71,12 +71,6 @@ def live_app(run: Path) -> FastAPI:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("viewer") / "run")
 
@@ -86,16 +80,6 @@ def url(run: Path) -> Iterator[str]:
     port = free_port()
     with serving(create_viewer(run, None), port) as address:
         yield address
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_complained_of(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check after each test that the console has no error and no violation of the page's security policy."""
-    yield
-    if "browser" in request.fixturenames:
-        complaints = request.getfixturevalue("browser").complaints()
-        expected = ("401 (Unauthorized)", "net::ERR_")  # without the token; after a server has ended with its test
-        assert not [said for said in complaints if not any(each in said for each in expected)]
 
 
 def test_the_run_page_shows_figures_and_charts(browser: Browser, url: str) -> None:

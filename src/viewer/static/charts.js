@@ -1,4 +1,4 @@
-// Charts as SVG: lines with bands and marks, or stacked areas, over steps. Pointer and arrow keys show the values.
+// Charts as SVG: lines with bands and marks, stacked areas, or stacked bars, over steps. Pointer and arrow keys show the values.
 
 import { el, show, svg } from "./dom.js";
 import { compact } from "./format.js";
@@ -14,7 +14,7 @@ function tickStep(low, high, count = 5) {
 function ticks(low, high, count = 5) {
   const step = tickStep(low, high, count);
   const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(Number((n * step).toPrecision(12)) || 0); // no −0
   return found;
 }
 
@@ -50,16 +50,18 @@ function runs(values) {
  * @param {string} title
  * @param {number[]} steps
  * @param {{label: string, colour: string, values: (number|null)[], spread?: (number|null)[]}[]} series
- * @param {{range?: [number, number], stack?: boolean, format?: function, note?: string, pick?: function,
+ * @param {{range?: [number, number], stack?: boolean, bars?: boolean, format?: function, note?: string, pick?: function,
  *   marks?: {label: string, colour: string, first: boolean, value: number, low: number|null, high: number|null}[]}} options
  */
 export function chart(title, steps, series, options = {}) {
   const format = options.format ?? compact;
-  const layers = options.stack ? stacked(series) : series;
-  const tops = layers.flatMap((each) => options.stack ? each.upper : each.values);
+  const piled = options.stack || options.bars;
+  const layers = piled ? stacked(series) : series;
+  const tops = layers.flatMap((each) => piled ? each.upper : each.values);
   const marks = options.marks ?? [];
-  const [low, high] = range([...tops, ...marks.map((mark) => mark.value)], options.range ?? (options.stack ? [0, null] : null));
-  const first = steps[0], last = steps.at(-1) === first ? first + 1 : steps.at(-1);
+  const [low, high] = range([...tops, ...marks.map((mark) => mark.value)], options.range ?? (piled ? [0, null] : null));
+  const slot = options.bars ? (steps.at(-1) - steps[0]) / (steps.length - 1) || 1 : 0; // the room of a bar, in steps
+  const first = steps[0] - slot / 2, last = steps.at(-1) === steps[0] && !slot ? first + 1 : steps.at(-1) + slot / 2;
   const x = (step) => LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (high - Math.min(high, Math.max(low, value))) / (high - low);
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0", "aria-label": spoken(title, steps, series, format) });
@@ -72,6 +74,12 @@ export function chart(title, steps, series, options = {}) {
   }
   const line = (values, indices) => indices.map((i, n) => `${n ? "L" : "M"}${x(steps[i]).toFixed(1)} ${y(values[i]).toFixed(1)}`).join("");
   for (const each of layers) {
+    if (options.bars) {
+      const width = Math.max(1, 0.8 * (x(first + slot) - x(first)));
+      drawing.append(...steps.flatMap((step, i) => each.values[i] ? [svg("rect", { class: `area ${each.colour}`, x: (x(step) - width / 2).toFixed(1), width: width.toFixed(1),
+        y: y(each.upper[i]).toFixed(1), height: (y(each.lower[i]) - y(each.upper[i])).toFixed(1) })] : []));
+      continue;
+    }
     if (options.stack) {
       const all = steps.map((_, i) => i);
       drawing.append(svg("path", { class: `area ${each.colour}`, d: `${line(each.upper, all)}${line(each.lower, [...all].reverse()).replace("M", "L")}Z` }));

@@ -3,6 +3,8 @@
 import { el, longText, svg } from "./dom.js";
 import { number, plural, topOf, words } from "./format.js";
 import { personaBadge, rewardBar } from "./badges.js";
+import { messageParts } from "./message_parts.js";
+import { foldedReview, hasVersions, turnBadges, versions } from "./reviews.js";
 
 /** The messages, with folded thoughts. */
 export function dialogue(conversation) {
@@ -12,20 +14,15 @@ export function dialogue(conversation) {
 export function message(turn, i, conversation) {
   const names = { teacher: "Tutor", student: conversation.student_name ?? "Student" };
   const name = names[turn.role] ?? `${turn.role[0].toUpperCase()}${turn.role.slice(1)}`;
-  return el("li", { class: `message ${turn.role}` },
+  const beside = hasVersions(turn);
+  return el("li", { class: `message ${turn.role}${beside ? " beside" : ""}` },
     el("div", { class: "who" }, el("strong", { dir: "auto" }, name), el("span", { class: "nr" }, `${i + 1}`),
       turn.persona ? personaBadge(turn.persona) : null,
       turn.given ? el("span", { class: "badge plain", title: "It stands in the prompt template" }, "given") : null,
-      turn.ended ? null : el("span", { class: "badge bad", title: "It reached its token limit" }, "cut off")),
-    el("div", { class: "bubble" }, turn.parts.length ? turn.parts.map(([kind, text]) => part(kind, text)) : el("em", {}, "(nothing)")),
-    tokens(turn, conversation));
-}
-
-function part(kind, text) {
-  const said = text.trim();
-  if (!said) return null;
-  if (kind === "said") return el("p", { class: "said" }, longText(said));
-  return el("details", { class: "thought" }, el("summary", {}, "Thought"), el("p", {}, longText(said.replace(/^<think>|<\/think>$/g, "").trim())));
+      turn.ended ? null : el("span", { class: "badge bad", title: "It reached its token limit" }, "cut off"),
+      turnBadges(turn)),
+    beside ? versions(turn) : el("div", { class: "bubble" }, messageParts(turn.parts)),
+    tokens(turn, conversation), beside ? null : foldedReview(turn.review));
 }
 
 function tokens(turn, conversation) {

@@ -2,12 +2,15 @@
 
 import { get, link } from "./api.js";
 import { el, input, select, show, svg } from "./dom.js";
-import { number, plural, setName } from "./format.js";
+import { number, plural, setName, words } from "./format.js";
 import { personaBadge, rewardBar } from "./badges.js";
 import { latestSet, setSelect } from "./sets.js";
 
 const PER_PAGE = 100;
 const JUDGES = [["", "any"], ["failed", "an attempt failed"], ["unrewarded", "no verdict"], ["rejected", "rejected"]];
+const REVIEWS = [["", "any"], ["invalid", "with an invalid message"], ["none", "with a failed review"]];
+const CATEGORY = "category:";
+const MOST_CATEGORIES = 2;
 const ORDERS = [["played", "as played"], ["worst", "lowest reward"], ["best", "highest reward"], ["longest", "longest"]];
 
 /** The list that was shown last; a conversation's previous and next ones are found in it. */
@@ -34,16 +37,24 @@ export async function listPage(host, given, run) {
 function drawFilters(page, parameters, run, go) {
   const many = [["now", "being played"], ["training", "all steps"]];
   return [
-    setSelect("Conversations of", run, parameters.where, (where) => go({ where, sampling: null }), many, { id: "where" }),
+    setSelect("Conversations of", run, parameters.where, (where) => go({ where, sampling: null, review: null, category: null }), many, { id: "where" }),
     input("Lesson contains", parameters.problem, (problem) => go({ problem }), { type: "search", id: "problem", dir: "auto" }),
     el("div", { class: "pair" },
       input("Reward from", parameters.low, (low) => go({ low }), { type: "number", step: "0.05", id: "low" }),
       input("to", parameters.high, (high) => go({ high }), { type: "number", step: "0.05", id: "high" })),
     select("Persona", [["", "any"], ...page.personas.map((name) => [name, name.replaceAll("_", " ")])], parameters.persona ?? "", (persona) => go({ persona }), { id: "persona" }),
     select("Judge", JUDGES, parameters.judge ?? "", (judge) => go({ judge }), { id: "judge" }),
+    page.reviewed ? supervisor(page, parameters, go) : null,
     page.samplings.length ? select("Sampling", [["", "any"], ...page.samplings.map((name) => [name, name])], parameters.sampling ?? "", (sampling) => go({ sampling }), { id: "sampling" }) : null,
     select("Order", ORDERS, parameters.sort ?? "played", (sort) => go({ sort }), { id: "sort" }),
   ];
+}
+
+function supervisor(page, parameters, go) {
+  const categories = { label: "Invalid because of", options: page.categories.map((name) => [`${CATEGORY}${name}`, words(name) || "(none)"]) };
+  const chosen = parameters.category ? `${CATEGORY}${parameters.category}` : parameters.review ?? "";
+  const change = (value) => go(value.startsWith(CATEGORY) ? { review: null, category: value.slice(CATEGORY.length) } : { review: value, category: null });
+  return select("Supervisor", page.categories.length ? [...REVIEWS, categories] : REVIEWS, chosen, change, { id: "review" });
 }
 
 function summary(page, go) {
@@ -89,7 +100,7 @@ function row(page, i, oneStep) {
   const address = link("conversation", { where: page.where, id: of("id") });
   const open = (event) => { if (!event.target.closest("a")) location.hash = address; };
   const flags = [of("judge_failed") && ["bad", "judge failed"], of("failed") && ["bad", "broken off"], of("rejected") && ["bad", "rejected"],
-    of("state") !== "END" && ["busy", "playing"], of("sampling") && ["plain", of("sampling")]].filter(Boolean);
+    ...invalid(of("categories")), of("without_review") && ["plain", "review failed"], of("state") !== "END" && ["busy", "playing"], of("sampling") && ["plain", of("sampling")]].filter(Boolean);
   return el("tr", { onclick: open },
     el("td", {}, rewardBar(of("reward"), of("state") === "END")),
     el("td", { class: "lesson" }, el("a", { href: address, dir: "auto" }, of("title") || "(no text)")),
@@ -99,6 +110,13 @@ function row(page, i, oneStep) {
     el("td", {}, Object.entries(of("personas")).map(([name, count]) => personaBadge(name, count))),
     el("td", { class: "flags" }, flags.map(([kind, label]) => el("span", { class: `badge ${kind}` }, label)),
       of("problem_id") ? el("a", { class: "quiet", href: link("group", { where: page.where === "training" ? `step-${of("step")}` : page.where, problem_id: of("problem_id"), sampling: of("sampling") }) }, "group") : null));
+}
+
+/** The commonest categories of a conversation's invalid messages, and how many more there are. */
+function invalid(categories) {
+  const sorted = Object.entries(categories).sort(([, a], [, b]) => b - a);
+  const shown = sorted.slice(0, MOST_CATEGORIES).map(([name, count]) => ["invalid", `${count === 1 ? "" : `${count} `}${words(name) || "invalid"}`]);
+  return sorted.length > MOST_CATEGORIES ? [...shown, ["invalid", `${sorted.length - MOST_CATEGORIES} more`]] : shown;
 }
 
 function nothing(page, parameters, run) {

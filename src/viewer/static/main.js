@@ -9,11 +9,12 @@ import { conversationPage } from "./conversation_page.js";
 import { groupPage } from "./group_page.js";
 import { comparePage } from "./compare_page.js";
 import { chatPage } from "./chat_page.js";
+import { deskPage } from "./desk_page.js";
 
 const PAGES = { run: runPage, conversations: listPage, conversation: conversationPage, group: groupPage,
-  compare: comparePage, chat: chatPage };
+  compare: comparePage, chat: chatPage, desk: deskPage };
 const TABS = [["run", "Run"], ["conversations", "Conversations"], ["compare", "Before and after"],
-  ["chat", "Talk to the tutor"]];
+  ["chat", "Talk to the tutor"], ["desk", "Teacher's desk"]];
 const OF_TAB = { conversation: "conversations", group: "conversations" };
 const LOOK_EVERY_MS = 2500;
 
@@ -40,6 +41,7 @@ async function open() {
     state.run ??= await get("run");
     knowCriteria(state.run.criteria);
     document.getElementById("run-name").textContent = state.run.name;
+    drawTabs(OF_TAB[name] ?? name);
     const host = el("div", { class: `page page-${name}` });
     const page = await PAGES[name](host, parameters, state.run, state.pulse);
     if (turn !== state.turn) return;
@@ -59,7 +61,8 @@ async function open() {
 }
 
 function drawTabs(current) {
-  show(document.getElementById("nav"), TABS.map(([name, label]) =>
+  const shown = TABS.filter(([name]) => name !== "desk" || current === "desk" || state.run?.supervised);
+  show(document.getElementById("nav"), shown.map(([name, label]) =>
     el("a", { href: link(name), "aria-current": name === current ? "page" : null }, label)));
 }
 

@@ -4,6 +4,7 @@ import { get, link } from "./api.js";
 import { chart } from "./charts.js";
 import { el, show } from "./dom.js";
 import { dollars, number, percent, seconds, signed, topOf, words } from "./format.js";
+import { supervisionCharts } from "./supervision.js";
 import { guardCard, guardCharts } from "./guards.js";
 
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
@@ -38,6 +39,7 @@ function drawTiles(metrics, pulse, run) {
     tile("Reward", number(last.reward), last.reward_std === undefined ? "" : `± ${number(last.reward_std)} in the batch`),
     held && tile("Held-out reward", number(held.now), held.before === null ? held.sampling : `${signed(held.now - held.before)} since before, ${held.sampling}`),
     tile("Judge failures", percent(last["judge/failed_share"]), "of the last batch"),
+    series["supervision/valid_share"] && tile("Valid messages", percent(last["supervision/valid_share"]), "of the last batch, says the supervisor", null, link("desk")),
     tile("Cost", cost === null ? "nothing" : dollars(cost), cost === null ? "no model behind an API" : payees.length === 1 ? `of the ${payees[0].slice(0, -COST.length)}, so far` : "of all models behind an API, so far"),
     tile("Policy", pulse.policy ? pulse.policy.split(" ").at(-1) : "–", pulse.policy ? pulse.policy.split(" ").slice(0, -1).join(" ") : "nothing published"),
     tile("Being played", String(pulse.playing), pulse.played ? `${pulse.played} of the batch have ended` : "conversations", null,
@@ -92,6 +94,7 @@ function drawCharts(metrics, run) {
     costs.length && chart("Cost so far", steps, costs, { range: [0, null], format: dollars }),
     series["conversation/teacher_tokens"] && chart("Length", steps, line(["conversation/teacher_tokens"], ["teacher's tokens per conversation"]), { range: [0, null], pick }),
     series["frac_reward_zero_std"] && chart("Groups without variance", steps, line(["frac_reward_zero_std"], ["share of groups"]), { range: [0, 1], format: percent, note: "They teach nothing: all their conversations were worth the same.", pick }),
+    ...supervisionCharts(steps, series, pick),
     ...guardCharts(steps, series, pick),
     series["mismatch/mean_abs_logprob_diff"] && chart("Engine against trainer", steps, line(["mismatch/mean_abs_logprob_diff"], ["mean difference of log-probs"]), { range: [0, null] }),
   ];

@@ -1,0 +1,266 @@
+"""Measures what supervision is worth on the quickstart: the same tutor is trained several ways, with equal numbers of
+conversations, and every version of it is played on held-out lessons, without a supervisor.
+
+    rl          reinforcement learning alone: the quickstart
+    penalty     and the supervisor's penalties as turn credit
+    same_step   and penalties, and corrections in every step
+    pass        and penalties, and corrections in supervised passes between the steps
+    shuffled    a control: as `penalty`, with the penalties permuted over the messages of a batch
+
+    python -m benchmarks.supervision_arms [--folder runs/arms] [--seeds 1 2 3] [--steps 30] [--arms rl penalty …]
+
+It needs the models of `make quickstart-models`. Each training and each measured version is kept in the folder, so the
+same command goes on where it was stopped; with `--report` it only prints what is there. Seeds begin with the same
+fine-tuned model, and differ in the order of lessons, in the students' errors, and in what is sampled.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+
+from config.base import default_penalties
+from config.checks import check_train_rl
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.conversation import visible_text
+from src.classroom.record import ConversationRecord
+from src.launch.commands import server_command
+from src.launch.server_process import ServerProcess
+from src.models.policy_folder import policy_path
+from src.models.policy_version import PolicyVersion
+from src.results.run_folder import read_lines
+from src.results.statistics import paired_change
+from src.rollout.requests import SampleRequest
+from src.rollout.reviews import MessageToReview, Review, priced
+from src.server.client import ClassroomClient
+from src.supervision.rubric_supervisor import review_by_rubric
+from src.system.processes import Signals
+
+SUPERVISED = ["supervisor_model.model_name_or_path=rubric", "train.turn_credit.mode=immediate"]
+ARMS: dict[str, list[str]] = {
+    "rl": [],
+    "penalty": SUPERVISED,
+    "same_step": [*SUPERVISED, "train.corrections.mode=same_step"],
+    "pass": [*SUPERVISED, "train.corrections.mode=pass", "train.corrections.interval=5"],
+    "shuffled": [*SUPERVISED, "train.turn_credit.shuffle=true"],
+}
+CONVERSATIONS_PER_STEP = 64
+WANTED_REWARD = 0.9
+EVERY = 3
+"""Steps between two measured versions."""
+EVALUATION_SEED = 2024
+
+
+class Bench:
+    """One benchmark's folder, and what is in it.
+
+    Args:
+        models: the run folder of the quickstart whose fine-tuned model and lessons are used.
+    """
+
+    def __init__(self, folder: Path, models: Path, steps: int, port: int):
+        self.folder, self.models, self.steps, self.port = folder, models, steps, port
+        self.results = folder / "results.jsonl"
+
+    def overrides(self, save_dir: Path) -> list[str]:
+        """The overrides of every program of the benchmark."""
+        model, lessons = self.models / "sft" / "model", self.models / "world" / "lessons_train.jsonl"
+        return [
+            *("--config-name", "quickstart"),
+            f"logging.save_dir={save_dir}",
+            f"teacher_model.model_name_or_path={model}",
+            f"student_model.model_name_or_path={model}",
+            f"dataset.train_datasets=[{{name_or_path: {lessons}}}]",
+            f"generation.server_port={self.port}",
+        ]
+
+    def train(self, arm: str, seed: int) -> Path:
+        """Train an arm, unless it is trained already; returns its run folder."""
+        run = self.folder / arm / str(seed)
+        if (run / "learning.json").exists():
+            return run
+        own = [f"seed={seed}", f"train.max_steps={self.steps}", "train.keep_published_policies=1000"]
+        command = ["./start_rl_training.sh", *self.overrides(run), *own, "logging.save_steps=10", *ARMS[arm]]
+        print(f"training {arm}, seed {seed}: {run}", flush=True)
+        run.mkdir(parents=True, exist_ok=True)
+        with (run / "launcher.log").open("a") as log:
+            subprocess.run(command, cwd=ROOT, check=True, stdout=log, stderr=subprocess.STDOUT)
+        return run
+
+    def measured(self) -> set[tuple[str, int, int]]:
+        """The (arm, seed, step) that were measured already."""
+        return {(line["arm"], line["seed"], line["step"]) for line in read_lines(self.results)}
+
+    def measure(self, client: ClassroomClient, arm: str, seed: int, lessons: Sequence[str]) -> None:
+        """Play the held-out lessons with every `EVERY`th version of an arm, and write the results down."""
+        run = self.folder / arm / str(seed)
+        run_id = (run / "run_id").read_text(encoding="utf-8")
+        for step in range(0, self.steps + 1, EVERY):
+            if (arm, seed, step) in self.measured():
+                continue
+            policy = PolicyVersion(run_id, step)
+            client.load_weights(policy, policy_path(run, step))
+            request = SampleRequest(
+                problems=[*lessons, *lessons],
+                answers=[""] * 2 * len(lessons),
+                request_id=f"{arm}-{seed}-{step}",
+                seed=EVALUATION_SEED,
+                step=0,
+                run_id=policy.run_id,
+                policy_version=policy.version,
+                fixed_seeds=True,
+            )
+            records = client.sample(request).conversations
+            line = {"arm": arm, "seed": seed, "step": step, **figures(records)}
+            with self.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(f"{arm} {seed} after {step} steps: reward {fmean(line['rewards'].values()):.3f}", flush=True)
+
+
+def figures(records: Sequence[ConversationRecord]) -> dict[str, dict[str, float]]:
+    """By problem: the reward, the share of valid messages, and the mean penalty. The conversations were played without
+    a supervisor; the rubric reviews their messages afterwards."""
+    rewards, valid, penalties = defaultdict(list), defaultdict(list), defaultdict(list)
+    for record in records:
+        reviews = list(reviews_of(record))
+        rewards[record.problem_id].append(record.reward)
+        valid[record.problem_id].append(fmean(review.valid for review in reviews))
+        penalties[record.problem_id].append(fmean(review.penalty for review in reviews))
+    named = {"rewards": rewards, "valid": valid, "process": penalties}
+    return {name: {problem: fmean(values) for problem, values in found.items()} for name, found in named.items()}
+
+
+def reviews_of(record: ConversationRecord) -> Iterator[Review]:
+    """The rubric's priced reviews of the tutor's messages."""
+    said: list[dict[str, str]] = []
+    for turn in record.turns:
+        if turn.role == "teacher":
+            about = MessageToReview(list(said), visible_text(turn.text), record.problem, cut=not turn.ended)
+            yield priced(review_by_rubric(about), default_penalties())
+        said.append({"role": turn.role, "content": visible_text(turn.text)})
+
+
+@contextmanager
+def evaluation_server(bench: Bench) -> Iterator[ClassroomClient]:
+    """A server on the benchmark's folder, which holds the policies of all arms."""
+    config = load(TrainRLConfig, "train_rl", bench.overrides(bench.folder), check_train_rl)
+    command = server_command(bench.overrides(bench.folder))
+    with Signals() as signals:
+        server = ServerProcess(command, config.generation, signals, bench.folder / "server.log")
+        try:
+            server.wait_until_ready()
+            yield ClassroomClient(server.url, log=server.log)
+        finally:
+            server.stop()
+
+
+def report(lines: Sequence[Mapping]) -> str:
+    """Three tables: the last versions with differences to `rl`, the whole way, and the conversations until 0.90."""
+    by_arm: dict[str, dict[int, dict[int, Mapping]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        by_arm[line["arm"]][line["seed"]][line["step"]] = line
+    arms = [arm for arm in ARMS if arm in by_arm]
+    seeds = sorted(set.intersection(*(set(by_arm[arm]) for arm in arms)))
+    last = min(max(found) for arm in arms for found in by_arm[arm].values())
+    out = [f"seeds {seeds}, {last} steps of {CONVERSATIONS_PER_STEP} conversations", ""]
+    out.append("after the last step: mean, and difference to rl [95 % interval over lessons of all seeds]")
+    for figure in ("rewards", "valid"):
+        for arm in arms:
+            at_end = _by_lesson(by_arm[arm], seeds, figure, [last])
+            out.append(f"  {figure:8}{arm:10}{_mean(at_end):.3f}  {_difference(by_arm, arm, seeds, figure, [last])}")
+    steps = list(range(EVERY, last + 1, EVERY))
+    out += ["", "the mean over all measured versions after the first: how fast it was learned"]
+    for arm in arms:
+        whole = _by_lesson(by_arm[arm], seeds, "rewards", steps)
+        out.append(f"  rewards {arm:10}{_mean(whole):.3f}  {_difference(by_arm, arm, seeds, 'rewards', steps)}")
+    out += ["", f"conversations until a held-out reward of {WANTED_REWARD:.2f} (interpolated), by seed, and their mean"]
+    for arm in arms:
+        needed = [conversations_needed(by_arm[arm][seed]) for seed in seeds]
+        known = [each for each in needed if each is not None]
+        mean = f"{fmean(known):.0f}" if len(known) == len(needed) else "not reached by all"
+        out.append(f"  {arm:10}{[round(each) if each is not None else None for each in needed]}  {mean}")
+    return "\n".join(out)
+
+
+def conversations_needed(by_step: Mapping[int, Mapping]) -> float | None:
+    """The conversations until the mean held-out reward first reached `WANTED_REWARD`, interpolated between measured
+    versions; None if it never did."""
+    before: tuple[int, float] | None = None
+    for step in sorted(by_step):
+        reward = fmean(by_step[step]["rewards"].values())
+        if reward >= WANTED_REWARD:
+            if before is None:
+                return 0.0
+            share = (WANTED_REWARD - before[1]) / (reward - before[1])
+            return CONVERSATIONS_PER_STEP * (before[0] + share * (step - before[0]))
+        before = (step, reward)
+    return None
+
+
+def _by_lesson(by_seed: Mapping, seeds: Sequence[int], figure: str, steps: Sequence[int]) -> dict[str, list[float]]:
+    """The figure's mean over these steps, for each lesson of each seed."""
+    found = {}
+    for seed in seeds:
+        for lesson in by_seed[seed][steps[0]][figure]:
+            found[f"{seed}|{lesson}"] = [fmean(by_seed[seed][step][figure][lesson] for step in steps)]
+    return found
+
+
+def _difference(by_arm: Mapping, arm: str, seeds: Sequence[int], figure: str, steps: Sequence[int]) -> str:
+    if arm == "rl" or "rl" not in by_arm:
+        return ""
+    change = paired_change(
+        _by_lesson(by_arm["rl"], seeds, figure, steps), _by_lesson(by_arm[arm], seeds, figure, steps)
+    )
+    low, high = change["ci95"]
+    return f"{change['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _mean(by_lesson: Mapping[str, Sequence[float]]) -> float:
+    return fmean(value for values in by_lesson.values() for value in values)
+
+
+def main() -> None:
+    """Train and measure what is missing, then print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("runs/arms"))
+    parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--port", type=int, default=8045)
+    parser.add_argument("--report", action="store_true", help="only print what was measured")
+    arguments = parser.parse_args()
+    if not (arguments.models / "sft" / "model").is_dir():
+        sys.exit(f"{arguments.models} has no fine-tuned model: run make quickstart-models, or give --models.")
+    bench = Bench(arguments.folder.resolve(), arguments.models.resolve(), arguments.steps, arguments.port)
+    bench.folder.mkdir(parents=True, exist_ok=True)
+    if not arguments.report:
+        path = bench.models / "world" / "lessons_heldout.jsonl"
+        lessons = [json.loads(line)["problem"] for line in path.read_text(encoding="utf-8").splitlines()]
+        for seed in arguments.seeds:
+            for arm in arguments.arms:
+                measure_arm(bench, arm, seed, lessons)
+    print(report(read_lines(bench.results)))
+
+
+def measure_arm(bench: Bench, arm: str, seed: int, lessons: Sequence[str]) -> None:
+    """Train an arm with a seed, measure its versions, and delete their weights."""
+    due = {(arm, seed, step) for step in range(0, bench.steps + 1, EVERY)}
+    if due <= bench.measured():
+        return
+    run = bench.train(arm, seed)
+    with evaluation_server(bench) as client:
+        bench.measure(client, arm, seed, lessons)
+    shutil.rmtree(run / "policy", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The supervised turn: which conversations are supervised, what follows from a review, and which tokens a reviewed
+message leaves in the teacher's context and beside it."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from config.base import SupervisionConfig
+from config.values import REPLACE, RETRY
+from src.rollout.chat_template import ReplyFrame, encode_further_text
+from src.rollout.problem import Problem
+from src.rollout.reviews import Draft, Review
+from src.rollout.tokens import Branch, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ACCEPT = "accept"
+THE_TURN = -1
+"""The index of the message itself, among the drafts of a turn."""
+
+
+@dataclass(frozen=True)
+class SampledDraft:
+    """A message that the teacher sampled and that has not entered the conversation yet.
+
+    Attributes:
+        turn: the message.
+        ids, logprobs: its sampled tokens.
+        given: the tokens that the program adds after them.
+        hint_ids: tokens between the conversation's context and the message: a critique of an earlier draft.
+        review: None before the supervisor has read it.
+    """
+
+    turn: Turn
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    given: tuple[int, ...] = ()
+    hint_ids: tuple[int, ...] = ()
+    review: Review | None = None
+
+    @property
+    def rejected(self) -> Draft:
+        """The draft as it is kept for people to read."""
+        return Draft(self.turn.text, self.turn.tokens, self.review)
+
+
+@dataclass(frozen=True)
+class ReviewedMessage:
+    """A message as it enters the conversation.
+
+    Attributes:
+        turn: the message; its `span` is set when its tokens are appended.
+        ids: all tokens that it adds to the teacher's context; the first `len(logprobs)` of them count as sampled.
+        branches: the tokens beside the context that are trained on.
+        in_context: whether the teacher sampled it in the context that it stands in.
+    """
+
+    turn: Turn
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    in_context: bool = True
+
+
+def is_supervised(supervision: SupervisionConfig, problem: Problem, seed: int, step: int) -> bool:
+    """Whether the conversations on a problem are supervised in this step: drawn for the whole group, so that its
+    conversations differ by what the teacher did. The share falls to 0 over `anneal_steps`."""
+    share = supervision.share
+    if supervision.anneal_steps > 0:
+        share *= max(0.0, 1 - step / supervision.anneal_steps)
+    return random.Random(f"{seed}|{problem.id}|{step}|supervisor").random() < share
+
+
+def decide(review: Review, supervision: SupervisionConfig, drafts: int) -> str:
+    """What follows from a review: `accept`, `retry` or `replace`. Without a verdict, a message is accepted.
+
+    Args:
+        drafts: the number of drafts of this message so far, with the reviewed one.
+    """
+    if review.valid is not False:
+        return ACCEPT
+    if supervision.on_invalid == RETRY and drafts <= supervision.max_retries:
+        return RETRY
+    if supervision.on_invalid == REPLACE and review.correction is not None:
+        return REPLACE
+    return ACCEPT
+
+
+def settle(
+    drafts: Sequence[SampledDraft],
+    review: Review,
+    replaced: bool,
+    place: tuple[int, int],
+    encode: Callable[[SampledDraft, str], tuple[tuple[int, ...], tuple[int, ...]] | None],
+) -> ReviewedMessage:
+    """The message that enters the conversation after a review.
+
+    Args:
+        drafts: all drafts of the message; the review is that of the last one.
+        replaced: whether the correction takes the place of the last draft.
+        place: the position of the message among the turns, and the number of completion tokens before it.
+        encode: the hint ids and the target ids of a correction of a draft; None if it cannot be a target.
+    """
+    turn_index, start = place
+    *earlier, last = [*drafts[:-1], replace(drafts[-1], review=review)]
+
+    def sampled(kind: str, draft: SampledDraft, index: int) -> Branch:
+        tokens = (draft.ids, draft.logprobs, draft.hint_ids)
+        return Branch(kind, turn_index, start, *tokens, draft.review.penalty, index)
+
+    rejected = [*earlier, last] if replaced else earlier
+    branches = [sampled("draft", draft, index) for index, draft in enumerate(rejected) if draft.ids]
+    targets: dict[tuple, Branch] = {}
+    for index, draft in [*enumerate(rejected), *([] if replaced else [(THE_TURN, last)])]:
+        found = encode(draft, draft.review.correction) if draft.review.correction is not None else None
+        if found is not None:
+            targets.setdefault(found, Branch("correction", turn_index, start, found[1], (), found[0], None, index))
+    turn = replace(last.turn, review=review, drafts=tuple(draft.rejected for draft in rejected))
+    if replaced:
+        hint, target = encode(last, review.correction) or ((), ())
+        turn = replace(turn, text=review.correction, tokens=0, ended=True, replaced=True)
+        return ReviewedMessage(turn, (*hint, *target), (), (*branches, *targets.values()), in_context=False)
+    in_context = not last.hint_ids
+    if last.hint_ids and last.ids:
+        branches.append(sampled("policy", last, THE_TURN))
+    logprobs = last.logprobs if in_context else ()
+    return ReviewedMessage(turn, (*last.ids, *last.given), logprobs, (*branches, *targets.values()), in_context)
+
+
+def retry_hint(draft: SampledDraft, frame: ReplyFrame, forced_ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens after the conversation's context with which the teacher writes a rejected message again: the draft,
+    its critique as the other side's message, and the beginning of the new message."""
+    request = f"(This message was not sent. {draft.review.critique} Write it again.)"
+    return (*draft.hint_ids, *draft.ids, *draft.given, *frame.reply(request), *forced_ids)
+
+
+def target_of(
+    draft: SampledDraft, correction: str, tokenizer: "PreTrainedTokenizerBase", end_id: int
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The tokens before a correction, and the correction's own with the end of the message. A message with a thought
+    keeps its thought as context: the correction is of what was said.
+
+    Returns None for a message whose thought never ended: nothing was said that could be corrected.
+    """
+    thought: tuple[int, ...] = ()
+    if "<think>" in draft.turn.text:
+        thought = _closed_thought(draft.ids, tokenizer)
+        if not thought:
+            return None
+    return thought, (*encode_further_text(tokenizer, correction), end_id)
+
+
+def _closed_thought(ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """The tokens up to the end of the message's last thought; none if it has no closed thought."""
+    whole = tokenizer.decode(ids, skip_special_tokens=False)
+    thoughts = whole.count("</think>")
+    if thoughts == 0:
+        return ()
+    ends = (end for end in range(1, len(ids) + 1) if tokenizer.decode(ids[:end]).count("</think>") == thoughts)
+    return tuple(ids[: next(ends)])

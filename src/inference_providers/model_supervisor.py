@@ -1,0 +1,163 @@
+"""Supervisors that are models: behind an OpenAI-compatible API, or on an engine of this server.
+
+Rules review each message first. A message that they find invalid costs nothing; a model is asked about the others. A
+model's correction has to pass the same rules.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from config.base import SupervisionConfig, SupervisorModelConfig
+from src.errors import ConfigError, ContextOverflow, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
+from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.chat_api import ChatApi, ChatRequest
+from src.inference_providers.open_router_inference import KeptReplies
+from src.rollout.engines import ChatEngine, Sampling
+from src.rollout.reviews import MessageToReview, Review
+from src.rollout.text import without_surrogates
+from src.supervision.correction_check import checked
+from src.supervision.prompted_review import parse_review, review_messages, review_schema
+from src.supervision.rules_supervisor import review_by_rules
+
+logger = logging.getLogger(__name__)
+
+STOPS = (EngineFailure, ProviderFailure, StorageError)
+"""Errors that stop all reviews until a user fixes their cause."""
+
+Reply = Callable[[int], Awaitable[str]]
+"""Requests one reply by its number, from 0, and returns its text."""
+
+
+class ApiSupervisor:
+    """A supervisor model behind an OpenAI-compatible API. It never pays twice for the same request: equal messages in
+    equal conversations get the same replies, also after a restart.
+
+    Args:
+        api: answers the requests that the ledger cannot; None sends none.
+        timeout_s: the time after which a review counts as failed; None leaves that to the API's own limits.
+
+    Raises:
+        ConfigError: without a prompt template.
+    """
+
+    def __init__(
+        self,
+        config: SupervisorModelConfig,
+        supervision: SupervisionConfig,
+        ledger: CallLedger,
+        api: ChatApi | None,
+        timeout_s: float | None = None,
+    ):
+        self._path = _prompt_path(supervision)
+        self._replies_per_review = config.replies_per_review
+        self._categories = tuple(supervision.penalties)
+        self._schema = None if config.response_format == "text" else review_schema(self._categories)
+        self._sampling = Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=supervision.max_tokens)
+        self._replies = KeptReplies(config, ledger, api)
+        self._timeout_s = timeout_s
+
+    async def review(self, about: MessageToReview) -> Review:
+        """As `Supervisor.review`.
+
+        Raises:
+            ProviderFailure: as `ChatApi.ask`.
+            StorageError: if the ledger cannot be used.
+        """
+
+        async def reply(number: int) -> str:
+            messages = review_messages(self._path, about)
+            request = ChatRequest(messages, self._sampling, self._schema, ("review", number))
+            answer, _ = await self._replies.get(request, lambda text: _can_be_read(text, self._categories))
+            return answer.text
+
+        return await review_by_model(about, reply, self._replies_per_review, self._categories, self._timeout_s)
+
+
+class EngineSupervisor:
+    """A supervisor model on an engine of this server.
+
+    Args:
+        timeout_s: the time after which a review counts as failed; None leaves that to the engine's own limits.
+
+    Raises:
+        ConfigError: without a prompt template.
+    """
+
+    def __init__(
+        self,
+        config: SupervisorModelConfig,
+        supervision: SupervisionConfig,
+        engine: ChatEngine,
+        sampling: Sampling,
+        timeout_s: float | None = None,
+    ):
+        self._path = _prompt_path(supervision)
+        self._replies_per_review = config.replies_per_review
+        self._categories = tuple(supervision.penalties)
+        self._engine = engine
+        self._sampling = replace(sampling, max_tokens=supervision.max_tokens)
+        self._timeout_s = timeout_s
+
+    async def review(self, about: MessageToReview) -> Review:
+        """As `Supervisor.review`.
+
+        Raises:
+            EngineFailure: if the engine died.
+        """
+
+        async def reply(number: int) -> str:
+            messages = review_messages(self._path, about)
+            found = await self._engine.chat(messages, replace(self._sampling, draw=("review", number)))
+            was_short = not found.ended and found.tokens < self._sampling.max_tokens
+            if was_short and not _can_be_read(found.text, self._categories):
+                raise ContextOverflow(f"The supervisor's context had room for {found.tokens} tokens of an answer only.")
+            return found.text
+
+        return await review_by_model(about, reply, self._replies_per_review, self._categories, self._timeout_s)
+
+
+async def review_by_model(
+    about: MessageToReview, reply: Reply, replies: int, categories: tuple[str, ...], timeout_s: float | None
+) -> Review:
+    """The rules' review if they find the message invalid, otherwise the first of up to `replies` replies that can be
+    read. A failure that concerns this message alone becomes a review without a verdict, which holds the error.
+
+    Raises:
+        EngineFailure, ProviderFailure, StorageError: as `reply`.
+    """
+    text = ""
+    try:
+        found = review_by_rules(about)
+        if found.valid is False:
+            return found
+        async with asyncio.timeout(timeout_s):
+            for number in range(replies):
+                text = await reply(number)
+                if number + 1 == replies or _can_be_read(text, categories):
+                    break
+        return checked(parse_review(text, categories), about)
+    except STOPS:
+        raise
+    except Exception as error:  # whatever it is, it says nothing about the message
+        logger.warning("no review of a message: %s: %s", type(error).__name__, error)
+        said = without_surrogates(f"{type(error).__name__}: {error}")
+        return Review(source="model", error=said, raw=without_surrogates(text))
+
+
+def _can_be_read(text: str, categories: tuple[str, ...]) -> bool:
+    try:
+        parse_review(text, categories)
+    except JudgeOutputError:
+        return False
+    return True
+
+
+def _prompt_path(supervision: SupervisionConfig) -> str:
+    if supervision.prompt_path is None:
+        raise ConfigError(
+            "A supervisor that is a model needs generation.supervisor.prompt_path, such as "
+            "prompt_templates/supervisors/language_tutor.txt."
+        )
+    return supervision.prompt_path

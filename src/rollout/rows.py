@@ -1,0 +1,83 @@
+"""Training rows: the stretches of tokens of an episode that are trained on.
+
+Most episodes are one row. Drafts that a supervisor rejected, messages that were written in another context, and
+corrections are rows of their own, each with the conversation before it as its prompt.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+
+from src.rollout.tokens import Branch
+from src.rollout.trajectory import Trajectory
+
+POLICY, DRAFT, CORRECTION = "policy", "draft", "correction"
+NO_MESSAGE = -1
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One row. All lists after `prompt_ids` have one entry per completion token.
+
+    Attributes:
+        kind: `policy` (sampled, and part of the conversation), `draft` (sampled and rejected), or `correction` (a
+            checked target that nobody sampled).
+        message: the number of the policy's message that the row is about, from 0; None for a whole conversation.
+        mask: 1 for tokens that the policy sampled; only they get a policy gradient.
+        target: 1 for tokens of a correction; only they get a gradient of the cross-entropy.
+        logprobs: the engine's log-probs of sampled tokens, 0.0 for all others.
+        messages: the number of the policy's message that each sampled token belongs to, `NO_MESSAGE` for all others.
+        reward: the process reward of a draft, or of a message in another context; None for other rows.
+    """
+
+    conversation_id: str
+    kind: str
+    message: int | None
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    target: list[int]
+    logprobs: list[float]
+    messages: list[int]
+    reward: float | None = None
+
+
+def rows_of(record: Trajectory) -> list[TrainingRow]:
+    """The rows of an episode: that of the whole conversation first."""
+    numbers = message_numbers(record)
+    messages = [NO_MESSAGE] * len(record.completion_ids)
+    for place, number in numbers.items():
+        if (span := record.turns[place].span) is not None:
+            messages[slice(*span)] = [number] * (span[1] - span[0])
+    none = [0] * len(messages)
+    tokens = (record.prompt_ids, record.completion_ids, record.mask, none, record.logprobs, messages)
+    whole = TrainingRow(record.id, POLICY, None, *tokens)
+    return [whole, *(_row_of(record, branch, numbers[branch.turn]) for branch in record.branches)]
+
+
+def message_numbers(record: Trajectory) -> dict[int, int]:
+    """The number of each of the policy's messages, from 0, by its position among the turns. Students, and messages from
+    the prompt template, have none."""
+    own = count()
+    policy = _policy_role(record)
+    return {place: next(own) for place, turn in enumerate(record.turns) if turn.role == policy and not turn.given}
+
+
+def _policy_role(record: Trajectory) -> str | None:
+    return next((turn.role for turn in record.turns if turn.policy is not None), None)
+
+
+def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
+    prompt = [*record.prompt_ids, *record.completion_ids[: branch.start], *branch.hint_ids]
+    length, sampled = len(branch.ids), int(branch.kind != CORRECTION)
+    return TrainingRow(
+        record.id,
+        branch.kind,
+        number,
+        prompt,
+        list(branch.ids),
+        [sampled] * length,
+        [1 - sampled] * length,
+        list(branch.logprobs) if sampled else [0.0] * length,
+        [number if sampled else NO_MESSAGE] * length,
+        branch.reward,
+    )

@@ -1,0 +1,68 @@
+"""A conversation's messages as the page shows them, with their drafts and reviews."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from src.classroom.verdicts import find_object
+from src.errors import JudgeOutputError
+from src.viewer.schemas import DraftView, ReviewView, TurnView
+from src.viewer.text_spans import split_thoughts
+
+
+def turn_view(turn: Mapping[str, Any], mask: Sequence[int] = (), score: float | None = None) -> TurnView:
+    """A message from its plain data.
+
+    Args:
+        mask: the mask of the conversation's tokens; empty if none are stored.
+        score: the score of the pedagogical reward model.
+    """
+    span, policy, review = turn.get("span"), turn.get("policy"), turn.get("review")
+    trained = 0 if mask else None
+    if span and mask:
+        trained = sum(mask[span[0] : span[1]])
+    return TurnView(
+        role=turn["role"],
+        parts=split_thoughts(turn["text"]),
+        persona=turn["persona"],
+        tokens=turn["tokens"],
+        trained=trained,
+        ended=turn["ended"],
+        given=turn.get("given", False),
+        policy=f"{policy['run_id'] or 'initial weights'} v{policy['version']}" if policy else None,
+        score=score,
+        review=review_view(review) if review is not None else None,
+        drafts=[_draft_view(draft) for draft in turn.get("drafts") or ()],
+        replaced=turn.get("replaced", False),
+    )
+
+
+def _draft_view(draft: Mapping[str, Any]) -> DraftView:
+    return DraftView(
+        parts=split_thoughts(draft["text"]), tokens=draft.get("tokens", 0), review=review_view(draft["review"])
+    )
+
+
+def review_view(review: Mapping[str, Any]) -> ReviewView:
+    """A review from its plain data."""
+    refused = review.get("refused_correction")
+    return ReviewView(
+        valid=review.get("valid"),
+        category=review.get("category", ""),
+        penalty=review.get("penalty"),
+        critique=review.get("critique", ""),
+        correction=review.get("correction"),
+        refused_correction=refused,
+        refused_text=_correction_in(review.get("raw", "")) if refused is not None else None,
+        source=review.get("source", ""),
+        error=review.get("error"),
+        raw=review.get("raw", ""),
+    )
+
+
+def _correction_in(answer: str) -> str | None:
+    """The correction in a supervisor's whole answer; None if it shows none."""
+    try:
+        found = find_object(answer).get("correction") if answer else None
+    except JudgeOutputError:
+        return None
+    return found if isinstance(found, str) and found.strip() else None

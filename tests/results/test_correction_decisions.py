@@ -1,0 +1,188 @@
+"""Tests of the file of decisions about corrections: what is written is read again, whole lines only; and of the
+precision that follows."""
+
+import json
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from src.errors import DataError, StorageError
+from src.results.correction_decisions import (
+    DECISIONS_NAME,
+    LONGEST_TEXT,
+    CorrectionDecision,
+    append_decision,
+    precision_by_category,
+    precision_of,
+    read_decisions,
+)
+from src.results.statistics import wilson_interval
+
+
+def decision(name: str = "accept", turn: int = 2, **more: object) -> CorrectionDecision:
+    text = {"text": "Better."} if name == "edit" else {}
+    return CorrectionDecision(
+        **{"time": 1.5, "conversation": "c-0001", "turn": turn, "draft": -1, "decision": name, "category": "leak"}
+        | text
+        | more
+    )
+
+
+def test_a_line_holds_what_the_trainer_reads(tmp_path: Path) -> None:
+    append_decision(tmp_path, decision("edit", text="Ask again: «où»?\nThen wait."))
+    (line,) = (tmp_path / DECISIONS_NAME).read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == {
+        "time": 1.5,
+        "conversation": "c-0001",
+        "turn": 2,
+        "draft": -1,
+        "decision": "edit",
+        "text": "Ask again: «où»?\nThen wait.",
+        "category": "leak",
+        "message_was_fine": False,
+    }
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=200).filter(str.strip)
+DECISIONS = st.builds(
+    lambda name, turn, draft, text, time: CorrectionDecision(
+        time=time, conversation="c", turn=turn, draft=draft, decision=name, text=text if name == "edit" else ""
+    ),
+    st.sampled_from(["accept", "edit", "reject"]),
+    st.integers(0, 2),
+    st.integers(-1, 1),
+    TEXTS,
+    st.floats(0, 4e9),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(DECISIONS, max_size=12), st.binary(max_size=40).filter(lambda cut: b"\n" not in cut), TEXTS)
+def test_the_last_line_about_a_correction_wins_and_a_cut_one_is_no_line(tmp_path_factory, decisions, cut, text) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    for each in decisions:
+        append_decision(folder, each)
+    expected = {each.place: each for each in decisions}
+    assert read_decisions(folder) == expected
+    with (folder / DECISIONS_NAME).open("ab") as file:
+        file.write(cut)
+    assert read_decisions(folder) == expected
+    later = decision("edit", text=text)
+    append_decision(folder, later)
+    assert read_decisions(folder) == expected | {later.place: later}
+
+
+def test_a_cut_line_longer_than_a_block_is_dropped_too(tmp_path: Path) -> None:
+    append_decision(tmp_path, decision())
+    with (tmp_path / DECISIONS_NAME).open("ab") as file:
+        file.write(b"x" * 10_000)
+    append_decision(tmp_path, decision("reject", turn=4))
+    assert [each.decision for each in read_decisions(tmp_path).values()] == ["accept", "reject"]
+
+
+def test_without_a_file_nothing_was_decided(tmp_path: Path) -> None:
+    assert read_decisions(tmp_path) == {}
+
+
+def test_a_line_that_is_no_decision_is_named(tmp_path: Path) -> None:
+    append_decision(tmp_path, decision())
+    with (tmp_path / DECISIONS_NAME).open("a") as file:
+        file.write('{"time": 1, "conversation": "c", "turn": 0, "draft": -1, "decision": "perhaps"}\n')
+    with pytest.raises(DataError, match=r"correction_decisions\.jsonl, line 2, is no decision .*: decision Input"):
+        read_decisions(tmp_path)
+
+
+def test_fields_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
+    line = json.loads(decision().model_dump_json()) | {"who": "a teacher"}
+    (tmp_path / DECISIONS_NAME).write_text(json.dumps(line) + "\n")
+    assert list(read_decisions(tmp_path).values()) == [decision()]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decision": "edit", "text": ""},
+        {"decision": "edit", "text": " \n\t"},
+        {"decision": "edit", "text": "x" * (LONGEST_TEXT + 1)},
+        {"decision": "edit", "text": "half \ud800"},
+        {"decision": "accept", "text": "but better"},
+        {"decision": "accept", "message_was_fine": True},
+        {"decision": "maybe"},
+        {"turn": -1},
+        {"draft": -2},
+        {"conversation": ""},
+        {"time": float("nan")},
+    ],
+)
+def test_what_is_no_decision_cannot_be_made(changes: dict) -> None:
+    with pytest.raises(ValidationError):
+        decision(**({"name": changes.pop("decision")} if "decision" in changes else {}), **changes)
+
+
+def test_on_a_full_disk_nothing_is_written(tmp_path: Path) -> None:
+    append_decision(tmp_path, decision())
+    path = tmp_path / DECISIONS_NAME
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=DECISIONS_NAME):
+            append_decision(tmp_path, decision("edit", text="long " * 100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    append_decision(tmp_path, decision("reject"))
+    assert [each.decision for each in read_decisions(tmp_path).values()] == ["reject"]
+
+
+def test_several_may_write_at_once(tmp_path: Path) -> None:
+    def write(turn: int) -> None:
+        for _ in range(20):
+            append_decision(tmp_path, decision("edit", turn=turn, text="word " * 2000))
+
+    writers = [threading.Thread(target=write, args=(turn,)) for turn in range(4)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    assert len(read_decisions(tmp_path)) == 4
+    assert len((tmp_path / DECISIONS_NAME).read_text().splitlines()) == 80
+
+
+# Precision -------------------------------------------------------------------------------------------------------
+
+
+def test_precision_is_what_was_accepted_or_edited_of_what_was_decided() -> None:
+    made = [decision(), decision("edit"), decision("reject"), decision("reject", message_was_fine=True)]
+    found = precision_by_category([*made, decision(category="off_topic")])
+    assert list(found) == ["leak", "off_topic"]
+    leak = found["leak"]
+    assert (leak.decided, leak.accepted, leak.edited, leak.rejected, leak.fine) == (4, 1, 1, 2, 1)
+    assert leak.precision == 0.5 and (leak.low, leak.high) == pytest.approx((0.150, 0.850), abs=5e-4)
+
+
+def test_without_a_decision_there_is_no_figure() -> None:
+    found = precision_of("leak", [])
+    assert (found.precision, found.low, found.high) == (None, None, None) and wilson_interval(0, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (8, 10, 0.4902, 0.9433), (81, 263, 0.2553, 0.3662)],
+)
+def test_wilson_s_interval_on_published_numbers(hits: int, total: int, low: float, high: float) -> None:
+    """81 of 263 is the example of Newcombe, Statistics in Medicine 17 (1998)."""
+    assert wilson_interval(hits, total) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.integers(1, 500).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
+def test_wilson_s_interval_holds_the_share_and_mirrors(counts: tuple[int, int]) -> None:
+    hits, total = counts
+    low, high = wilson_interval(hits, total)
+    assert 0 <= low <= hits / total + 1e-12 and hits / total - 1e-12 <= high <= 1
+    other = wilson_interval(total - hits, total)
+    assert (1 - other[1], 1 - other[0]) == pytest.approx((low, high))
