@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 import pyarrow.parquet as pq
 
-from config.values import PASS, SUPERVISOR_REWARD
+from config.values import PASS
 from src.results.run_folder import RunData, is_number, load_run, look_up
 from src.results.statistics import Estimate, mean_with_ci
 from src.results.supervision_plot import PASS_EXAMPLES, is_supervised, passes_of
@@ -49,10 +49,10 @@ class SupervisionSummary:
     Attributes:
         batches: the number of batches on each side; no batch is on both.
         figures: `reward`; `valid`, the share of valid messages among those with a verdict, rejected drafts included;
-            `process_reward`, the mean over each conversation's messages. A figure that the run does not have is left
-            out.
+            `process_reward`, the mean of the supervisor's penalties over each conversation's messages. A figure
+            that the run does not have is left out.
         passes: the number of passes over corrections.
-        examples: how many corrections were trained on, counted as often as that happened.
+        examples: how many corrections were trained on: in a pass once in each epoch, beside a batch once.
         final_loss: the last cross-entropy on corrections, in nats per token; None if none was trained on.
     """
 
@@ -87,7 +87,7 @@ def _batches(steps: int) -> int:
 
 
 def _figures(data: RunData) -> dict[str, FirstAndLast]:
-    sides = [_values_of(files, _weights(data)) for files in _rollouts(data.folder)]
+    sides = [_values_of(files) for files in _rollouts(data.folder)]
     found = {}
     for name, (metric, _) in _FIGURES.items():
         by_lesson = [mean_with_ci(side.get(name, {})) for side in sides]
@@ -117,23 +117,16 @@ def _rollouts(folder: Path) -> list[list[Path]]:
     return [sum(side, []) for side in (files[:batches], files[-batches:])] if batches else []
 
 
-def _weights(data: RunData) -> dict[str, float]:
-    """The weights of the turn rewards in the process reward, as the training was configured."""
-    return look_up(data.config, "train", "turn_credit", "rewards") or {SUPERVISOR_REWARD: 1.0}
-
-
-def _values_of(files: Sequence[Path], weights: Mapping[str, float]) -> dict[str, ByLesson]:
+def _values_of(files: Sequence[Path]) -> dict[str, ByLesson]:
     """Figure → lesson → values: a reward and a process reward per conversation, 1 or 0 per message with a verdict."""
     found: dict[str, ByLesson] = {name: {} for name in _FIGURES}
-    wanted = ("problem_id", "reward", "turns", "turn_rewards")
     for path in files:
-        columns = [name for name in wanted if name in pq.read_schema(path).names]
-        for row in pq.read_table(path, columns=columns).to_pylist():
+        for row in pq.read_table(path, columns=["problem_id", "reward", "turns"]).to_pylist():
             turns = json.loads(row["turns"])
             values = {
                 "reward": [row["reward"]],
                 "valid": _verdicts(turns),
-                "process_reward": [_process_reward(turns, json.loads(row.get("turn_rewards") or "{}"), weights)],
+                "process_reward": [_process_reward(turns)],
             }
             for name, each in values.items():
                 known = [value for value in each if is_number(value)]
@@ -147,19 +140,11 @@ def _verdicts(turns: Sequence[Mapping[str, Any]]) -> list[float]:
     return [float(each["valid"]) for each in reviews if each is not None and each["valid"] is not None]
 
 
-def _process_reward(
-    turns: Sequence[Mapping[str, Any]], turn_rewards: Mapping[str, Sequence[Any]], weights: Mapping[str, float]
-) -> Optional[float]:
-    """The mean over a conversation's messages of their weighted turn rewards. Messages without one of them are left
-    out; None if none is left. Without stored values the supervisor's are read from the reviews."""
-    penalties = [(turn.get("review") or {}).get("penalty") for turn in turns if turn["role"] == "teacher"]
-    values = {SUPERVISOR_REWARD: penalties, **turn_rewards}
-    named = [values.get(name, ()) for name in weights]
-    if len(set(map(len, named))) != 1:
-        return None
-    rows = [row for row in zip(*named, strict=True) if all(map(is_number, row))]
-    scored = [sum(weight * value for weight, value in zip(weights.values(), row, strict=True)) for row in rows]
-    return fmean(scored) if scored else None
+def _process_reward(turns: Sequence[Mapping[str, Any]]) -> Optional[float]:
+    """The mean of the supervisor's penalties over a conversation's messages; None if none has one."""
+    penalties = [(turn.get("review") or {}).get("penalty") for turn in turns]
+    known = [penalty for penalty in penalties if is_number(penalty)]
+    return fmean(known) if known else None
 
 
 def write_supervision(run_folder: Path) -> Optional[SupervisionSummary]:

@@ -26,12 +26,12 @@ def said(*reviews: Review) -> list[Turn]:
 
 
 def run_of(folder: Path, batches: list[dict], config: dict | None = None, lines: list[dict] | None = None) -> Path:
-    """A run folder: in each batch, by lesson, (reward, turns, turn rewards) of its conversations."""
+    """A run folder: in each batch, by lesson, (reward, turns) of its conversations."""
     for step, lessons in enumerate(batches):
         records = [
-            record_of(lesson, turns, reward=reward).model_copy(update={"turn_rewards": values, "step": step})
+            record_of(lesson, turns, reward=reward).model_copy(update={"step": step})
             for lesson, conversations in lessons.items()
-            for reward, turns, values in conversations
+            for reward, turns in conversations
         ]
         write_rollouts(folder, step, 0, records)
     default = [
@@ -48,9 +48,9 @@ def summary_of(folder: Path) -> SupervisionSummary:
 
 
 def test_the_first_batches_against_the_last(tmp_path: Path):
-    first = {"a": [(0.0, said(LEAK, FINE), {})], "b": [(0.4, said(LEAK, SILENT), {})]}
-    between = {"a": [(9.0, said(FINE), {})], "b": [(9.0, said(FINE), {})]}
-    last = {"a": [(1.0, said(FINE, FINE), {})], "b": [(0.6, said(FINE, FINE, LEAK, FINE), {}), (None, said(), {})]}
+    first = {"a": [(0.0, said(LEAK, FINE))], "b": [(0.4, said(LEAK, SILENT))]}
+    between = {"a": [(9.0, said(FINE))], "b": [(9.0, said(FINE))]}
+    last = {"a": [(1.0, said(FINE, FINE))], "b": [(0.6, said(FINE, FINE, LEAK, FINE)), (None, said())]}
     summary = summary_of(run_of(tmp_path, [first, between, last]))  # 3 batches: one on each side
     assert summary.batches == 1
     assert {name: each.over for name, each in summary.figures.items()} == dict.fromkeys(
@@ -69,28 +69,19 @@ def test_the_first_batches_against_the_last(tmp_path: Path):
 def test_rejected_drafts_count_as_messages_and_a_replaced_one_once(tmp_path: Path):
     again = Turn("teacher", "…", review=FINE, drafts=(Draft("…", 3, LEAK), Draft("…", 3, SILENT)))
     replaced = Turn("teacher", "…", review=LEAK, drafts=(Draft("…", 3, LEAK),), replaced=True)
-    batch = {"a": [(0.0, [again, Turn("student", "…")], {})], "b": [(0.0, [replaced], {})]}
+    batch = {"a": [(0.0, [again, Turn("student", "…")])], "b": [(0.0, [replaced])]}
     summary = summary_of(run_of(tmp_path, [batch, batch]))
     assert summary.figures["valid"].first["mean"] == pytest.approx(1 / 3), "valid: 1; leaks: 2"
     assert summary.figures["process_reward"].first["mean"] == -1.0, "of what was paid: 0 and −2"
 
 
 def test_at_most_ten_batches_on_a_side(tmp_path: Path):
-    batches = [{"a": [(float(step), said(FINE), {})], "b": [(float(step), said(FINE), {})]} for step in range(24)]
+    batches = [{"a": [(float(step), said(FINE))], "b": [(float(step), said(FINE))]} for step in range(24)]
     summary = summary_of(run_of(tmp_path, batches))
     assert summary.batches == 10
     reward = summary.figures["reward"]
     assert (reward.first["mean"], reward.last["mean"]) == (4.5, 18.5), "0 to 9 and 14 to 23"
     assert reward.first["n"] == reward.last["n"] == 20
-
-
-def test_the_process_reward_has_the_weights_of_the_training(tmp_path: Path):
-    values = {"judge": [1.0, 0.5, None], "length": [0.0, -0.5, 0.0], "supervisor": [-2.0, 0.0, 0.0]}
-    batch = {name: [(0.0, said(LEAK, FINE, FINE), values)] for name in ("a", "b")}
-    config = {"train": {"turn_credit": {"rewards": {"judge": 1.0, "length": 2.0}}}}
-    summary = summary_of(run_of(tmp_path, [batch, batch], config))
-    # 1 + 2 · 0 and 0.5 − 2 · 0.5; the third message was not scored: (1 − 0.5) / 2.
-    assert summary.figures["process_reward"].first["mean"] == pytest.approx(0.25)
 
 
 def test_without_rollouts_the_intervals_are_over_steps(tmp_path: Path):
@@ -108,7 +99,7 @@ def test_without_rollouts_the_intervals_are_over_steps(tmp_path: Path):
 
 
 def test_one_lesson_has_no_interval_over_lessons(tmp_path: Path):
-    batch = {"a": [(0.5, said(FINE), {})]}
+    batch = {"a": [(0.5, said(FINE))]}
     figure = summary_of(run_of(tmp_path, [batch] * 4)).figures["reward"]
     assert figure.over == "steps" and figure.first["mean"] == pytest.approx(0.15), "the lines' 0.1 and 0.2"
 
@@ -139,8 +130,8 @@ def test_corrections_in_the_same_step_are_counted_without_passes(tmp_path: Path)
 
 
 def test_the_file_holds_the_summary_and_the_text_says_it(tmp_path: Path):
-    first = {"a": [(0.0, said(LEAK), {})], "b": [(0.4, said(FINE), {})]}
-    last = {"a": [(1.0, said(FINE), {})], "b": [(0.6, said(FINE), {})]}
+    first = {"a": [(0.0, said(LEAK))], "b": [(0.4, said(FINE))]}
+    last = {"a": [(1.0, said(FINE))], "b": [(0.6, said(FINE))]}
     summary = write_supervision(run_of(tmp_path, [first, last]))
     assert json.loads((tmp_path / "supervision.json").read_text()) == asdict(summary)
     assert describe_supervision(summary).splitlines() == [
