@@ -13,7 +13,7 @@ from config.checks import reward_weights
 from config.eval_model import EvalConfig
 from config.eval_model import reward_weights as rewards_of_evaluation
 from config.train_rl_model import TrainRLConfig
-from config.values import PHASED
+from config.values import NO_CREDIT, OBSERVE, PHASED, RETRY, SAME_STEP
 from src.errors import ConfigError
 from src.memory.budget import (
     CUDA_CONTEXT,
@@ -180,6 +180,9 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         found.lines.append(f"trainer: not reckoned: {reason}")
         return None
     length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
+    rows = rows_of_micro_batch(config, launch.processes)
+    beside = config.supervisor_model is not None and (mixes_corrections(config) or _keeps_drafts(config))
+    width = 2 * length if beside else length
     job = TrainerJob(
         shape=shape,
         launch=launch,
@@ -187,7 +190,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         state_bytes=state_bytes(train.optimizer, launch.zero_stage),
         reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
         checkpointing=train.gradient_checkpointing,
-        tokens=train.per_device_train_batch_size * length,
+        tokens=rows * width,
         adapter=adapter,
     )
     memory = trainer_memory(job)
@@ -195,13 +198,58 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
     found.lines.append(
         f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "
-        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {train.per_device_train_batch_size} × "
-        f"{length} tokens"
+        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {rows} × {width} tokens"
     )
+    found.lines += _rows_beside(config, rows, length) if beside else []
     found.add(memory.held, "always")
     found.add(memory.backward, "backward")
     found.add(memory.step, "step")
     return job
+
+
+def mixes_corrections(config: TrainRLConfig) -> bool:
+    """Whether corrections are rows of the training's own steps."""
+    corrections = config.train.corrections
+    return config.supervisor_model is not None and corrections.mode == SAME_STEP and corrections.weight > 0
+
+
+def _keeps_drafts(config: TrainRLConfig) -> bool:
+    """Whether rejected drafts, or messages written again with a critique in their context, are rows of the training's
+    own steps."""
+    supervision = getattr(config.generation, "supervisor", None)
+    if supervision is None or supervision.on_invalid == OBSERVE:
+        return False
+    return config.train.turn_credit.mode != NO_CREDIT or (supervision.on_invalid == RETRY and supervision.show_critique)
+
+
+def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
+    """The most rows of a micro-batch: its conversations, and its part of the corrections that are mixed into a step.
+    Drafts are left out: how many there are depends on the tutor."""
+    train = config.train
+    batch, least = train.number_of_problems_per_batch * train.num_samples_per_problem, train.per_device_train_batch_size
+    if not mixes_corrections(config):
+        return least
+    conversations = max(1, batch // processes)
+    corrections = max(1, (train.corrections.rows_per_batch or batch) // processes)
+    parts = max(1, conversations // least)
+    return -(-(conversations + corrections) // parts)
+
+
+def _rows_beside(config: TrainRLConfig, rows: int, length: int) -> list[str]:
+    """What the budget counts of rows beside conversations, and what it leaves out."""
+    conversations = config.train.per_device_train_batch_size
+    lines = [
+        f"  a micro-batch at its largest: {conversations} conversations and {rows - conversations} corrections, padded "
+        f"to 2 × {length} tokens: to the longest context and the longest conversation of its batch"
+    ]
+    if _keeps_drafts(config):
+        supervision, messages = config.generation.supervisor, config.generation.max_turns // 2 + 1
+        drafts = messages * (supervision.max_retries if supervision.on_invalid == RETRY else 1)
+        lines.append(
+            f"  not counted: rejected drafts, up to {drafts} more rows for each conversation "
+            f"(generation.supervisor.on_invalid={supervision.on_invalid})"
+        )
+    return lines
 
 
 def _adapter(model: ModelConfig) -> AdapterJob | None:
@@ -315,6 +363,8 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
         ways.append("set train.gradient_checkpointing=true")
     if moment == "backward pass" and train.per_device_train_batch_size > 1:
         ways.append("lower train.per_device_train_batch_size")
+    if moment == "backward pass" and mixes_corrections(config):
+        ways.append("set train.corrections.mode=pass, or lower train.corrections.rows_per_batch")
     if moment != "engines":
         if OPTIMIZER_STATES[train.optimizer] > 2:
             ways.append("take an optimizer that remembers less, such as train.optimizer=adamw_bnb_8bit")

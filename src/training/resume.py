@@ -46,11 +46,14 @@ TAKES_EFFECT = frozenset(
         "per_device_train_batch_size learning_rate lr_scheduler_type epochs max_steps beta epsilon epsilon_high "
         "loss_type scale_rewards max_grad_norm gradient_checkpointing reward_weights shuffle_rewards "
         "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max keep_published_policies "
-        "gpu_memory_gib"
+        "gpu_memory_gib turn_credit.mode turn_credit.weight turn_credit.gamma turn_credit.rewards turn_credit.shuffle "
+        "corrections.mode corrections.weight corrections.interval corrections.min_examples corrections.epochs "
+        "corrections.learning_rate corrections.max_kl corrections.capacity corrections.rows_per_batch"
     ).split()
-)
-"""The keys of `train` that may change. So may all keys of playing, judging and reporting: no checkpoint depends on
-them."""
+) | {"supervisor_model"}
+"""The keys of `train`, and those at the top, that may change. So may all keys of playing, judging, supervising and
+reporting: no checkpoint depends on them. What a checkpoint keeps of corrections, its cursor, is a number of a step: it
+means the same in every mode and with every interval."""
 _NOT_COMPARED = ("dry_run", "logging.save_dir")
 
 

@@ -22,6 +22,7 @@ from src.launch.cli import main as launch
 from src.server.auth import TOKEN_VARIABLE
 from src.sft.run import _Trainer as SFTTrainer
 from src.training.checkpoints import UNFINISHED
+from src.training.correction_set import CURSOR_NAME, CorrectionSet
 from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
 from src.training.trainer_hooks import ConfiguredLearningRate
 from tests.conftest import free_port
@@ -95,6 +96,35 @@ def test_what_takes_effect_is_told_with_both_values(tmp_path: Path) -> None:
     ]
 
 
+def test_supervision_may_begin_change_and_end_with_a_line_for_each_key(tmp_path: Path) -> None:
+    supervised = (
+        "supervisor_model.model_name_or_path=rubric",
+        "generation.supervisor.share=0.5",
+        "train.turn_credit.mode=immediate",
+        "train.corrections.mode=pass",
+    )
+    checkpoint_made_with(tmp_path)
+    begun = check_resume(tmp_path, configured(tmp_path, *supervised))
+    assert [line.partition(" changes from ")[0] for line in begun] == [
+        "train.turn_credit.mode",
+        "train.corrections.mode",
+        "supervisor_model",
+        "generation.supervisor.share",
+    ]
+    assert begun[1] == 'train.corrections.mode changes from "none" to "pass" after step 20'
+    checkpoint_made_with(tmp_path, *supervised, step=30)
+    other = ("generation.supervisor.on_invalid=replace", "generation.supervisor.penalties.leak=-4")
+    changed = ("train.corrections.interval=5", "train.corrections.learning_rate=1e-5", "train.turn_credit.weight=0.1")
+    lines = check_resume(tmp_path, configured(tmp_path, *supervised, *other, *changed))
+    assert "train.turn_credit.weight changes from 0.3 to 0.1 after step 30" in lines
+    assert "train.corrections.learning_rate changes from null to 1e-05 after step 30" in lines
+    assert 'generation.supervisor.on_invalid changes from "observe" to "replace" after step 30' in lines
+    assert any(line.startswith("generation.supervisor.penalties changes from ") for line in lines)
+    assert len(lines) == 5
+    ended = check_resume(tmp_path, configured(tmp_path))
+    assert any(line.startswith("supervisor_model changes from ") and " to null " in line for line in ended)
+
+
 def test_a_run_folder_may_be_moved_or_spelt_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint_made_with(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
@@ -160,9 +190,14 @@ def test_both_trainers_go_on_with_the_configured_rate() -> None:
 def test_a_checkpoint_is_complete_with_what_it_was_made_with(tmp_path: Path) -> None:
     config = configured(tmp_path, "train.learning_rate=1e-3")
     (tmp_path / UNFINISHED / "checkpoint-3").mkdir(parents=True)
-    trainer = SimpleNamespace(run_config=config, state=SimpleNamespace(global_step=3))
-    ClassroomGRPOTrainer._complete_checkpoint(trainer, tmp_path, keep=2)
+    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
+    trainer.run_config, trainer.state = config, SimpleNamespace(global_step=3)
+    trainer.corrections = CorrectionSet(tmp_path, 8, "", lambda text: [])
+    trainer.corrections.passed(2, 5)
+    trainer._complete_checkpoint(tmp_path, keep=2)
     assert (tmp_path / "checkpoint-3" / MADE_WITH).read_text() == to_yaml(config)
+    cursor = json.loads((tmp_path / "checkpoint-3" / CURSOR_NAME).read_text())
+    assert cursor == {"passes": 1, "examples": 5, "next_step": 2}
 
 
 def test_the_trainer_refuses_before_it_writes_or_loads_anything(tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""Every refusal of config/supervision_checks.py, with its words, and configurations of supervision that load."""
+
+import re
+
+import pytest
+
+from config.base import default_penalties
+from config.checks import check_train_rl
+from config.load import load
+from config.supervision_checks import turn_reward_weights
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError
+
+RUBRIC = "supervisor_model.model_name_or_path=rubric"
+MODEL = "supervisor_model.model_name_or_path=some/model"
+PROMPT = "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt"
+IMMEDIATE = "train.turn_credit.mode=immediate"
+
+
+def loaded(*overrides: str, name: str = "quickstart") -> TrainRLConfig:
+    return load(TrainRLConfig, "train_rl", ["--config-name", name, *overrides], check_train_rl)
+
+
+REFUSED = [
+    ([RUBRIC, IMMEDIATE, "generation.supervisor.on_invalid=skip"], "on_invalid is skip; it must be one of observe, "),
+    ([RUBRIC, "generation.supervisor.penalties.leak=2"], "penalties.leak is 2; a penalty is at most 0: write -2."),
+    ([RUBRIC, "generation.supervisor.penalties.leak=-inf"], "penalties.leak is -inf; it must be a finite number."),
+    ([RUBRIC, "generation.supervisor.penalties.leak=nan"], "penalties.leak is nan; it must be a finite number."),
+    (
+        ["generation.supervisor.on_invalid=retry", "train.turn_credit={mode: immediate, rewards: {length: 1}}"],
+        "generation.supervisor.on_invalid is retry, but there is no supervisor: set supervisor_model.",
+    ),
+    ([MODEL], "supervisor_model is some/model, which needs a prompt: set generation.supervisor.prompt_path"),
+    (
+        [MODEL, PROMPT, "supervisor_model.vllm.dtype=fp16"],
+        "supervisor_model.vllm.dtype is fp16; it must be one of auto",
+    ),
+    (
+        [MODEL, PROMPT, "supervisor_model.use_openrouter=true", "supervisor_model.max_cost_usd=5"],
+        "supervisor_model.max_cost_usd is 5.0; it needs supervisor_model.usd_per_million_prompt_tokens",
+    ),
+    (
+        [MODEL, PROMPT, "supervisor_model.use_openrouter=true", "supervisor_model.deadline_s=3600"],
+        "supervisor_model.deadline_s is 3600; it must be less than generation.sample_timeout_s",
+    ),
+    ([RUBRIC, "train.turn_credit.mode=sum"], "train.turn_credit.mode is sum; it must be one of none, immediate, to_go"),
+    (
+        [RUBRIC, "train.turn_credit={mode: immediate, rewards: {kindness: 1}}"],
+        "train.turn_credit.rewards names kindness; there are: supervisor, ",
+    ),
+    (
+        [RUBRIC, "train.turn_credit={mode: immediate, rewards: {supervisor: inf}}"],
+        "train.turn_credit.rewards.supervisor is inf; it must be a finite number.",
+    ),
+    (
+        [IMMEDIATE],
+        "train.turn_credit.mode is immediate, which pays the supervisor's penalties, and there is no supervisor: set "
+        "supervisor_model.model_name_or_path, or name turn rewards that need none in train.turn_credit.rewards (",
+    ),
+    (
+        ["train.turn_credit={mode: to_go, rewards: {length: 1, supervisor: 1}}"],
+        "train.turn_credit.mode is to_go, which pays the supervisor's penalties",
+    ),
+    ([RUBRIC, "train.corrections.mode=sft"], "train.corrections.mode is sft; it must be one of none, same_step, pass"),
+    *(
+        ([f"train.corrections.mode={mode}"], f"train.corrections.mode is {mode}, but nobody writes corrections: set ")
+        for mode in ("same_step", "pass")
+    ),
+    *(
+        (
+            [RUBRIC, f"generation.supervisor.on_invalid={action}"],
+            f"generation.supervisor.on_invalid is {action}, but nothing is learned from what the supervisor rejects",
+        )
+        for action in ("retry", "replace")
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED)
+def test_a_supervision_that_cannot_be_is_refused_with_the_fix(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        loaded(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [RUBRIC],
+        [RUBRIC, "generation.supervisor.penalties.leak=0"],
+        [RUBRIC, "generation.supervisor.penalties.rude=-1"],
+        [RUBRIC, IMMEDIATE, "generation.supervisor.on_invalid=retry"],
+        [RUBRIC, "train.corrections.mode=pass", "generation.supervisor.on_invalid=replace"],
+        ["train.turn_credit={mode: progress, rewards: {length: 1, judge: 0.5}}"],
+        [MODEL, PROMPT],
+    ],
+)
+def test_a_supervision_that_can_be_loads(overrides: list[str]) -> None:
+    loaded(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "weights"),
+    [
+        ([RUBRIC], {}),
+        ([RUBRIC, IMMEDIATE], {"supervisor": 1.0}),
+        ([RUBRIC, "train.turn_credit={mode: immediate, rewards: {length: 2}}"], {"length": 2.0}),
+    ],
+)
+def test_turn_rewards_are_the_penalties_unless_others_are_named(overrides: list[str], weights: dict) -> None:
+    assert turn_reward_weights(loaded(*overrides)) == weights
+
+
+def test_a_table_of_penalties_names_every_category() -> None:
+    """A file cannot leave one out; a program that makes its own configuration can."""
+    config = loaded(RUBRIC)
+    del config.generation.supervisor.penalties["leak"]
+    with pytest.raises(ConfigError, match=r"penalties lacks leak: give each a number, 0 for one that costs nothing\."):
+        check_train_rl(config)
+
+
+def test_penalties_that_are_left_out_keep_their_default() -> None:
+    penalties = loaded(RUBRIC, "generation.supervisor.penalties={leak: -9}").generation.supervisor.penalties
+    assert penalties == default_penalties() | {"leak": -9.0}
+
+
+@pytest.mark.parametrize("base", ["quickstart", "language_tutor"])
+def test_the_shipped_supervised_files_change_nothing_but_the_supervision(base: str) -> None:
+    shipped, plain = loaded(name=f"{base}_supervised"), loaded(name=base)
+    assert shipped.supervisor_model is not None and plain.supervisor_model is None
+    shipped.supervisor_model = None
+    for each in ("turn_credit", "corrections"):
+        setattr(shipped.train, each, getattr(plain.train, each))
+    shipped.generation.supervisor = plain.generation.supervisor
+    shipped.logging.save_dir, shipped.logging.wandb_run_name = plain.logging.save_dir, plain.logging.wandb_run_name
+    assert shipped == plain
+
+
+def test_the_supervised_language_tutor_has_a_cap_that_can_be_kept() -> None:
+    config = loaded(name="language_tutor_supervised")
+    model, supervision, train = config.supervisor_model, config.generation.supervisor, config.train
+    assert model.is_remote and model.max_cost_usd > 0
+    assert model.usd_per_million_prompt_tokens > 0 and model.usd_per_million_completion_tokens > 0
+    assert supervision.on_invalid == "observe" and supervision.prompt_path.endswith("supervisors/language_tutor.txt")
+    assert train.turn_credit.mode == "immediate"
+    corrections = train.corrections
+    assert (corrections.mode, corrections.interval, corrections.min_examples) == ("pass", 25, 10)
+    assert (corrections.epochs, corrections.learning_rate) == (1, 1e-5)
