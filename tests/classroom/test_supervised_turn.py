@@ -1,5 +1,5 @@
-"""The supervised turn: what the student hears, which tokens are trained on in which row, and what stays as it is without
-a supervisor."""
+"""The supervised turn: what the student hears, which tokens are trained on in which row, and what stays as it is
+without a supervisor."""
 
 import json
 from dataclasses import replace
@@ -121,7 +121,7 @@ def test_every_draft_is_sampled_anew(room: Room, generation: GenerationConfig, s
 def test_a_message_written_after_a_critique_is_a_row_of_its_own(room: Room, generation: GenerationConfig) -> None:
     rules = supervising(generation, on_invalid=RETRY, show_critique=True)
     record = play(room, rules, WRONG, FINE)
-    (before, _, rejected), (hinted, _, accepted) = [call for call in room.teacher.calls[:2]]
+    (before, _, rejected), (hinted, _, accepted) = room.teacher.calls[:2]
     hint = room.tokenizer.decode(hinted[len(before) :])
     assert hinted[: len(before)] == before and hint.startswith(f"{WRONG}<|im_end|>")
     assert LEAK.critique in hint and hint.endswith("<|im_start|>assistant\n")
