@@ -16,8 +16,10 @@ from src.classroom.conversation import (
     visible_text,
 )
 from src.classroom.setup import ConversationType, Setup
+from src.classroom.supervision import SampledDraft
 from src.classroom.verdicts import Scores, Verdict
 from src.rollout.problem import Problem
+from src.rollout.reviews import Review
 from src.rollout.tokens import Turn
 
 GUIDED, ATTEMPTED = ConversationType.GUIDED, ConversationType.ATTEMPTED
@@ -244,9 +246,13 @@ def one_step(conversation: Conversation, data: st.DataObject) -> None:
 
 def assert_refuses_everything_else(conversation: Conversation) -> None:
     """All that does not belong to the present state raises and changes nothing."""
+    teacher_turn = State.SUPERVISOR_TURN if conversation.supervised else State.TEACHER_TURN
+    review = {State.SUPERVISOR_TURN: lambda c: c.reject_draft(Review())}
+    draft = {State.TEACHER_TURN: lambda c: c.add_draft(SampledDraft(Turn("teacher", "")))}
     attempts = {
         State.START: lambda c: c.start(),
-        State.TEACHER_TURN: lambda c: c.add_teacher_turn(Turn("teacher", "")),
+        **(draft if conversation.supervised else review),
+        teacher_turn: lambda c: c.add_teacher_turn(Turn("teacher", "")),
         State.STUDENT_TURN: lambda c: c.add_student_turn(Turn("student", ""), [1]),
         State.JUDGE_TURN: lambda c: c.add_verdicts([]),
         State.GENERATE_SOLUTION: lambda c: c.add_solutions([Solution("4", 1.0)] * c.rules.solutions),
@@ -324,6 +330,13 @@ def test_the_context_is_opened_once_and_on_the_teachers_turn():
     conversation.open_buffer(PROMPT)
     with pytest.raises(InvalidTransition, match="open already"):
         conversation.open_buffer(PROMPT)
+
+
+def test_a_draft_needs_a_supervisor():
+    conversation = new_conversation()
+    conversation.start()
+    with pytest.raises(InvalidTransition, match="without a supervisor"):
+        conversation.add_draft(SampledDraft(Turn("teacher", "")))
 
 
 def test_a_turn_of_the_wrong_role_is_refused():
