@@ -1,6 +1,7 @@
 """TRL's GRPO trainer with an environment on a server."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
@@ -15,7 +16,7 @@ from src.models.policy_version import PolicyVersion
 from src.models.pretrained import check_model, load_tokenizer
 from src.results.correction_file import tokenizer_fingerprint
 from src.results.review_table import REVIEW_COLUMNS, review_rows
-from src.rollout.chat_template import ReplyFrame, encode_further_text
+from src.rollout.chat_template import encode_reply
 from src.rollout.registry import environment_of
 from src.rollout.trajectory import Trajectory
 from src.training.checkpoints import step_of
@@ -90,12 +91,11 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         if config.supervisor_model is None:
             return None
         tokenizer = self.processing_class
-        end = ReplyFrame(tokenizer).turn_end_id
         return CorrectionSet(
             session.run_folder,
             config.train.corrections.capacity,
             tokenizer_fingerprint(tokenizer),
-            lambda text: [*encode_further_text(tokenizer, text), end],
+            partial(encode_reply, tokenizer),
             None if checkpoint is None else Path(checkpoint),
             step_of(checkpoint),
         )

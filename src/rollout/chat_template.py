@@ -66,6 +66,11 @@ def encode_further_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list
     return _encode(tokenizer, [text], further=True)
 
 
+def encode_reply(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Token ids of an assistant's whole message: its text, and the token that ends it; raises as `ReplyFrame` does."""
+    return [*encode_further_text(tokenizer, text), ReplyFrame(tokenizer).turn_end_id]
+
+
 def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> list[str]:
     """The roles that messages of these roles have in the rendered prompt; raises as `encode_chat` does."""
     return [message["role"] for message in _arrange(tokenizer, [_message(role, role) for role in roles], True)[1]]

@@ -2,12 +2,16 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from config.train_sft_model import ConversationSource
 from src.errors import DataError
+from src.results.correction_decisions import read_decisions
 from src.results.correction_file import holds_corrections, read_corrections, tokenizer_fingerprint
+from src.results.decided_corrections import decided
+from src.rollout.chat_template import encode_reply
 from src.rollout.datasets import gather
 
 if TYPE_CHECKING:
@@ -55,8 +59,7 @@ def read_examples(
     Raises:
         DataError: if a file's ids are of another tokenizer, a row has no prompt or no target, or none is short enough.
     """
-    own = tokenizer_fingerprint(tokenizer)
-    found = gather(sources, lambda source: _read_file(source.name_or_path, own), limit, seed)
+    found = gather(sources, lambda source: _read_file(source.name_or_path, tokenizer), limit, seed)
     short = [each for each in found if len(each["input_ids"]) <= max_length]
     if not short:
         raise DataError(f"No correction has at most {max_length} tokens, its prompt included (model.max_length).")
@@ -70,8 +73,9 @@ def read_examples(
     return short
 
 
-def _read_file(name: str, own: str) -> list[Example]:
-    corrections, fingerprint = read_corrections(Path(name))
+def _read_file(name: str, tokenizer: "PreTrainedTokenizerBase") -> list[Example]:
+    """The examples of a file, as people decided about its corrections in the same run folder."""
+    (corrections, fingerprint), own = read_corrections(Path(name)), tokenizer_fingerprint(tokenizer)
     if fingerprint != own:
         raise DataError(
             f"{name} holds token ids of another tokenizer than the model's (fingerprint {fingerprint[:12]}, and the "
@@ -81,10 +85,11 @@ def _read_file(name: str, own: str) -> list[Example]:
         if not each.prompt_ids or not each.target_ids:
             lacking = "target" if each.prompt_ids else "prompt"
             raise DataError(f"{name}: the correction in row {number} has no {lacking}_ids.")
+    kept = decided(corrections, read_decisions(Path(name).parent), partial(encode_reply, tokenizer))
     return [
         {
             "input_ids": [*each.prompt_ids, *each.target_ids],
             "labels": [MASKED] * len(each.prompt_ids) + list(each.target_ids),
         }
-        for each in corrections
+        for each in kept
     ]

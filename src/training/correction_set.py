@@ -7,14 +7,15 @@ trained on already, is saved in each checkpoint, so that a resumed run makes the
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from src.results.correction_decisions import CorrectionDecision, Place, read_decisions
+from src.results.correction_decisions import read_decisions
 from src.results.correction_file import CORRECTIONS_NAME, Correction, read_corrections, write_corrections
+from src.results.decided_corrections import decided
 from src.rollout.rows import CORRECTION
 from src.rollout.tokens import Branch
 from src.rollout.trajectory import Trajectory
@@ -91,8 +92,7 @@ class CorrectionSet:
         capacity allows; all ranks call this together."""
         decisions = on_main_process(accelerator, lambda: read_decisions(self._run_folder))
         new = [each for each in self._known if each.step >= self.cursor.next_step]
-        decided = [self._decided(each, decisions) for each in new]
-        return [each for each in decided if each is not None][-self._capacity :]
+        return decided(new, decisions, self._encode)[-self._capacity :]
 
     @property
     def count(self) -> int:
@@ -106,18 +106,6 @@ class CorrectionSet:
     def save_cursor(self, checkpoint: Path) -> None:
         """Write the cursor into a checkpoint."""
         (checkpoint / CURSOR_NAME).write_text(json.dumps(asdict(self.cursor)) + "\n", encoding="utf-8")
-
-    def _decided(self, correction: Correction, decisions: dict[Place, CorrectionDecision]) -> Correction | None:
-        """A correction after a person's decision about it; None for one that was rejected. A decision about other words
-        in the same place (the conversation was played again) does not count."""
-        decision = decisions.get((correction.conversation, correction.turn, correction.draft))
-        if decision is None or decision.correction not in (None, correction.target_text):
-            return correction
-        if decision.decision == "reject":
-            return None
-        if decision.decision == "accept":
-            return correction
-        return replace(correction, target_text=decision.text, target_ids=self._encode(decision.text), source="human")
 
 
 def corrections_of(record: Trajectory) -> list[Correction]:

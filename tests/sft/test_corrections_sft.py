@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.train_sft_model import ConversationSource
 from src.errors import DataError
+from src.results.correction_decisions import CorrectionDecision, append_decision
 from src.results.correction_file import Correction, tokenizer_fingerprint, write_corrections
 from src.sft import run as sft
-from src.sft.corrections import are_corrections, read_examples
+from src.sft.corrections import MASKED, are_corrections, read_examples
 from tests.rollout.test_chat_template import CHATML, make_tokenizer
 from tests.sft.test_sft import ROWS, blank_model, make_config, one_thread, trainer_of, write_rows  # noqa: F401
 
@@ -144,3 +145,18 @@ def test_corrections_and_conversations_are_not_mixed(tmp_path, blank, correction
     with pytest.raises(DataError, match=said):
         measured = f"dataset.val_datasets=[{{name_or_path: {talk}}}]"
         trainer_of(make_config(tmp_path / "run", blank, corrections, measured))
+
+
+def test_what_people_decided_is_trained_on(corrections: Path, tokenizer) -> None:
+    """The first correction is rejected, the second edited; the file itself stays as it was."""
+    before = corrections.read_bytes()
+    about = {"time": 1.0, "turn": 1, "draft": -1}
+    append_decision(corrections.parent, CorrectionDecision(conversation="r-0", decision="reject", **about))
+    append_decision(
+        corrections.parent, CorrectionDecision(conversation="r-1", decision="edit", text="Check the verb.", **about)
+    )
+    source = ConversationSource(name_or_path=str(corrections))
+    (edited, *rest) = read_examples([source], tokenizer, 512)
+    assert len(rest) == len(TARGETS) - 2 and corrections.read_bytes() == before
+    target = [label for label in edited["labels"] if label != MASKED]
+    assert tokenizer.decode(target) == "Check the verb.<|im_end|>"
