@@ -86,7 +86,7 @@ def played(teacher: Teacher, lesson: Lesson, personas: Sequence[str], index: int
     reward = pedagogical(conversation)
     conversation.add_rewards({"pedagogical": reward})
     request = SampleRequest(problems=[problem.text], answers=[""], request_id="r", seed=1, step=0)
-    return ConversationRecord.of(Play(conversation, request, 0, 0, "", None), reward)
+    return ConversationRecord.of(Play(conversation, request, 0, 0, "", None), reward, {})
 
 
 def write_evaluation(folder: Path, records: dict[str, list[ConversationRecord]], seconds: float = 20.0) -> dict:
