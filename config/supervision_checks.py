@@ -1,5 +1,6 @@
 """Checks of supervision: the supervisor, turn credit, and corrections."""
 
+from types import ModuleType
 from typing import Any
 
 from config.base import EnvironmentConfig, SupervisionConfig, SupervisorModelConfig, default_penalties
@@ -40,6 +41,11 @@ def check_supervision(config: TrainRLConfig) -> None:
     """
     generation, train = config.generation, config.train
     supervision = getattr(generation, "supervisor", SupervisionConfig())
+    if config.supervisor_model is not None and not getattr(_environment(config), "HAS_SUPERVISOR", False):
+        raise ConfigError(
+            f"supervisor_model is {config.supervisor_model.model_name_or_path}, but the environment "
+            f"{config.environment} asks no supervisor: leave supervisor_model out."
+        )
     check_supervisor(config.supervisor_model, supervision, generation)
     _check_credit(config, train.turn_credit)
     _check_corrections(config, train.corrections)
@@ -76,16 +82,27 @@ def check_supervisor(supervisor: SupervisorModelConfig | None, supervision: Any,
             )
         return
     check_model("supervisor_model", supervisor, generation)
-    if supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS and supervision.prompt_path is None:
+    embedded = supervisor.model_name_or_path in EMBEDDED_SUPERVISORS
+    unknown = sorted(set(supervision.penalties) - set(default_penalties()))
+    if embedded and unknown:
+        raise ConfigError(
+            f"generation.supervisor.penalties names {', '.join(unknown)}, which {supervisor.model_name_or_path} never "
+            f"finds; it knows {', '.join(default_penalties())}."
+        )
+    if not embedded and supervision.prompt_path is None:
         raise ConfigError(
             f"supervisor_model is {supervisor.model_name_or_path}, which needs a prompt: set "
             "generation.supervisor.prompt_path, for example to prompt_templates/supervisors/language_tutor.txt."
         )
 
 
+def _environment(config: TrainRLConfig) -> ModuleType:
+    return module_of(config.environment, "config")
+
+
 def _check_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
     check_choice("train.turn_credit.mode", credit.mode, TURN_CREDITS)
-    own = getattr(module_of(config.environment, "config"), "TURN_REWARD_NAMES", ())
+    own = getattr(_environment(config), "TURN_REWARD_NAMES", ())
     names = (SUPERVISOR_REWARD, *own)
     for name, weight in credit.rewards.items():
         check_finite(f"train.turn_credit.rewards.{name}", weight)

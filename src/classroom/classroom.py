@@ -132,7 +132,9 @@ class Classroom(Environment[Conversation, ReplayedState]):
         if self.seats.reward is not None:
             seats.append(self.seats.reward.model_name)
         own = (self._generation.identity(), self._rules, tuple(seats))
-        return own if self.seats.supervisor is None else (*own, self._generation.supervisor, self._turn_rewards)
+        if self.seats.supervisor is not None:
+            own = (*own, self._generation.supervisor, self.seats.supervisor_name)
+        return (*own, self._turn_rewards) if self._turn_rewards else own
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
         """A new conversation, with its drawn setup and the opening messages of the teacher's prompt template."""

@@ -11,7 +11,10 @@ from config.values import SCORING_RULES
 from src.classroom.rewards import REWARDS
 from src.classroom.turn_rewards import TURN_REWARDS
 
-__all__ = ["REWARD_NAMES", "TURN_REWARD_NAMES", "Generation", "check", "default_weights"]
+__all__ = ["HAS_SUPERVISOR", "REWARD_NAMES", "TURN_REWARD_NAMES", "Generation", "check", "default_weights"]
+
+HAS_SUPERVISOR = True
+"""Whether the environment asks a supervisor about the policy's messages."""
 
 REWARD_NAMES, TURN_REWARD_NAMES = tuple(REWARDS), tuple(TURN_REWARDS)
 MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")

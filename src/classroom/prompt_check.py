@@ -45,6 +45,8 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
             shown = render(path, **variables)
             if "conversation" in variables and shown == render(path, **variables | {"conversation": _OTHER_TRANSCRIPT}):
                 _refuse_blind_judge(path)
+            if "message" in variables and "message" not in variables_of(path):
+                raise DataError(f"{path} never uses message, the one that the supervisor is asked about.")
         except DataError as error:
             raise DataError(f"generation.{key}: {error}") from error
 
@@ -140,6 +142,9 @@ def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator
         yield "student_attempt_prompt_path", generation.student_attempt_prompt_path, {"problem": "…"}
     if generation.initial_attempt_wrapper_prompt_path is not None:
         yield "initial_attempt_wrapper_prompt_path", generation.initial_attempt_wrapper_prompt_path, {"attempt": "…"}
+    if generation.supervisor.prompt_path is not None:
+        about = {"conversation": _TRANSCRIPT, "message": "Well?", "problem": "…", "answer": "…"}
+        yield "supervisor.prompt_path", generation.supervisor.prompt_path, about
     if judge_reads_templates:
         for name, path in generation.judges_rules_prompts_paths.items():
             yield f"judges_rules_prompts_paths.{name}", path, {"conversation": _TRANSCRIPT, "problem": "…"}

@@ -26,7 +26,7 @@ from src.rollout.reviews import Supervisor
 @dataclass
 class Seats(rollout_seats.LoadedModels):
     """The model of each role, and how it is sampled. `judge` is None if nothing is judged, `supervisor` if nothing is
-    supervised.
+    supervised; `supervisor_name` is its model's name.
 
     `engines` are the vLLM engines by seat, `apis` the API clients by seat. The model in `reward` grades solutions;
     without one, `answers` compares their boxed answers with the reference.
@@ -42,6 +42,7 @@ class Seats(rollout_seats.LoadedModels):
     answers: AnswerChecker = field(default_factory=AnswerChecker)
     reward: RewardModel | None = None
     supervisor: Supervisor | None = None
+    supervisor_name: str = ""
 
     async def grade(self, problem: Problem, solution: str) -> float:
         """The reward model's score of a solution; without a reward model 1 if the boxed answer is right, otherwise 0.
@@ -75,6 +76,7 @@ class Seats(rollout_seats.LoadedModels):
             answers=AnswerChecker(generation.answer_timeout_s),
             reward=models.models.get("reward"),
             supervisor=models.supervisor,
+            supervisor_name="" if config.supervisor_model is None else config.supervisor_model.model_name_or_path,
         )
 
     @property
@@ -98,7 +100,7 @@ def models_in_use(config: Any, reward_weights: Mapping[str, float]) -> dict[str,
         del models["teacher"]
     if generation.judge_rules and config.judge_model.model_name_or_path not in EMBEDDED_JUDGES:
         models["judge"] = config.judge_model
-    supervisor = getattr(config, "supervisor_model", None)
+    supervisor = config.supervisor_model
     if supervisor is not None and supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS:
         models["supervisor"] = supervisor
     if reward.is_model and "end_rm" in reward_weights and generation.number_student_attempts > 0:

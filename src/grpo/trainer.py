@@ -110,8 +110,9 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         if self.corrections is None:
             return
         self.corrections.add(self.accelerator, step, records)
-        self.record_metric("corrections/waiting", self.corrections.count)
-        self.record_metric("corrections/passes", self.corrections.cursor.passes)
+        if self.run_config.train.corrections.mode == PASS:
+            self.record_metric("corrections/waiting", self.corrections.count)
+            self.record_metric("corrections/passes", self.corrections.cursor.passes)
 
     def write_checkpoint_files(self, folder: Path) -> None:
         """Add to a checkpoint what the training needs besides TRL's files."""

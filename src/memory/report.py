@@ -182,7 +182,6 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
     rows = rows_of_micro_batch(config, launch.processes)
     beside = config.supervisor_model is not None and (mixes_corrections(config) or _keeps_drafts(config))
-    width = 2 * length if beside else length
     job = TrainerJob(
         shape=shape,
         launch=launch,
@@ -190,7 +189,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         state_bytes=state_bytes(train.optimizer, launch.zero_stage),
         reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
         checkpointing=train.gradient_checkpointing,
-        tokens=rows * width,
+        tokens=rows * length,
         adapter=adapter,
     )
     memory = trainer_memory(job)
@@ -198,9 +197,9 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
     found.lines.append(
         f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "
-        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {rows} × {width} tokens"
+        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {rows} × {length} tokens"
     )
-    found.lines += _rows_beside(config, rows, length) if beside else []
+    found.lines += _rows_beside(config, rows) if beside else []
     found.add(memory.held, "always")
     found.add(memory.backward, "backward")
     found.add(memory.step, "step")
@@ -235,13 +234,10 @@ def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
     return -(-(conversations + corrections) // parts)
 
 
-def _rows_beside(config: TrainRLConfig, rows: int, length: int) -> list[str]:
+def _rows_beside(config: TrainRLConfig, rows: int) -> list[str]:
     """What the budget counts of rows beside conversations, and what it leaves out."""
     conversations = config.train.per_device_train_batch_size
-    lines = [
-        f"  a micro-batch at its largest: {conversations} conversations and {rows - conversations} corrections, padded "
-        f"to 2 × {length} tokens: to the longest context and the longest conversation of its batch"
-    ]
+    lines = [f"  a micro-batch at its largest: {conversations} conversations and {rows - conversations} corrections"]
     if _keeps_drafts(config):
         supervision, messages = config.generation.supervisor, config.generation.max_turns // 2 + 1
         drafts = messages * (supervision.max_retries if supervision.on_invalid == RETRY else 1)

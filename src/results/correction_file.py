@@ -118,7 +118,7 @@ def read_corrections(path: Path) -> tuple[list[Correction], str]:
     path = Path(path)
     if not holds_corrections(path):
         reason = "is not a Parquet file with the columns of corrections" if path.exists() else "does not exist"
-        raise DataError(f"{path} {reason}. A training with train.corrections.mode writes {CORRECTIONS_NAME}.")
+        raise DataError(f"{path} {reason}. A training with a supervisor writes {CORRECTIONS_NAME}.")
     table = pq.read_table(path)
     fingerprint = (table.schema.metadata or {}).get(TOKENIZER_KEY)
     if not fingerprint:

@@ -1,7 +1,8 @@
 """Training rows: the stretches of tokens of an episode that are trained on.
 
 Most episodes are one row. Drafts that a supervisor rejected, messages that were written in another context, and
-corrections are rows of their own, each with the conversation before it as its prompt.
+corrections are rows of their own. They begin with the episode's own prompt, and the conversation before them stands in
+the completion, where it is not trained on: so no row of a batch is longer than a conversation, however it is padded.
 """
 
 from dataclasses import dataclass
@@ -67,17 +68,17 @@ def _policy_role(record: Trajectory) -> str | None:
 
 
 def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
-    prompt = [*record.prompt_ids, *record.completion_ids[: branch.start], *branch.hint_ids]
-    length, sampled = len(branch.ids), int(branch.kind != CORRECTION)
+    context = [*record.completion_ids[: branch.start], *branch.hint_ids]
+    length, before, sampled = len(branch.ids), len(context), int(branch.kind != CORRECTION)
     return TrainingRow(
         record.id,
         branch.kind,
         number,
-        prompt,
-        list(branch.ids),
-        [sampled] * length,
-        [1 - sampled] * length,
-        list(branch.logprobs) if sampled else [0.0] * length,
-        [number if sampled else NO_MESSAGE] * length,
+        record.prompt_ids,
+        [*context, *branch.ids],
+        [0] * before + [sampled] * length,
+        [0] * before + [1 - sampled] * length,
+        [0.0] * before + (list(branch.logprobs) if sampled else [0.0] * length),
+        [NO_MESSAGE] * before + [number if sampled else NO_MESSAGE] * length,
         branch.reward,
     )

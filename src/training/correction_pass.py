@@ -26,6 +26,7 @@ class PassTrainer(Protocol):
     """What a pass needs of a trainer."""
 
     accelerator: Accelerator
+    temperature: float
     optimizer: Any
     lr_scheduler: Any
 
@@ -102,7 +103,7 @@ def _train_on(trainer: PassTrainer, share: Sequence[Correction], batch: int) -> 
     logps, mask = trainer.score(own)
     tokens = accelerator.reduce(mask.sum(), reduction="sum").clamp(min=1)
     summed = -(logps * mask).sum()
-    trainer.backward_and_step(summed * accelerator.num_processes / tokens)
+    trainer.backward_and_step(summed * trainer.temperature * accelerator.num_processes / tokens)
     return (accelerator.reduce(summed.detach(), reduction="sum") / tokens).item()
 
 

@@ -123,9 +123,13 @@ def _conversation_rows(
 ) -> ConversationRows:
     whole, *_ = rows
     token_credit = [0.0 if number == NO_MESSAGE else credits.messages[number] for number in whole.messages]
-    beside, own = [], iter(credits.beside)
+    beside, of_drafts = [], iter(credits.beside)
     for place, row in enumerate(rows[1:], start=1):
-        credit = next(own) if any(row.mask) else 0.0
+        credit = 0.0
+        if row.kind == DRAFT:
+            credit = next(of_drafts)
+        elif row.kind == POLICY:  # the message itself, which was written in another context
+            credit = credits.messages[row.message]
         if row.kind == POLICY or (row.kind == DRAFT and learns_drafts) or place in corrections:
             beside.append(RowBeside(row, credit))
     return ConversationRows(token_credit, beside)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from config.values import IMMEDIATE, NO_CREDIT, PROGRESS, SUPERVISOR_REWARD, TO_GO
-from src.rollout.rows import TrainingRow, message_numbers
+from src.rollout.rows import DRAFT, TrainingRow, message_numbers
 from src.rollout.trajectory import Trajectory
 
 Values = list[float | None]
@@ -33,7 +33,7 @@ class ProcessRewards:
 
     Attributes:
         messages: one for each message of the policy.
-        beside: (number of the message, reward) for each row beside the conversation that the policy sampled.
+        beside: (number of the message, reward) for each rejected draft.
         replaced: the numbers of the messages that the policy did not sample.
     """
 
@@ -53,7 +53,7 @@ def process_rewards(record: Trajectory, rows: Sequence[TrainingRow], weights: Ma
     nothing to it; a message without any is None.
 
     Args:
-        rows: the conversation's rows. Those beside it have the supervisor's penalty alone.
+        rows: the conversation's rows. Rejected drafts have the supervisor's penalty alone.
     """
     numbers = message_numbers(record)
     named = {name: record.turn_rewards.get(name) or [None] * len(numbers) for name in weights}
@@ -62,11 +62,8 @@ def process_rewards(record: Trajectory, rows: Sequence[TrainingRow], weights: Ma
         parts = [weights[name] * values[number] for name, values in named.items() if values[number] is not None]
         messages.append(sum(parts) if parts else None)
     price = weights.get(SUPERVISOR_REWARD, 0.0)
-    beside = [
-        (row.message, None if row.reward is None else price * row.reward)
-        for row in rows
-        if row.message is not None and any(row.mask)
-    ]
+    drafts = [row for row in rows if row.kind == DRAFT]
+    beside = [(row.message, None if row.reward is None else price * row.reward) for row in drafts]
     replaced = frozenset(number for place, number in numbers.items() if record.turns[place].replaced)
     return ProcessRewards(messages, beside, replaced)
 
@@ -110,7 +107,7 @@ class Credits:
 
     Attributes:
         messages: one for each message of the policy; 0 for one that was not scored.
-        beside: one for each row beside the conversation that the policy sampled.
+        beside: one for each rejected draft.
     """
 
     messages: list[float]
@@ -145,7 +142,7 @@ def group_credits(
 
 
 def _credits_beside(rewards: ProcessRewards, mode: str, gamma: float) -> Values:
-    """The credit of each row beside a conversation: as if it had been the last message."""
+    """The credit of each rejected draft: as if it had been the last message."""
     return [credits_of([*rewards.messages[:number], value], mode, gamma)[number] for number, value in rewards.beside]
 
 

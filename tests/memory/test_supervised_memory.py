@@ -37,17 +37,17 @@ def test_the_rows_of_a_micro_batch_at_its_largest(qwen, overrides, processes, ro
 
 
 def test_corrections_in_the_same_step_are_counted_and_said(qwen):  # noqa: F811
-    """4 rows instead of 2, each padded to 16384 tokens instead of 8192: 65,536 tokens, four times 16,384."""
+    """4 rows instead of 2, each of at most 8192 tokens: 32,768 tokens, twice 16,384."""
     planned = "train.gpu_memory_gib=80"
     plain, mixed = (
         report(config(qwen, planned, *more), lambda: Launch(1, zero_stage=2)) for more in ((), (*SAME_STEP, CREDIT))
     )
-    memory = trainer_memory(job(read_shape(qwen), Launch(1, zero_stage=2), tokens=65_536))
+    memory = trainer_memory(job(read_shape(qwen), Launch(1, zero_stage=2), tokens=32_768))
     assert sizes(memory.backward)["activations kept (checkpoints)"] == 4 * 3_019_898_880
     assert found_in(plain.lines, "activations kept") == "2.81 GiB"
     assert found_in(mixed.lines, "activations kept") == "11.25 GiB"  # 36 layers × 2560 × 2 bytes × 65,536
     assert any("micro-batches of 2 × 8192 tokens" in line for line in plain.lines)
-    assert any("micro-batches of 4 × 16384 tokens" in line for line in mixed.lines)
+    assert any("micro-batches of 4 × 8192 tokens" in line for line in mixed.lines)
     (said,) = [line for line in mixed.lines if "at its largest" in line]
     assert said.strip().startswith(
         "a micro-batch at its largest: 2 conversations and 2 corrections, padded to 2 × 8192"
@@ -75,7 +75,7 @@ def test_what_mixed_corrections_need_too_much_can_be_a_pass(qwen):  # noqa: F811
 def test_drafts_are_said_to_be_left_out(qwen, more, drafts):  # noqa: F811
     found = report(config(qwen, RUBRIC, CREDIT, "generation.max_turns=9", *more), lambda: Launch(1, zero_stage=2))
     assert any(f"not counted: rejected drafts, up to {drafts} more rows for each" in line for line in found.lines)
-    assert any("micro-batches of 2 × 16384 tokens" in line for line in found.lines)
+    assert any("micro-batches of 2 × 8192 tokens" in line for line in found.lines)
 
 
 def test_a_supervisor_on_an_engine_is_a_seat_like_the_others(qwen):  # noqa: F811

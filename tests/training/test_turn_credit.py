@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from src.rollout.reviews import Review
 from src.rollout.rows import rows_of
 from src.rollout.tokens import Branch, Turn
+from src.training.row_batch import _conversation_rows
 from src.training.turn_credit import ProcessRewards, credits_of, group_credits, process_rewards, shuffled
 from tests.support.offline_trainer import PROBLEMS, conversation
 
@@ -72,8 +73,25 @@ def test_a_draft_has_its_own_penalty() -> None:
     record = conversation(0, PROBLEMS[0], seed=3, branches=[branch], turn_rewards={"supervisor": [0.0, 0.0, 0.0]})
     assert process_rewards(record, rows_of(record), {"supervisor": 0.5}).beside == [(1, -1.0)]
     row = rows_of(record)[1]
-    assert (row.kind, row.message, row.mask, row.messages) == ("draft", 1, [1, 1], [1, 1])
-    assert row.prompt_ids == [*record.prompt_ids, *record.completion_ids[:9]]
+    assert (row.kind, row.message, row.prompt_ids) == ("draft", 1, record.prompt_ids)
+    assert row.completion_ids == [*record.completion_ids[:9], 7, 8]
+    assert (row.mask, row.messages) == ([0] * 9 + [1, 1], [-1] * 9 + [1, 1])
+
+
+def test_a_message_written_with_its_critique_counts_once() -> None:
+    """Its row beside the conversation has the credit of the message, and no reward of its own in the mean: A's draft
+    −2 and message 0, B's message −1, mean −1."""
+    branches = [
+        Branch("draft", 0, 0, (7,), (-1.0,), reward=-2.0, draft=0),
+        Branch("policy", 0, 0, (8,), (-1.0,), (9,), 0.0),
+    ]
+    record = conversation(0, PROBLEMS[0], seed=3, branches=branches, turn_rewards={"supervisor": [0.0, None, None]})
+    other = conversation(1, PROBLEMS[0], seed=3, turn_rewards={"supervisor": [-1.0, None, None]})
+    rewards = [process_rewards(each, rows_of(each), {"supervisor": 1.0}) for each in (record, other)]
+    a, b = group_credits(rewards, 2, "immediate", 0.9, 1.0)
+    assert (a.messages[0], a.beside, b.messages[0]) == (1.0, [-1.0], 0.0)
+    planned = _conversation_rows(rows_of(record), a, set(), learns_drafts=True)
+    assert [(each.row.kind, each.credit) for each in planned.beside] == [("draft", -1.0), ("policy", 1.0)]
 
 
 def test_a_replaced_message_has_no_tokens_of_the_policy() -> None:
