@@ -18,7 +18,7 @@ from src.classroom.supervision import SampledDraft, is_supervised
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
 from src.rollout.reviews import Review
-from src.rollout.rows import CORRECTION, DRAFT, POLICY, message_numbers, rows_of
+from src.rollout.rows import CORRECTION, DRAFT, POLICY, TrainingRow, message_numbers, rows_of
 from src.rollout.tokens import Turn
 from src.server.open_models import _supervisor
 from src.training.supervision_metrics import supervision_metrics
@@ -41,6 +41,26 @@ from tests.support.supervised_room import (
 WRONG, FINE = "It is wrong.", "Say hello."
 PENALTY = SupervisionConfig().penalties["leak"]
 TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
+
+
+def trained_ids(row: TrainingRow) -> list[int]:
+    """The tokens of a row beside a conversation that are trained on."""
+    return row.completion_ids[_start(row) :]
+
+
+def trained_logprobs(row: TrainingRow) -> list[float]:
+    return row.logprobs[_start(row) :]
+
+
+def context_of(row: TrainingRow) -> list[int]:
+    """What stands before them, as the policy saw it."""
+    return row.prompt_ids + row.completion_ids[: _start(row)]
+
+
+def _start(row: TrainingRow) -> int:
+    trained = [bit or target for bit, target in zip(row.mask, row.target, strict=True)]
+    assert all(trained[trained.index(1) :])
+    return trained.index(1)
 
 
 def tokens_of(record: ConversationRecord) -> list:
@@ -69,9 +89,9 @@ def test_an_observed_teacher_is_heard_as_it_speaks(room: Room, generation: Gener
     assert record.supervised and not other.supervised
     assert rows_of(record)[0] == rows_of(other)[0]
     (row,) = rows_of(record)[1:]
-    assert (row.kind, row.message, row.reward, set(row.mask), set(row.target)) == (CORRECTION, 1, None, {0}, {1})
-    assert row.prompt_ids == room.teacher.calls[1][0], "what the teacher had read when it erred"
-    assert room.tokenizer.decode(row.completion_ids) == f"{CORRECTED}<|im_end|>"
+    assert (row.kind, row.message, row.reward, set(row.mask)) == (CORRECTION, 1, None, {0})
+    assert context_of(row) == room.teacher.calls[1][0], "what the teacher had read when it erred"
+    assert room.tokenizer.decode(trained_ids(row)) == f"{CORRECTED}<|im_end|>"
     assert set(row.logprobs) == {0.0} and set(row.messages) == {-1}
 
 
@@ -102,10 +122,10 @@ def test_a_rejected_draft_was_never_said(room: Room, generation: GenerationConfi
     assert first.review.valid and first.drafts[0].review == replace(LEAK, penalty=PENALTY)
     prompt, _, sampled = room.teacher.calls[0]
     (draft,), (correction,) = rows_by_kind(record)[DRAFT], rows_by_kind(record)[CORRECTION]
-    assert (draft.prompt_ids, draft.completion_ids) == (prompt, list(sampled.ids))
+    assert (context_of(draft), trained_ids(draft)) == (prompt, list(sampled.ids))
     assert (draft.logprobs, set(draft.mask), set(draft.target)) == (list(sampled.logprobs), {1}, {0})
     assert (draft.message, draft.reward, set(draft.messages)) == (0, PENALTY, {0})
-    assert correction.prompt_ids == prompt and room.tokenizer.decode(correction.completion_ids).startswith(CORRECTED)
+    assert context_of(correction) == prompt and room.tokenizer.decode(trained_ids(correction)).startswith(CORRECTED)
     assert first.drafts[0].tokens == len(sampled.ids)
 
 
@@ -126,9 +146,9 @@ def test_a_message_written_after_a_critique_is_a_row_of_its_own(room: Room, gene
     assert hinted[: len(before)] == before and hint.startswith(f"{WRONG}<|im_end|>")
     assert LEAK.critique in hint and hint.endswith("<|im_start|>assistant\n")
     (policy,), (draft,) = rows_by_kind(record)[POLICY], rows_by_kind(record)[DRAFT]
-    assert (policy.prompt_ids, policy.completion_ids) == (hinted, list(accepted.ids))
-    assert (policy.logprobs, set(policy.mask), policy.reward) == (list(accepted.logprobs), {1}, 0.0)
-    assert (draft.prompt_ids, draft.completion_ids) == (before, list(rejected.ids))
+    assert (context_of(policy), trained_ids(policy)) == (hinted, list(accepted.ids))
+    assert (trained_logprobs(policy), set(policy.target), policy.reward) == (list(accepted.logprobs), {0}, 0.0)
+    assert (context_of(draft), trained_ids(draft)) == (before, list(rejected.ids))
     assert record.turns[0].span is None and not record.turns[0].replaced
     own = len(accepted.ids)
     assert record.completion_ids[:own] == list(accepted.ids) and set(record.mask[:own]) == {0}
@@ -170,7 +190,7 @@ def test_without_room_for_the_critique_the_draft_is_accepted(
 ) -> None:
     rules = replace(supervising(generation, on_invalid=RETRY, show_critique=True), max_turns=1)
     free = play(Room(tokenizer, tmp_path / "free"), rules, WRONG, FINE)
-    hinted = next(len(row.prompt_ids) for row in rows_by_kind(free)[POLICY])
+    hinted = next(len(context_of(row)) for row in rows_by_kind(free)[POLICY])
     record = play(room, replace(rules, max_tokens_in_conversation=hinted + 1 + spare), WRONG, "so " * 60)
     assert len(room.teacher.calls) == 1 + spare
     if spare:  # room for one token, and for the end that it leaves out
@@ -185,8 +205,8 @@ def test_a_cut_draft_is_shown_with_its_end(room: Room, generation: GenerationCon
     record = play(room, replace(rules, max_turns=1), f"{WRONG} " + "so " * 60, FINE)
     (draft,), (policy,) = rows_by_kind(record)[DRAFT], rows_by_kind(record)[POLICY]
     end = room.teacher.frame.turn_end_id
-    place = len(draft.prompt_ids) + 48
-    assert len(draft.completion_ids) == 48 and policy.prompt_ids[place] == end != draft.completion_ids[-1]
+    place = len(context_of(draft)) + 48
+    assert len(trained_ids(draft)) == 48 and context_of(policy)[place] == end != trained_ids(draft)[-1]
 
 
 # Replace ------------------------------------------------------------------------------------------------------------
@@ -199,11 +219,15 @@ def test_a_correction_takes_the_place_of_the_draft(room: Room, generation: Gener
     assert turn.review.penalty == PENALTY and [draft.text for draft in turn.drafts] == [WRONG]
     prompt, _, sampled = room.teacher.calls[1]
     (draft,), (correction,) = rows_by_kind(record)[DRAFT], rows_by_kind(record)[CORRECTION]
-    assert (draft.prompt_ids, draft.completion_ids, draft.logprobs) == (prompt, list(sampled.ids), [*sampled.logprobs])
-    assert (draft.reward, draft.message, correction.prompt_ids) == (PENALTY, 1, prompt)
+    assert (context_of(draft), trained_ids(draft), trained_logprobs(draft)) == (
+        prompt,
+        list(sampled.ids),
+        [*sampled.logprobs],
+    )
+    assert (draft.reward, draft.message, context_of(correction)) == (PENALTY, 1, prompt)
     start = len(prompt) - len(record.prompt_ids)
-    end = start + len(correction.completion_ids)
-    assert record.completion_ids[start:end] == correction.completion_ids and set(record.mask[start:end]) == {0}
+    end = start + len(trained_ids(correction))
+    assert record.completion_ids[start:end] == trained_ids(correction) and set(record.mask[start:end]) == {0}
     assert room.teacher.calls[2][0] == record.prompt_ids + record.completion_ids[: after.span[0]]
     assert CORRECTED in room.tokenizer.decode(room.student.calls[1][0])
     assert not any("wrong" in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
@@ -252,9 +276,9 @@ def test_a_thought_stays_as_context(room: Room, generation: GenerationConfig, fo
     rules = replace(supervising(generation, on_invalid=REPLACE), use_thinking=True, force_thinking=forced, max_turns=3)
     record = play(room, rules, f"{opened}hm</think>\n{WRONG}")
     (correction,) = rows_by_kind(record)[CORRECTION][:1]
-    whole = room.tokenizer.decode(correction.prompt_ids)
+    whole = room.tokenizer.decode(context_of(correction))
     assert whole.endswith("<think>\nhm</think>\n" if forced else "<think>hm</think>\n")
-    assert room.tokenizer.decode(correction.completion_ids) == f"{CORRECTED}<|im_end|>"
+    assert room.tokenizer.decode(trained_ids(correction)) == f"{CORRECTED}<|im_end|>"
     said = room.tokenizer.decode(record.completion_ids)
     assert said.startswith(f"{opened}hm</think>\n{CORRECTED}<|im_end|>")
     assert record.turns[0].text == CORRECTED and sum(record.mask) == 0

@@ -7,7 +7,7 @@ import pytest
 from config.base import default_penalties
 from config.checks import check_train_rl
 from config.load import load
-from config.supervision_checks import turn_reward_weights
+from config.supervision_checks import check_supervision, turn_reward_weights
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 
@@ -22,6 +22,7 @@ def loaded(*overrides: str, name: str = "quickstart") -> TrainRLConfig:
 
 
 REFUSED = [
+    ([RUBRIC, "generation.supervisor.penalties.leek=-2"], "penalties names leek, which rubric never finds; it knows "),
     ([RUBRIC, IMMEDIATE, "generation.supervisor.on_invalid=skip"], "on_invalid is skip; it must be one of observe, "),
     ([RUBRIC, "generation.supervisor.penalties.leak=2"], "penalties.leak is 2; a penalty is at most 0: write -2."),
     ([RUBRIC, "generation.supervisor.penalties.leak=-inf"], "penalties.leak is -inf; it must be a finite number."),
@@ -87,7 +88,7 @@ def test_a_supervision_that_cannot_be_is_refused_with_the_fix(overrides: list[st
     [
         [RUBRIC],
         [RUBRIC, "generation.supervisor.penalties.leak=0"],
-        [RUBRIC, "generation.supervisor.penalties.rude=-1"],
+        [MODEL, PROMPT, "generation.supervisor.penalties.rude=-1"],
         [RUBRIC, IMMEDIATE, "generation.supervisor.on_invalid=retry"],
         [RUBRIC, "train.corrections.mode=pass", "generation.supervisor.on_invalid=replace"],
         ["train.turn_credit={mode: progress, rewards: {length: 1, judge: 0.5}}"],
@@ -145,3 +146,10 @@ def test_the_supervised_language_tutor_has_a_cap_that_can_be_kept() -> None:
     corrections = train.corrections
     assert (corrections.mode, corrections.interval, corrections.min_examples) == ("pass", 25, 10)
     assert (corrections.epochs, corrections.learning_rate) == (1, 1e-5)
+
+
+def test_an_environment_that_asks_no_supervisor_gets_none() -> None:
+    config = loaded(RUBRIC)
+    config.environment = "tests.support.guessing"
+    with pytest.raises(ConfigError, match="environment tests.support.guessing asks no supervisor: leave supervisor_mo"):
+        check_supervision(config)
