@@ -62,7 +62,7 @@ class Server:
     """What a server is, but for the engines: opened on a run folder, asked, closed."""
 
     def __init__(self, room: Room, endpoint: JudgeEndpoint, timeout_s: float | None = None, **options):
-        options = {"model_name_or_path": "supervisor", "request_timeout_s": 5.0, "max_cost_usd": CAP_USD} | options
+        options = {"model_name_or_path": "supervisor", "request_timeout_s": 60.0, "max_cost_usd": CAP_USD} | options
         self.config = SupervisorModelConfig(base_url=endpoint.url, **PRICES, **options)
         self.room, self.timeout_s = room, timeout_s
         room.teacher = ScriptedEngine(
@@ -161,7 +161,7 @@ def test_failures_are_no_verdicts_there_and_nothing_elsewhere(tokenizer, tmp_pat
         return behaviour if is_unlucky(number_in(body)) else says(BAD)
 
     with judge_endpoint(script) as endpoint:
-        server = Server(room, endpoint, timeout_s, request_timeout_s=0.5 if way == "hang" else 5.0)
+        server = Server(room, endpoint, timeout_s, request_timeout_s=0.5 if way == "hang" else 60.0)
         found = server.sample(rules)
         again = Server(room, endpoint, timeout_s).sample(rules)
     assert endpoint.billed_usd <= server.spent_usd + server.held_usd + 1e-12 <= CAP_USD
