@@ -34,7 +34,7 @@ def decision(name: str = "accept", turn: int = 2, **more: object) -> CorrectionD
 
 
 def test_a_line_holds_what_the_trainer_reads(tmp_path: Path) -> None:
-    append_decision(tmp_path, decision("edit", text="Ask again: «où»?\nThen wait."))
+    append_decision(tmp_path, decision("edit", text="Ask again: «où»?\nThen wait.", correction="Say «où»."))
     (line,) = (tmp_path / DECISIONS_NAME).read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {
         "time": 1.5,
@@ -45,6 +45,7 @@ def test_a_line_holds_what_the_trainer_reads(tmp_path: Path) -> None:
         "text": "Ask again: «où»?\nThen wait.",
         "category": "leak",
         "message_was_fine": False,
+        "correction": "Say «où».",
     }
 
 

@@ -19,7 +19,7 @@ from config.base import GenerationConfig, JudgeModelConfig
 from config.train_rl_model import GuardsConfig, TrainRLConfig
 from src.classroom.canaries import CANARIES
 from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.phases import PHASES
+from src.classroom.phases import DIALOGUE_SEATS, PHASES
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Judgement, Scores, parse_judge_output, parse_verdict
 from src.errors import JudgeOutputError
@@ -261,7 +261,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
     room.judge = ScriptedJudge(judge)
     found = asyncio.run(check())
     assert [each.score for each in found.canaries] == [0.25] * len(CANARIES)
-    assert awake[-1] == ("teacher", "student"), "and then the next batch can begin"
+    assert awake[-1] == DIALOGUE_SEATS, "and then the next batch can begin"
 
 
 # The figures, by hand ----------------------------------------------------------------------------------------------
