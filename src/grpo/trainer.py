@@ -43,7 +43,10 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
         publisher: publishes the weights, and knows their policy version.
         has_adapter: whether an adapter is trained instead of the model's own weights.
+        corrections: what the supervisor corrected; None without one.
     """
+
+    corrections: CorrectionSet | None = None
 
     def __init__(self, session: TrainingSession, arguments: GRPOConfig):
         config = self.run_config = session.config

@@ -353,7 +353,7 @@ def test_any_text_gets_a_readable_verdict(texts):
     assert parse_verdict(RULE, 0, text).valid
     assert list(json.loads(text)) == [
         "task_final_score", "task_final_reasoning", "forward_progression_score", "forward_progression_reasoning",
-        "overall_momentum_score", "overall_momentum_reasoning",
+        "overall_momentum_score", "overall_momentum_reasoning", "turn_scores",
     ]  # fmt: skip
     assert all(isinstance(value, str) for key, value in json.loads(text).items() if key.endswith("reasoning"))
 
