@@ -1,7 +1,6 @@
 """The supervisor's part in a turn of the teacher: its review, what a teacher is shown that has to write its message
 again, and the tokens of corrections."""
 
-import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +14,12 @@ from src.classroom.seats import Seats
 from src.classroom.supervision import ReviewedMessage, SampledDraft, decide, settle
 from src.errors import EngineFailure, ProviderFailure, StorageError
 from src.rollout.chat_template import Message, ReplyFrame, encode_further_text
-from src.rollout.reviews import MessageToReview, Review, priced
-from src.rollout.text import without_surrogates
+from src.rollout.reviews import MessageToReview, Review, no_verdict, priced
 from src.rollout.tokens import approximate_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
 
 Target = tuple[tuple[int, ...], tuple[int, ...]]
 """The tokens before a correction, and the correction's own."""
@@ -61,8 +58,7 @@ class SupervisedTurn:
         except (EngineFailure, ProviderFailure, StorageError):
             raise
         except Exception as error:
-            logger.warning("no review of a message of %s: %s: %s", conversation.id, type(error).__name__, error)
-            return Review(error=without_surrogates(f"{type(error).__name__}: {error}"))
+            return no_verdict(error)
 
     def settle(self, conversation: Conversation, review: Review) -> ReviewedMessage | None:
         """The message that enters the conversation after a review of its last draft; None if the teacher has to write

@@ -5,7 +5,6 @@ model's correction has to pass the same rules.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -15,13 +14,10 @@ from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
 from src.inference_providers.open_router_inference import KeptReplies
 from src.rollout.engines import ChatEngine, Sampling
-from src.rollout.reviews import MessageToReview, Review
-from src.rollout.text import without_surrogates
+from src.rollout.reviews import MessageToReview, Review, no_verdict
 from src.supervision.correction_check import checked
 from src.supervision.prompted_review import parse_review, review_messages, review_schema
 from src.supervision.rules_supervisor import review_by_rules
-
-logger = logging.getLogger(__name__)
 
 STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all reviews until a user fixes their cause."""
@@ -141,9 +137,7 @@ async def review_by_model(
     except STOPS:
         raise
     except Exception as error:  # whatever it is, it says nothing about the message
-        logger.warning("no review of a message: %s: %s", type(error).__name__, error)
-        said = without_surrogates(f"{type(error).__name__}: {error}")
-        return Review(source="model", error=said, raw=without_surrogates(text))
+        return no_verdict(error, "model", text)
 
 
 def _can_be_read(text: str, categories: tuple[str, ...]) -> bool:

@@ -4,11 +4,15 @@ A supervisor that gives no answer, or one that cannot be read, gives *no verdict
 no correction, and does not count as invalid.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Optional, Protocol
 
 from src.rollout.engines import NO_FACTS, ConversationFacts
+from src.rollout.text import without_surrogates
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,17 @@ class Supervisor(Protocol):
         Raises:
             EngineFailure, ProviderFailure, StorageError: if no message can be reviewed until a user fixes the cause.
         """
+
+
+def no_verdict(error: Exception, source: str = "rules", raw: str = "") -> Review:
+    """The review of a message that could not be reviewed: it holds the error, which is logged, too.
+
+    Args:
+        raw: the supervisor's answer, if it gave one.
+    """
+    said = without_surrogates(f"{type(error).__name__}: {error}")
+    logger.warning("no review of a message: %s", said)
+    return Review(source=source, error=said, raw=without_surrogates(raw))
 
 
 def priced(review: Review, penalties: Mapping[str, float]) -> Review:
