@@ -90,3 +90,11 @@ def test_every_room_is_used():
         used[room_of(module)] |= {room_of(name) for name in names}
     assert set(ROOMS) <= {room_of(module) for module in MODULES}
     assert all(used[room] - {room} for room in ROOMS if room not in ("system", "errors")), dict(used)
+
+
+@pytest.mark.parametrize("module", [name for name in sorted(MODULES) if room_of(name) in WITHOUT_CONFIG])
+def test_rooms_of_the_library_import_each_other_relatively(module):
+    """They are installed under another name than `src` (pyproject.toml)."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    absolute = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    assert not {name for name in absolute if name.split(".")[0] in ("src", "config")}

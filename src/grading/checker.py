@@ -13,9 +13,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from src.errors import EngineFailure
-from src.grading.forms import Pair, compare_as_text, extract_boxed
-from src.grading.worker import READY, serve
+from ..errors import EngineFailure
+from .forms import Pair, compare_as_text, extract_boxed
+from .worker import READY, serve
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from src.grading.forms import Pair
+from .forms import Pair
 
 READY = b"ready"
 _DECIMAL = re.compile(r"\d+(\.\d*)?([eE][+-]?\d{1,3})?|\.\d+([eE][+-]?\d{1,3})?", re.ASCII)

@@ -8,7 +8,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from src.errors import UnsafeCheckpoint
+from ..errors import UnsafeCheckpoint
 
 _PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 _TAG_FILE = "latest"

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from src.errors import ConfigError, DataError
-from src.models.hub_connection import read_options
-from src.models.pretrained import check_model
+from ..errors import ConfigError, DataError
+from .hub_connection import read_options
+from .pretrained import check_model
 
 if TYPE_CHECKING:
     import peft
@@ -223,7 +223,7 @@ def merge_adapter(adapter: Path, base: str | None, into: Path) -> None:
     import peft
     from transformers import AutoModelForCausalLM
 
-    from src.models.pretrained import check_model, load_tokenizer
+    from .pretrained import check_model, load_tokenizer
 
     base = base or str(read_adapter_config(adapter).get("base_model_name_or_path"))
     check_model("the adapter's base", base)

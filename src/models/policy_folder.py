@@ -9,11 +9,11 @@ from pathlib import Path
 
 import xxhash
 
-from src.errors import ConfigError, DataError
-from src.models.lora import ADAPTER_CONFIG
-from src.models.policy_version import PolicyVersion
-from src.models.pretrained import check_weights
-from src.system.storage import refuse_full_disk, storage_errors
+from ..errors import ConfigError, DataError
+from ..system.storage import refuse_full_disk, storage_errors
+from .lora import ADAPTER_CONFIG
+from .policy_version import PolicyVersion
+from .pretrained import check_weights
 
 MARKER = "COMPLETE"
 _BLOCK = 1 << 22

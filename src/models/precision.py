@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from src.errors import ConfigError
+from ..errors import ConfigError
 
 PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 """accelerate's `mixed_precision` for each `train.dtype`. "no" is accepted for every dtype: `train.dtype` decides."""

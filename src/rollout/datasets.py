@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from src.errors import DataError
-from src.rollout.problem import Problem
-from src.rollout.prompts import render, variables_of
+from ..errors import DataError
+from .problem import Problem
+from .prompts import render, variables_of
 
 if TYPE_CHECKING:
     import datasets

@@ -11,19 +11,19 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from src.errors import DataError
-from src.rollout.chat_template import Message, encode_chat
-from src.rollout.engines import Sampling
-from src.rollout.environment import Environment, Play
-from src.rollout.journal import Journal
-from src.rollout.problem import Problem
-from src.rollout.replay import add_tokens
-from src.rollout.requests import SampleRequest
-from src.rollout.runner import check_answer
-from src.rollout.scheduler import Phase
-from src.rollout.seats import POLICY_SEAT, Seats
-from src.rollout.tokens import TokenBuffer, Turn
-from src.rollout.trajectory import Trajectory
+from ..errors import DataError
+from .chat_template import Message, encode_chat
+from .engines import Sampling
+from .environment import Environment, Play
+from .journal import Journal
+from .problem import Problem
+from .replay import add_tokens
+from .requests import SampleRequest
+from .runner import check_answer
+from .scheduler import Phase
+from .seats import POLICY_SEAT, Seats
+from .tokens import TokenBuffer, Turn
+from .trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"
 PROGRAM = "program"

@@ -7,8 +7,8 @@ from typing import Any, Optional, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field
 
-from src.models.policy_version import PolicyVersion
-from src.rollout.usage import Usage
+from ..models.policy_version import PolicyVersion
+from .usage import Usage
 
 
 @dataclass(frozen=True)

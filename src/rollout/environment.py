@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from src.errors import DataError
-from src.rollout.engines import Sampling
-from src.rollout.problem import Problem
-from src.rollout.requests import SampleRequest
-from src.rollout.scheduler import ConcurrentSchedule, Phase, Registration
-from src.rollout.seats import POLICY_SEAT, LoadedModels, Seats
-from src.rollout.tokens import TokenBuffer, Turn
-from src.rollout.trajectory import Trajectory
+from ..errors import DataError
+from .engines import Sampling
+from .problem import Problem
+from .requests import SampleRequest
+from .scheduler import ConcurrentSchedule, Phase, Registration
+from .seats import POLICY_SEAT, LoadedModels, Seats
+from .tokens import TokenBuffer, Turn
+from .trajectory import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from src.rollout.journal import Journal
+    from .journal import Journal
 
 
 class Episode(Protocol):

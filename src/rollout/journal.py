@@ -32,8 +32,8 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from src.errors import StorageError
-from src.system.storage import storage_errors
+from ..errors import StorageError
+from ..system.storage import storage_errors
 
 JOURNAL_NAME = "journal.jsonl"
 _HEAD = re.compile(rb'\{"event": "(\w+)", "time": ([\d.e+]+), "\w+": "([^"]*)"')

@@ -7,8 +7,8 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from src.errors import DataError
-from src.rollout.template_sandbox import MOST_CHARACTERS, PromptEnvironment
+from ..errors import DataError
+from .template_sandbox import MOST_CHARACTERS, PromptEnvironment
 
 _ENVIRONMENT = PromptEnvironment()
 

@@ -5,14 +5,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from src.errors import ConfigError
-from src.rollout.scheduler import PHASED
+from ..errors import ConfigError
+from .scheduler import PHASED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from src.rollout.environment import Environment
-    from src.rollout.scheduler import Phase
+    from .environment import Environment
+    from .scheduler import Phase
 
 ENVIRONMENTS = {
     "classroom": "src.classroom",

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from src.rollout.tokens import Branch, TokenBuffer
+from .tokens import Branch, TokenBuffer
 
 _BRANCHES = TypeAdapter(list[Branch])
 

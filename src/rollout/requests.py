@@ -5,10 +5,10 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
-from src.models.policy_version import PolicyVersion
-from src.rollout.text import nests_deeper
-from src.rollout.trajectory import Trajectory
-from src.rollout.usage import Usage
+from ..models.policy_version import PolicyVersion
+from .text import nests_deeper
+from .trajectory import Trajectory
+from .usage import Usage
 
 _LEVELS_OF_META = 20
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Optional, Protocol
 
-from src.rollout.engines import NO_FACTS, ConversationFacts
-from src.rollout.text import without_surrogates
+from .engines import NO_FACTS, ConversationFacts
+from .text import without_surrogates
 
 logger = logging.getLogger(__name__)
 

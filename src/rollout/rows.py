@@ -8,8 +8,8 @@ the completion, where it is not trained on: so no row of a batch is longer than 
 from dataclasses import dataclass
 from itertools import count
 
-from src.rollout.tokens import Branch
-from src.rollout.trajectory import Trajectory
+from .tokens import Branch
+from .trajectory import Trajectory
 
 POLICY, DRAFT, CORRECTION = "policy", "draft", "correction"
 NO_MESSAGE = -1

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic
 
-from src.errors import PolicyMismatch
-from src.models.policy_version import PolicyVersion
-from src.rollout.engines import Completion
-from src.rollout.environment import E, Environment, Play, R
-from src.rollout.journal import Journal, conversation_id
-from src.rollout.problem import Problem
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.rollout.scheduler import ConcurrentSchedule, Schedule
-from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
-from src.rollout.usage import BATCH
+from ..errors import PolicyMismatch
+from ..models.policy_version import PolicyVersion
+from .engines import Completion
+from .environment import E, Environment, Play, R
+from .journal import Journal, conversation_id
+from .problem import Problem
+from .requests import SampleRequest, SampleResponse
+from .scheduler import ConcurrentSchedule, Schedule
+from .trajectory import TOKEN_FIELDS, Trajectory
+from .usage import BATCH
 
 logger = logging.getLogger(__name__)
 

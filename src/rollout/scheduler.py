@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from src.errors import ClassroomError
+from ..errors import ClassroomError
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from src.rollout.engines import Api, EmbeddedJudge, Engine, EngineHealth, Judge, Teacher
-from src.rollout.reviews import Supervisor
+from .engines import Api, EmbeddedJudge, Engine, EngineHealth, Judge, Teacher
+from .reviews import Supervisor
 
 POLICY_SEAT = "teacher"
 """The seat of the policy in every environment: training updates `teacher_model`."""

@@ -8,8 +8,8 @@ that the policy did not write) are appended as given. A transcript is never toke
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from src.models.policy_version import PolicyVersion
-from src.rollout.reviews import Draft, Review
+from ..models.policy_version import PolicyVersion
+from .reviews import Draft, Review
 
 _BYTES_PER_TOKEN = 4
 

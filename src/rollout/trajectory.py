@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from src.rollout.tokens import Branch, Turn
+from .tokens import Branch, Turn
 
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs", "branches"})
 """The fields that make up most of a trajectory; the journal stores them with the turns instead."""

@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from src.errors import ClassroomError
+from ..errors import ClassroomError
 
 _SECONDS_BETWEEN_SAMPLES = 0.5
 

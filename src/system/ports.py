@@ -4,7 +4,7 @@ import socket
 
 import psutil
 
-from src.errors import ConfigError
+from ..errors import ConfigError
 
 
 def refuse_taken_port(host: str, port: int) -> None:

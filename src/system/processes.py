@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import psutil
 
-from src.system.terminal import Echo
+from .terminal import Echo
 
 logger = logging.getLogger(__name__)
 

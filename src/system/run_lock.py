@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from src.errors import ConfigError
+from ..errors import ConfigError
 
 
 def claim(program: str, run_folder: Path) -> TextIO:
