@@ -29,7 +29,6 @@ from config.base import default_penalties
 from config.checks import check_train_rl
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.conversation import visible_text
 from src.classroom.record import ConversationRecord
 from src.launch.commands import server_command
 from src.launch.server_process import ServerProcess
@@ -39,6 +38,7 @@ from src.results.run_folder import read_lines
 from src.results.statistics import paired_change
 from src.rollout.requests import SampleRequest
 from src.rollout.reviews import MessageToReview, Review, priced
+from src.rollout.thoughts import visible_text
 from src.server.client import ClassroomClient
 from src.supervision.rubric_supervisor import review_by_rubric
 from src.system.processes import Signals

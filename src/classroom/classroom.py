@@ -11,7 +11,7 @@ from config.base import GenerationConfig
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
 from config.values import SUPERVISOR_REWARD
-from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
 from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
 from src.classroom.prompt_check import check_lengths, check_prompts, refuse_long_opening
@@ -36,6 +36,7 @@ from src.rollout.prompts import render
 from src.rollout.replay import add_tokens
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import check_answer
+from src.rollout.thoughts import visible_text
 from src.rollout.tokens import Turn, approximate_tokens
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ A conversation knows which states may follow and refuses everything else. `src/c
 calls the model of that state, and adds the result with one of the `add_…` methods.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,10 +15,10 @@ from src.classroom.verdicts import Judgement, Verdict, sum_up
 from src.rollout.engines import ConversationFacts
 from src.rollout.problem import Problem
 from src.rollout.reviews import Review
+from src.rollout.thoughts import visible_text
 from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 
 END_OF_CONVERSATION = "<end_of_conversation>"
-_CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 class State(StrEnum):
@@ -33,19 +32,6 @@ class State(StrEnum):
     GENERATE_SOLUTION = "GENERATE_SOLUTION"
     REWARD_TURN = "REWARD_TURN"
     END = "END"
-
-
-def visible_text(text: str) -> str:
-    """A message without thoughts, as the other models see it. An unclosed `<think>` hides the rest of the message; a
-    `</think>` whose opening tag is in the prompt hides everything before it."""
-    text = _CLOSED_THOUGHT.sub("", text)
-    text = text.split("<think>", 1)[0]
-    return text.rsplit("</think>", 1)[-1].strip()
-
-
-def thoughts_in(text: str) -> list[str]:
-    """The texts of a message's closed thoughts, without the tags."""
-    return [re.sub("</?think>", "", found) for found in _CLOSED_THOUGHT.findall(text)]
 
 
 @dataclass(frozen=True)

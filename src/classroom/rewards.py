@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from statistics import fmean
 
-from src.classroom.conversation import END_OF_CONVERSATION, Conversation, thoughts_in, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION, Conversation
 from src.rollout.text import UNSPACED, normal
+from src.rollout.thoughts import thoughts_in, visible_text
 
 Reward = Callable[[Conversation], float | None]
 LEAST_OF_A_THOUGHT = 5

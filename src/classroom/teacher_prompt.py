@@ -6,10 +6,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from config.base import GenerationConfig
-from src.classroom.conversation import Conversation, visible_text
+from src.classroom.conversation import Conversation
 from src.classroom.setup import ConversationType
 from src.rollout.chat_template import Message, ReplyFrame, encode_further_markup
 from src.rollout.prompts import render, variables_of
+from src.rollout.thoughts import visible_text
 from src.rollout.tokens import Turn
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from config.eval_model import EvalConfig
-from src.classroom.conversation import State, visible_text
+from src.classroom.conversation import State
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.classroom.verdicts import find_object
@@ -20,6 +20,7 @@ from src.inference_providers.open_router_inference import KeptReplies, render_ru
 from src.message_rules.plans import read_plan
 from src.rollout.engines import Sampling
 from src.rollout.scheduler import Schedule
+from src.rollout.thoughts import visible_text
 
 logger = logging.getLogger(__name__)
 

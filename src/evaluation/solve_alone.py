@@ -12,12 +12,13 @@ from typing import Optional
 from pydantic import TypeAdapter
 
 from config.eval_model import EvalConfig
-from src.classroom.conversation import Solution, visible_text
+from src.classroom.conversation import Solution
 from src.classroom.seats import Seats
 from src.errors import RequestRefused
 from src.evaluation.progress import EvaluationProgress
 from src.rollout.problem import Problem
 from src.rollout.prompts import render
+from src.rollout.thoughts import visible_text
 from src.system.storage import storage_errors
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION
 from src.rollout.text import UNSPACED, normal
+from src.rollout.thoughts import visible_text
 
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^“”]+”|«[^«»]+»|„[^„“”]+[“”]|「[^「」]+」")
 _INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from config.values import RULES_VERSION, SCORING_RULES
-from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.setup import ERROR_PERSONA
 from src.errors import ConfigError, DataError
 from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
@@ -20,6 +20,7 @@ from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, 
 from src.message_rules.plans import ParsedPlan, Phrase, read_plan
 from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
 from src.rollout.text import normal
+from src.rollout.thoughts import visible_text
 from src.toy_language.rubric_judge import (
     LONGEST_ACKNOWLEDGEMENT,
     Coverage,

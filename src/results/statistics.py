@@ -13,10 +13,10 @@ from typing import Any, Optional
 
 import numpy as np
 
-from src.classroom.conversation import visible_text
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Judgement, Scores, sum_up
 from src.results.evaluation_files import group_by_problem
+from src.rollout.thoughts import visible_text
 from src.toy_language.turn_pairs import Exchange
 
 RESAMPLES = 10_000

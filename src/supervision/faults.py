@@ -5,9 +5,10 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION
 from src.rollout.reviews import MessageToReview, Review
 from src.rollout.text import normal
+from src.rollout.thoughts import visible_text
 
 RANKING = (
     *("off_topic", "leak", "ends_early"),

@@ -13,10 +13,11 @@ from statistics import fmean
 from typing import Optional
 
 from config.values import SCORING_RULES
-from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.verdicts import CRITERIA
 from src.errors import ConfigError
 from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
+from src.rollout.thoughts import visible_text
 from src.toy_language.grammar import Question, Slip, find_slips, holds_statement, parse_question
 from src.toy_language.lessons import parse_problem
 

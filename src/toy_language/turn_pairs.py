@@ -8,9 +8,9 @@ faithfully the student played it.
 from dataclasses import dataclass
 from typing import Optional
 
-from src.classroom.conversation import visible_text
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
+from src.rollout.thoughts import visible_text
 from src.toy_language.grammar import Slip, find_slips
 from src.toy_language.lessons import parse_problem
 from src.toy_language.rubric_judge import analyse

@@ -7,7 +7,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from config.base import GenerationConfig
-from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation
 from src.classroom.seats import Seats
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.teacher_prompt import chat_so_far, forced_ids, opened_thought, opening_turns, system_message
@@ -15,6 +15,7 @@ from src.errors import DataError, DeadlineExceeded
 from src.rollout.chat_template import Message, encode_chat
 from src.rollout.engines import Completion
 from src.rollout.problem import Problem
+from src.rollout.thoughts import visible_text
 from src.rollout.tokens import Turn, approximate_tokens
 from src.viewer.schemas import ChatBody, ChatMessage, ChatOpening, ChatReply
 from src.viewer.text_spans import split_thoughts

@@ -10,7 +10,7 @@ _MOST_IDS_OF_A_CHARACTER = 8
 
 def split_thoughts(text: str) -> list[tuple[str, str]]:
     """Split a message into (kind, text) parts, kind "said" or "thought", by the rules of
-    `src.classroom.conversation.visible_text`. Thoughts include their tags. The parts add up to the whole text."""
+    `src.rollout.thoughts.visible_text`. Thoughts include their tags. The parts add up to the whole text."""
     parts = [(THOUGHT if i % 2 else SAID, piece) for i, piece in enumerate(_CLOSED.split(text)) if piece]
     parts = _hide(parts, lambda piece: piece.find("<think>"), hides_rest=True)
     parts = _hide(parts, lambda piece: end if (end := piece.rfind("</think>")) < 0 else end + 8, hides_rest=False)

@@ -13,13 +13,13 @@ from src.classroom.conversation import (
     InvalidTransition,
     Solution,
     State,
-    visible_text,
 )
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.supervision import SampledDraft
 from src.classroom.verdicts import Scores, Verdict
 from src.rollout.problem import Problem
 from src.rollout.reviews import Review
+from src.rollout.thoughts import visible_text
 from src.rollout.tokens import Turn
 
 GUIDED, ATTEMPTED = ConversationType.GUIDED, ConversationType.ATTEMPTED

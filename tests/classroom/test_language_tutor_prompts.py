@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from src.classroom.conversation import visible_text
 from src.classroom.lesson_plans import read_shipped
 from src.classroom.verdicts import parse_judge_output
 from src.launch.prompt_docs import PLAYED, ROOT, TEMPLATES, read_example_lessons, render_page
 from src.rollout.prompts import render, variables_of
+from src.rollout.thoughts import visible_text
 
 PAGE = ROOT / "docs/prompts.md"
 PLANS = [plan for split in read_shipped().values() for plan in split]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from config.base import GenerationConfig
-from src.classroom.conversation import ClassroomRules, visible_text
+from src.classroom.conversation import ClassroomRules
 from src.classroom.record import ConversationRecord
 from src.rollout.engines import Completion, Sampling
+from src.rollout.thoughts import visible_text
 from src.training.sample_batch import batch_metrics, to_rollout
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room

@@ -11,12 +11,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from config.load import ROOT
-from src.classroom.conversation import Solution, visible_text
+from src.classroom.conversation import Solution
 from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
 from src.evaluation.metrics.pedagogical_reward import scored_dialogues
 from src.results.evaluation_files import read_records
 from src.rollout.chat_template import encode_dialogue
 from src.rollout.prompts import render
+from src.rollout.thoughts import visible_text
 from tests.grpo.test_language_tutor_run import with_long_context
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.support.reward_models import logits_of, save_classifier

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from config.load import ROOT
-from src.classroom.conversation import visible_text
 from src.results.rollout_files import read_records
 from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.thoughts import visible_text
 from tests.config.test_language_tutor_config import BLOCK
 from tests.conftest import free_port
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says

@@ -18,13 +18,13 @@ from config.checks import reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom, classroom_rules
-from src.classroom.conversation import visible_text
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.rollout.engines import Completion, Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
+from src.rollout.thoughts import visible_text
 from src.server.sampling_service import SamplingService
 from src.toy_language.rubric_judge import RubricJudge
 from src.vllm.engine import VllmEngine

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from src.classroom.conversation import Solution, visible_text
+from src.classroom.conversation import Solution
 from src.results.evaluation_files import write_compared, write_records
 from src.results.rollout_files import write_rollouts
 from src.rollout.datasets import Problem
+from src.rollout.thoughts import visible_text
 from src.viewer.text_spans import pieces_of, split_thoughts
 from tests.support.viewer_run import (
     GROUP,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from config.values import RULES_VERSION
-from src.classroom.conversation import visible_text
 from src.classroom.record import ConversationRecord
 from src.classroom.setup import ERROR_PERSONA
 from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
@@ -27,6 +26,7 @@ from src.message_rules.plans import ParsedPlan, answers, questions_asked, read_p
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import Estimate, mean_with_ci
 from src.rollout.text import normal
+from src.rollout.thoughts import visible_text
 
 Values = dict[str, list[float]]
 """Figure → the values that its mean is taken over."""

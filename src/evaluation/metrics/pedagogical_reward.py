@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from config.base import ModelConfig
 from config.eval_model import EvalConfig
-from src.classroom.conversation import END_OF_CONVERSATION, visible_text
+from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.record import ConversationRecord
 from src.errors import ConfigError
 from src.evaluation.progress import EvaluationProgress
 from src.models.pretrained import check_model, load_tokenizer
 from src.rollout.chat_template import Message
 from src.rollout.prompts import render
+from src.rollout.thoughts import visible_text
 
 _KEY = "pedagogical_reward_model"
 
