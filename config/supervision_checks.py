@@ -8,6 +8,7 @@ from config.model_checks import check_model
 from config.train_rl_model import CorrectionsConfig, TrainRLConfig, TurnCreditConfig
 from config.values import (
     CORRECTION_MODES,
+    CORRECTION_TARGETS,
     EMBEDDED_SUPERVISORS,
     NO_CORRECTIONS,
     NO_CREDIT,
@@ -119,6 +120,7 @@ def _check_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
 
 def _check_corrections(config: TrainRLConfig, corrections: CorrectionsConfig) -> None:
     check_choice("train.corrections.mode", corrections.mode, CORRECTION_MODES)
+    check_choice("train.corrections.targets", corrections.targets, CORRECTION_TARGETS)
     if corrections.mode != NO_CORRECTIONS and config.supervisor_model is None:
         raise ConfigError(
             f"train.corrections.mode is {corrections.mode}, but nobody writes corrections: set "

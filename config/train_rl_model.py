@@ -13,7 +13,7 @@ from config.base import (
     ModelConfig,
     SupervisorModelConfig,
 )
-from config.values import CISPO, CISPO_LARGEST_RATIO, NO_CORRECTIONS, NO_CREDIT
+from config.values import CISPO, CISPO_LARGEST_RATIO, NO_CORRECTIONS, NO_CREDIT, WHOLE
 
 
 @dataclass
@@ -42,7 +42,8 @@ class CorrectionsConfig:
     `learning_rate` (null: the training's own), with the training's optimizer, until the policy has moved by `max_kl` on
     its own tokens.
     `rows_per_batch`: the most corrections in one step, over all ranks (null: as many as conversations). `capacity`: the
-    most corrections that wait for a pass; the oldest go first.
+    most corrections that wait for a pass; the oldest go first. `targets`: `whole` trains on every token of a corrected
+    message; `changed` begins at its first token that the policy did not write itself.
     """
 
     mode: str = NO_CORRECTIONS
@@ -54,6 +55,7 @@ class CorrectionsConfig:
     max_kl: float = 0.05
     capacity: int = 4096
     rows_per_batch: int | None = None
+    targets: str = WHOLE
 
 
 @dataclass

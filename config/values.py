@@ -28,6 +28,9 @@ SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")
 
 NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = TURN_CREDITS = ("none", "immediate", "to_go", "progress")
 NO_CORRECTIONS, SAME_STEP, PASS = CORRECTION_MODES = ("none", "same_step", "pass")
+WHOLE, CHANGED = CORRECTION_TARGETS = ("whole", "changed")
+"""Which tokens of a corrected message are trained on."""
+
 SUPERVISOR_REWARD = "supervisor"
 """The turn reward that is the supervisor's penalty."""
 

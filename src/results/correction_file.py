@@ -36,6 +36,7 @@ CORRECTION_SCHEMA = pa.schema(
         ("category", pa.string()),
         ("critique", pa.string()),
         ("source", pa.string()),
+        ("unchanged", pa.int64()),
     ]
 )
 
@@ -57,6 +58,7 @@ class Correction:
         category: what was wrong with the message.
         critique: the same in words, for people; never trained on.
         source: `rules`, `model` or `human`.
+        unchanged: the number of the target's first tokens that the policy wrote itself.
     """
 
     conversation: str
@@ -72,6 +74,7 @@ class Correction:
     category: str
     critique: str
     source: str
+    unchanged: int = 0
 
 
 class HasVocabulary(Protocol):

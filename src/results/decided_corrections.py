@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from src.results.correction_decisions import CorrectionDecision, Place
 from src.results.correction_file import Correction
+from src.rollout.rows import equal_tokens
 
 HUMAN = "human"
 
@@ -33,4 +34,6 @@ def _decided(
         return None
     if decision.decision == "accept":
         return correction
-    return replace(correction, target_text=decision.text, target_ids=encode(decision.text), source=HUMAN)
+    ids = encode(decision.text)
+    unchanged = min(equal_tokens(correction.target_ids[: correction.unchanged], ids), len(ids) - 1)
+    return replace(correction, target_text=decision.text, target_ids=ids, source=HUMAN, unchanged=unchanged)

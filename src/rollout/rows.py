@@ -5,8 +5,10 @@ corrections are rows of their own. They begin with the episode's own prompt, and
 the completion, where it is not trained on: so no row of a batch is longer than a conversation, however it is padded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from os.path import commonprefix
 
 from .tokens import Branch
 from .trajectory import Trajectory
@@ -28,6 +30,7 @@ class TrainingRow:
         logprobs: the engine's log-probs of sampled tokens, 0.0 for all others.
         messages: the number of the policy's message that each sampled token belongs to, `NO_MESSAGE` for all others.
         reward: the process reward of a draft, or of a message in another context; None for other rows.
+        unchanged: of a correction, the number of its first target tokens that the policy wrote itself.
     """
 
     conversation_id: str
@@ -40,6 +43,7 @@ class TrainingRow:
     logprobs: list[float]
     messages: list[int]
     reward: float | None = None
+    unchanged: int = 0
 
 
 def rows_of(record: Trajectory) -> list[TrainingRow]:
@@ -81,4 +85,28 @@ def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
         [0.0] * before + (list(branch.logprobs) if sampled else [0.0] * length),
         [NO_MESSAGE] * before + [number if sampled else NO_MESSAGE] * length,
         branch.reward,
+        0 if sampled else unchanged_tokens(record, branch),
     )
+
+
+def sampled_tokens(record: Trajectory, branch: Branch) -> tuple[list[int], list[float]]:
+    """The tokens of the message that a correction is about, as they were sampled, and their log-probs."""
+    place = (branch.turn, branch.draft)
+    for each in record.branches:
+        if each.kind != CORRECTION and (each.turn, each.draft) == place:
+            return list(each.ids), list(each.logprobs)
+    span = record.turns[branch.turn].span or (0, 0)
+    return record.completion_ids[slice(*span)], record.logprobs[slice(*span)]
+
+
+def unchanged_tokens(record: Trajectory, branch: Branch) -> int:
+    """The number of a correction's first tokens that the policy wrote itself, behind the same context; at least one
+    token of a correction counts as changed."""
+    sampled, thoughts = sampled_tokens(record, branch)[0], list(branch.hint_ids)
+    behind = sampled[len(thoughts) :] if sampled[: len(thoughts)] == thoughts else []
+    return min(equal_tokens(behind, branch.ids), len(branch.ids) - 1)
+
+
+def equal_tokens(left: Sequence[int], right: Sequence[int]) -> int:
+    """The number of tokens that both begin with."""
+    return len(commonprefix([list(left), list(right)]))

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from config.train_rl_model import CorrectionsConfig
+from config.values import CHANGED
 from src.results.correction_file import Correction
 from src.training.correction_set import CorrectionSet
 
@@ -78,7 +79,7 @@ def run_pass(
     examples, kl, stopped = 0, 0.0, False
     with learning_rate(trainer, options.learning_rate):
         for share in _batches(corrections, options.epochs, batch * accelerator.num_processes, seed):
-            losses.append(_train_on(trainer, share, batch))
+            losses.append(_train_on(trainer, share, batch, options.targets == CHANGED))
             examples += len(share)
             kl = _moved(trainer, before, rows, mask)
             if kl > options.max_kl:
@@ -95,12 +96,14 @@ def _batches(corrections: Sequence[Correction], epochs: int, size: int, seed: in
             yield order[start : start + size]
 
 
-def _train_on(trainer: PassTrainer, share: Sequence[Correction], batch: int) -> float:
+def _train_on(trainer: PassTrainer, share: Sequence[Correction], batch: int, changed_only: bool) -> float:
     """One optimizer step; returns the mean cross-entropy per token. Each correction is on exactly one rank."""
     accelerator = trainer.accelerator
-    own = [(each.prompt_ids, each.target_ids) for each in share[accelerator.process_index :: accelerator.num_processes]]
-    own += [([], [])] * (batch - len(own))
-    logps, mask = trainer.score(own)
+    own = share[accelerator.process_index :: accelerator.num_processes]
+    padding = [([], [])] * (batch - len(own))
+    logps, mask = trainer.score([*((each.prompt_ids, each.target_ids) for each in own), *padding])
+    for place, each in enumerate(own):
+        mask[place, : each.unchanged if changed_only else 0] = False
     tokens = accelerator.reduce(mask.sum(), reduction="sum").clamp(min=1)
     summed = -(logps * mask).sum()
     trainer.backward_and_step(summed * trainer.temperature * accelerator.num_processes / tokens)

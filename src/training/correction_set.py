@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from src.results.correction_decisions import read_decisions
 from src.results.correction_file import CORRECTIONS_NAME, Correction, read_corrections, write_corrections
 from src.results.decided_corrections import decided
-from src.rollout.rows import CORRECTION
+from src.rollout.rows import CORRECTION, sampled_tokens, unchanged_tokens
 from src.rollout.tokens import Branch
 from src.rollout.trajectory import Trajectory
 from src.training.collective import on_main_process
@@ -116,7 +116,7 @@ def corrections_of(record: Trajectory) -> list[Correction]:
 def _correction(record: Trajectory, branch: Branch) -> Correction:
     turn = record.turns[branch.turn]
     review = turn.review if branch.draft < 0 else turn.drafts[branch.draft].review
-    ids, logprobs = _sampled_tokens(record, branch)
+    ids, logprobs = sampled_tokens(record, branch)
     return Correction(
         conversation=record.id,
         step=record.step,
@@ -131,17 +131,8 @@ def _correction(record: Trajectory, branch: Branch) -> Correction:
         category=review.category,
         critique=review.critique,
         source=review.source,
+        unchanged=unchanged_tokens(record, branch),
     )
-
-
-def _sampled_tokens(record: Trajectory, branch: Branch) -> tuple[list[int], list[float]]:
-    """The tokens of the message that a correction is about, as they were sampled."""
-    place = (branch.turn, branch.draft)
-    for each in record.branches:
-        if each.kind != CORRECTION and (each.turn, each.draft) == place:
-            return list(each.ids), list(each.logprobs)
-    span = record.turns[branch.turn].span or (0, 0)
-    return record.completion_ids[slice(*span)], record.logprobs[slice(*span)]
 
 
 def _read_cursor(checkpoint: Path | None) -> Cursor:

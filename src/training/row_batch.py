@@ -6,14 +6,14 @@ compute together and TRL cuts a batch into equal parts.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
-from config.values import NO_CREDIT, SAME_STEP
+from config.values import CHANGED, NO_CREDIT, SAME_STEP
 from src.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, TrainingRow, rows_of
 from src.rollout.trajectory import Trajectory
 from src.training.turn_credit import Credits, group_credits, process_rewards, shuffled
@@ -72,13 +72,21 @@ class RowPlanner:
 
     def plan(self, accelerator: Accelerator, records: Sequence[Trajectory], step: int) -> list[ConversationRows]:
         """The rows of this rank's conversations; all ranks call this together."""
-        rows = [rows_of(record) for record in records]
+        rows = [[self._with_targets(row) for row in rows_of(record)] for record in records]
         kept = self._kept_corrections(accelerator, rows, step)
         credits = self._credits(accelerator, records, rows, step)
         return [
             _conversation_rows(own, credit, {place for number, place in kept if number == index}, self._learns_drafts)
             for index, (own, credit) in enumerate(zip(rows, credits, strict=True))
         ]
+
+    def _with_targets(self, row: TrainingRow) -> TrainingRow:
+        """The row with the targets that are to be trained on."""
+        if self._corrections.targets != CHANGED or not row.unchanged:
+            return row
+        start = row.target.index(1)
+        end = start + row.unchanged
+        return replace(row, target=[0] * end + row.target[end:])
 
     @property
     def _learns_drafts(self) -> bool:

@@ -196,6 +196,28 @@ def test_the_cross_entropy_is_a_mean_over_all_targets(model: Path, tmp_path: Pat
         assert torch.allclose(gradients, torch.full_like(gradients, -0.25 * 0.5 / targets), rtol=1e-5)
 
 
+def test_the_cross_entropy_may_leave_out_what_the_policy_wrote_itself(model: Path, tmp_path: Path) -> None:
+    """Each correction begins with the first two tokens of its message; then come two of its own."""
+
+    def play(index: int, problem: Problem) -> ConversationRecord:
+        record = supervised(index, problem, 9, ("correction",))
+        [own] = record.branches
+        said = record.completion_ids[slice(*record.turns[own.turn].span)]
+        own = replace(own, ids=(*said[:2], 498, 499), hint_ids=())
+        return record.model_copy(update={"branches": [own]})
+
+    overrides = [*SUPERVISED, *CORRECTIONS, "train.corrections.targets=changed"]
+    trainer = offline_trainer(tmp_path, model, overrides, play)
+    seen = 0
+    for batch in trainer.batch():
+        targets, gradients = batch["correction_targets"].bool(), gradients_by_token(trainer, batch)
+        for ids, own, gradient in zip(batch["completion_ids"], targets, gradients, strict=True):
+            if own.any():
+                assert ids[own].tolist() == [498, 499] and (gradient[own] < 0).all() and not gradient[~own].any()
+                seen += 1
+    assert seen == 8
+
+
 def test_no_more_corrections_than_configured_are_in_a_step(model: Path, tmp_path: Path) -> None:
     def play(index: int, problem: Problem) -> ConversationRecord:
         return supervised(index, problem, 4, ("correction", "correction"))

@@ -19,6 +19,7 @@ from src.results.correction_decisions import CorrectionDecision, append_decision
 from src.results.correction_file import CORRECTIONS_NAME, Correction, read_corrections
 from src.rollout.problem import Problem
 from src.rollout.reviews import Draft, Review
+from src.rollout.rows import rows_of
 from src.rollout.tokens import Branch
 from src.training.correction_pass import CorrectionPasses, _batches, learning_rate, run_pass
 from src.training.correction_set import CURSOR_NAME, CorrectionSet, corrections_of
@@ -70,6 +71,26 @@ def test_a_correction_holds_what_it_is_about() -> None:
     assert draft.draft_ids == [41, 42] and draft.target_text == "draft is right?" and draft.prompt_ids[-1] == 9
     assert (draft.turn, draft.draft, other.turn, other.draft) == (4, 0, 4, -1)
     assert other.draft_ids == record.completion_ids[slice(*record.turns[4].span)]
+
+
+def mended(record: ConversationRecord, equal: int, thoughts: int = 0) -> ConversationRecord:
+    """The record with one correction that begins as its second message does, behind some of its tokens as thoughts."""
+    start, end = record.turns[2].span
+    said = record.completion_ids[start:end]
+    target = (*said[thoughts : thoughts + equal], 499, 5)
+    branch = Branch("correction", 2, start, target, hint_ids=tuple(said[:thoughts]))
+    return record.model_copy(update={"branches": [branch]})
+
+
+@pytest.mark.parametrize(("equal", "thoughts"), [(0, 0), (2, 0), (1, 1)])
+def test_what_the_policy_wrote_itself_is_known(equal: int, thoughts: int) -> None:
+    record = mended(corrected(0, PROBLEMS[0]), equal, thoughts)
+    [correction], [_, row] = corrections_of(record), rows_of(record)
+    assert correction.unchanged == row.unchanged == equal
+    [whole] = record.branches
+    same = replace(whole, ids=tuple(correction.draft_ids[thoughts:]))
+    [correction] = corrections_of(record.model_copy(update={"branches": [same]}))
+    assert correction.unchanged == len(correction.target_ids) - 1, "one token is always trained on"
 
 
 def test_the_file_holds_the_set_and_comes_back(tmp_path: Path) -> None:
@@ -180,6 +201,19 @@ def test_a_pass_makes_the_corrections_likelier(model: Path, tmp_path: Path) -> N
     assert len(corrections) == 24 and result.examples == 48 and result.steps == 12 and not result.stopped
     assert log_prob(trainer, corrections) > before + 1 and result.last_loss < result.first_loss - 1
     assert result.first_loss == pytest.approx(-before, abs=0.5) and result.kl > 0
+
+
+def test_a_pass_may_train_on_changed_tokens_alone(model: Path, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, model)
+    corrections = corrections_of(mended(corrected(0, PROBLEMS[0]), 2)) + corrections_of(corrected(1, PROBLEMS[1]))
+    with torch.no_grad():
+        logps, mask = trainer.score([(each.prompt_ids, each.target_ids) for each in corrections])
+    changed = mask.clone()
+    changed[0, :2] = False
+    for targets, trained_on in (("whole", mask), ("changed", changed)):
+        options = CorrectionsConfig(learning_rate=0.0, targets=targets)
+        result = run_pass(trainer, corrections, options, batch=4, seed=1)
+        assert result.first_loss == pytest.approx(-logps[trained_on].mean().item(), rel=1e-4)
 
 
 def test_max_kl_stops_a_pass(model: Path, tmp_path: Path) -> None:
