@@ -7,7 +7,7 @@ conversations, and every version of it is played on held-out lessons, without a 
     pass        and penalties, and corrections in supervised passes between the steps
     shuffled    a control: as `penalty`, with the penalties permuted over the messages of a batch
 
-    python -m benchmarks.supervision_arms [--folder runs/arms] [--seeds 1 2 3] [--steps 30] [--arms rl penalty …]
+    python -m benchmarks.supervision_arms [--folder runs/arms] [--seeds 1 2 3] [--steps 18] [--arms rl penalty …]
 
 It needs the models of `make quickstart-models`. Each training and each measured version is kept in the folder, so the
 same command goes on where it was stopped; with `--report` it only prints what is there. Seeds begin with the same
@@ -44,11 +44,17 @@ from src.supervision.rubric_supervisor import review_by_rubric
 from src.system.processes import Signals
 
 SUPERVISED = ["supervisor_model.model_name_or_path=rubric", "train.turn_credit.mode=immediate"]
+CORRECTED = [*SUPERVISED, "train.corrections.targets=changed"]
 ARMS: dict[str, list[str]] = {
     "rl": [],
     "penalty": SUPERVISED,
-    "same_step": [*SUPERVISED, "train.corrections.mode=same_step"],
-    "pass": [*SUPERVISED, "train.corrections.mode=pass", "train.corrections.interval=5"],
+    "same_step": [*CORRECTED, "train.corrections.mode=same_step", "train.corrections.weight=0.2"],
+    "pass": [
+        *CORRECTED,
+        "train.corrections.mode=pass",
+        "train.corrections.interval=3",
+        "train.corrections.learning_rate=1e-4",
+    ],
     "shuffled": [*SUPERVISED, "train.turn_credit.shuffle=true"],
 }
 CONVERSATIONS_PER_STEP = 64
@@ -234,7 +240,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--port", type=int, default=8045)
     parser.add_argument("--report", action="store_true", help="only print what was measured")
     arguments = parser.parse_args()
@@ -245,21 +251,22 @@ def main() -> None:
     if not arguments.report:
         path = bench.models / "world" / "lessons_heldout.jsonl"
         lessons = [json.loads(line)["problem"] for line in path.read_text(encoding="utf-8").splitlines()]
-        for seed in arguments.seeds:
-            for arm in arguments.arms:
-                measure_arm(bench, arm, seed, lessons)
+        measure(bench, [(arm, seed) for seed in arguments.seeds for arm in arguments.arms], lessons)
     print(report(read_lines(bench.results)))
 
 
-def measure_arm(bench: Bench, arm: str, seed: int, lessons: Sequence[str]) -> None:
-    """Train an arm with a seed, measure its versions, and delete their weights."""
-    due = {(arm, seed, step) for step in range(0, bench.steps + 1, EVERY)}
-    if due <= bench.measured():
+def measure(bench: Bench, wanted: Sequence[tuple[str, int]], lessons: Sequence[str]) -> None:
+    """Train each (arm, seed), measure the versions of all of them on one server, and delete their weights."""
+    steps = range(0, bench.steps + 1, EVERY)
+    known = bench.measured()
+    due = [(arm, seed) for arm, seed in wanted if not {(arm, seed, step) for step in steps} <= known]
+    runs = [bench.train(arm, seed) for arm, seed in due]
+    if not due:
         return
-    run = bench.train(arm, seed)
     with evaluation_server(bench) as client:
-        bench.measure(client, arm, seed, lessons)
-    shutil.rmtree(run / "policy", ignore_errors=True)
+        for (arm, seed), run in zip(due, runs, strict=True):
+            bench.measure(client, arm, seed, lessons)
+            shutil.rmtree(run / "policy", ignore_errors=True)
 
 
 if __name__ == "__main__":
