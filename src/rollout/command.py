@@ -56,9 +56,9 @@ class Source:
 def parser() -> argparse.ArgumentParser:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m src.rollout" if __package__.startswith("src.") else f"python -m {__package__}",
+        prog=f"python -m {__package__}",
         description="Play rollouts of a model on a dataset: prompts in, every step recorded, rewards out.",
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.replace("src.rollout", __package__),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_model(parser.add_argument_group("model"))
