@@ -78,6 +78,20 @@ class EngineFailure(ClassroomError):
     status = 503
 
 
+class RolloutsStopped(ClassroomError):
+    """Rollouts that could not go on: a function of the user raised an error, or the engine died.
+
+    Attributes:
+        rollout_id, step: the rollout that was stopped first, and the number of the step that it was at.
+        done: the `RolloutSet` of all rollouts, as far as they came; None until it is known.
+    """
+
+    def __init__(self, message: str, rollout_id: str, step: int):
+        super().__init__(message)
+        self.rollout_id, self.step = rollout_id, step
+        self.done = None
+
+
 class StorageError(ClassroomError):
     """Something that cannot be written: a full disk, a missing permission."""
 

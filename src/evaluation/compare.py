@@ -26,9 +26,10 @@ from src.message_rules.plans import read_plan
 from src.models.lora import merge_adapter
 from src.results.evaluation_files import write_compared
 from src.results.paired_tests import differences
-from src.results.statistics import lacks_verdict, mean_with_ci, share
+from src.results.statistics import lacks_verdict
 from src.results.trackers import log_to_wandb
 from src.rollout.datasets import load_problems
+from src.rollout.intervals import mean_with_ci, share
 from src.rollout.problem import Problem
 from src.system.storage import write_whole
 

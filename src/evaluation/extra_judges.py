@@ -11,8 +11,9 @@ from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import ask_for_verdict, sum_up
 from src.results.agreement import krippendorff_alpha, rank_correlation
 from src.results.evaluation_files import group_by_problem
-from src.results.statistics import judgement_of, mean_with_ci
+from src.results.statistics import judgement_of
 from src.rollout.engines import ConversationFacts, Judge
+from src.rollout.intervals import mean_with_ci
 from src.rollout.thoughts import visible_text
 from src.server.open_models import open_second_judge
 

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from src.errors import DataError
-from src.results.statistics import wilson_interval
+from src.rollout.intervals import wilson_interval
 from src.system.storage import storage_errors
 
 DECISIONS_NAME = "correction_decisions.jsonl"

@@ -19,7 +19,7 @@ import numpy as np
 from config.values import SAMPLED, SUPERVISED
 from src.results.rollout_files import ConversationReward, read_rewards
 from src.results.run_folder import LEARNING_NAME, RunData, has_score, load_run, read_json
-from src.results.statistics import BOOTSTRAP_SEED, RESAMPLES, Estimate
+from src.rollout.intervals import BOOTSTRAP_SEED, RESAMPLES, Estimate
 from src.system.storage import write_whole
 
 LEARNED, NO_EVIDENCE = "learned", "no evidence of learning"

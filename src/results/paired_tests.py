@@ -10,7 +10,8 @@ from typing import Optional
 
 import numpy as np
 
-from src.results.statistics import BOOTSTRAP_SEED, paired_change
+from src.results.statistics import paired_change
+from src.rollout.intervals import BOOTSTRAP_SEED
 
 EXACT_UP_TO = 12
 """Up to this many lessons, all assignments of signs are enumerated."""

@@ -13,7 +13,8 @@ import yaml
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
 from src.results.evaluation_files import read_records
-from src.results.statistics import Estimate, paired_change, rewards_by_lesson
+from src.results.statistics import paired_change, rewards_by_lesson
+from src.rollout.intervals import Estimate
 
 METRICS_NAME = "metrics.jsonl"
 LEARNING_NAME = "learning.json"

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from config.values import PASS
 from src.results.run_folder import RunData, is_number, load_run, look_up
-from src.results.statistics import Estimate, mean_with_ci
 from src.results.supervision_plot import PASS_EXAMPLES, is_supervised, passes_of
+from src.rollout.intervals import Estimate, mean_with_ci
 from src.system.storage import write_whole
 
 SUPERVISION_NAME = "supervision.json"

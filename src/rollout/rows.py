@@ -29,7 +29,8 @@ class TrainingRow:
         target: 1 for tokens of a correction; only they get a gradient of the cross-entropy.
         logprobs: the engine's log-probs of sampled tokens, 0.0 for all others.
         messages: the number of the policy's message that each sampled token belongs to, `NO_MESSAGE` for all others.
-        reward: the process reward of a draft, or of a message in another context; None for other rows.
+        reward: the process reward of a draft, or of a message in another context; None for other rows of an episode.
+            Rows of the library's rollouts have the step's reward or the rollout's (set_rows.py).
         unchanged: of a correction, the number of its first target tokens that the policy wrote itself.
     """
 

@@ -17,7 +17,7 @@ from src.classroom.record import ConversationRecord
 from src.errors import ClassroomError, JudgeOutputError, StorageError
 from src.results.agreement import rank_correlation
 from src.results.run_folder import JUDGE_CHECKS_NAME, read_lines
-from src.results.statistics import Estimate, mean_with_ci
+from src.rollout.intervals import Estimate, mean_with_ci
 from src.server.client import ClassroomClient
 from src.server.schemas import JudgeCheckRequest, JudgeCheckResponse
 from src.system.storage import write_whole

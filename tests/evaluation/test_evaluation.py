@@ -21,15 +21,8 @@ from src.evaluation.report.tables import measurement_table
 from src.evaluation.run import evaluate
 from src.models.policy_version import PolicyVersion
 from src.results.evaluation_files import read_records, write_records
-from src.results.statistics import (
-    mean_scores,
-    mean_with_ci,
-    paired_change,
-    react,
-    rewards_by_lesson,
-    summarise,
-    talk,
-)
+from src.results.statistics import mean_scores, paired_change, react, rewards_by_lesson, summarise, talk
+from src.rollout.intervals import mean_with_ci
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.tokens import Turn
 from src.toy_language.grammar import answer, find_slips, inject

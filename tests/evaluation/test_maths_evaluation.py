@@ -22,8 +22,8 @@ from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import scored_dialogues
 from src.evaluation.run import evaluate
 from src.results.evaluation_files import read_records
-from src.results.statistics import mean_with_ci
 from src.rollout.chat_template import Message
+from src.rollout.intervals import mean_with_ci
 from src.rollout.problem import Problem
 from src.rollout.tokens import Turn
 from tests.support.reward_models import save_classifier

@@ -21,7 +21,7 @@ from src.results.correction_decisions import (
     precision_of,
     read_decisions,
 )
-from src.results.statistics import wilson_interval
+from src.rollout.intervals import wilson_interval
 
 
 def decision(name: str = "accept", turn: int = 2, **more: object) -> CorrectionDecision:

@@ -24,7 +24,7 @@ from src.message_rules.feedback import (
 from src.message_rules.messages import RETRY, holds, own_words, read_message
 from src.message_rules.plans import ParsedPlan, answers, questions_asked, read_plan
 from src.results.evaluation_files import group_by_problem
-from src.results.statistics import Estimate, mean_with_ci
+from src.rollout.intervals import Estimate, mean_with_ci
 from src.rollout.text import normal
 from src.rollout.thoughts import visible_text
 

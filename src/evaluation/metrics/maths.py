@@ -10,7 +10,8 @@ from typing import Any, Optional
 from config.values import SCORING_RULES
 from src.classroom.conversation import Solution
 from src.classroom.record import ConversationRecord
-from src.results.statistics import Estimate, judgement_of, lacks_verdict, mean_with_ci, share
+from src.results.statistics import judgement_of, lacks_verdict
+from src.rollout.intervals import Estimate, mean_with_ci, share
 
 SOLVED, SCORED = "solve_rate", "solution_score"
 """Keys of metrics.json for the grades of solutions: shares of right answers, or means of a reward model's scores."""

@@ -9,7 +9,8 @@ from src.classroom.record import ConversationRecord
 from src.results.evaluation_files import group_by_problem
 from src.results.paired_tests import differences
 from src.results.review_table import reviewed_messages
-from src.results.statistics import Estimate, mean_with_ci, rewards_by_lesson
+from src.results.statistics import rewards_by_lesson
+from src.rollout.intervals import Estimate, mean_with_ci
 from src.rollout.tokens import Turn
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from src.classroom.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
 from src.evaluation.metrics.maths import SCORED, SOLVED
 from src.evaluation.metrics.supervision import DIFFERENCE
 from src.results.run_folder import RunData, is_number, look_up
-from src.results.statistics import Estimate
+from src.rollout.intervals import Estimate
 
 NO_VALUE = "–"
 

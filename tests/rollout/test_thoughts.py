@@ -1,0 +1,51 @@
+"""Splitting messages into what was thought and what was said."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.rollout.thoughts import ABSENT, CLOSED, CUT, OPENED, SplitMessage, split_message, visible_text
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "expected"),
+    [
+        ("Hello.", False, SplitMessage("Hello.", None, ABSENT)),
+        ("", False, SplitMessage("", None, ABSENT)),
+        ("<think>two plus two</think>\n\nFour.", False, SplitMessage("Four.", "two plus two", CLOSED)),
+        ("<think></think>Four.", False, SplitMessage("Four.", "", CLOSED)),
+        ("two plus two</think>Four.", True, SplitMessage("Four.", "two plus two", OPENED)),
+        ("two plus two</think>Four.", False, SplitMessage("Four.", "two plus two", OPENED)),
+        ("the answer is four", True, SplitMessage("", "the answer is four", CUT)),
+        ("", True, SplitMessage("", "", CUT)),
+        ("<think>the answer is four", False, SplitMessage("", "the answer is four", CUT)),
+        ("Well. <think>the answer is four", False, SplitMessage("Well.", "the answer is four", CUT)),
+        ("<think>a</think>b<think>c</think>d", False, SplitMessage("bd", "a\nc", CLOSED)),
+        ("<think>a</think>b<think>c", False, SplitMessage("b", "a\nc", CUT)),
+        ("a</think>b<think>c", True, SplitMessage("b", "a\nc", CUT)),
+    ],
+)
+def test_each_state_is_told_from_the_others(text: str, opened: bool, expected: SplitMessage) -> None:
+    assert split_message(text, opened) == expected
+
+
+PIECES = st.lists(st.sampled_from(["<think>", "</think>", "a", "b c", "\n", "1"]), max_size=8).map("".join)
+
+
+@given(PIECES, st.booleans())
+def test_a_thought_that_was_never_closed_is_no_answer(text: str, opened: bool) -> None:
+    split = split_message(text, opened)
+    assert "<think>" not in split.content and "</think>" not in split.content
+    assert (split.thought is None) == (split.state == ABSENT)
+    if opened and "</think>" not in text:
+        assert (split.content, split.state) == ("", CUT)
+    if not opened:
+        assert split.content == visible_text(text)
+
+
+@given(PIECES)
+def test_the_state_is_cut_exactly_if_a_tag_stays_open(text: str) -> None:
+    depth = 0
+    for piece in text.replace("</think>", "\0").replace("<think>", "\1"):
+        depth = 0 if piece == "\0" else 1 if piece == "\1" else depth
+    assert (split_message(text).state == CUT) == bool(depth)
