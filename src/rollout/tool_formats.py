@@ -192,7 +192,9 @@ def _call_of(parsed: Mapping[str, Any], raw: str, bare: bool = False) -> AskedCa
         form = f'"{own[0]}" is no JSON object; write "{own[0]}": {{…}}'
         return AskedCall(without_surrogates(name), {}, raw, BAD_ARGUMENTS, form)
     if nests_deeper(arguments, _DEEPEST):
-        return AskedCall(without_surrogates(name), {}, raw, BAD_ARGUMENTS, f"they nest more than {_DEEPEST} levels deep")
+        return AskedCall(
+            without_surrogates(name), {}, raw, BAD_ARGUMENTS, f"they nest more than {_DEEPEST} levels deep"
+        )
     return AskedCall(without_surrogates(name), _clean(arguments), raw)
 
 
@@ -218,18 +220,20 @@ def tools_in_words(schemas: Sequence[Mapping[str, Any]]) -> str:
     return (
         "# Tools\n\nYou can call tools while you write a message. Each line is a tool, with the JSON schema of its "
         f"arguments:\n{listed}\n\nA call is written outside of your thoughts, in this form:\n{FORM}\nEnd your message "
-        "after it: the result comes in <tool_response>…</tool_response>, and you go on. Nobody else sees your calls and "
-        "their results, so say what follows from them."
+        "after it: the result comes in <tool_response>…</tool_response>, and you go on. Nobody else sees your calls "
+        "and their results, so say what follows from them."
     )
 
 
 def with_tools_in_words(
-    messages: Sequence[Mapping[str, str]], schemas: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, str]], schemas: Sequence[Mapping[str, Any]], prompt_first: bool = False
 ) -> list[dict[str, str]]:
-    """The messages with the tools in the first one, if that is the system's, and else in a system message before."""
+    """The messages with the tools in the first one, if that is the system's or `prompt_first`, and else in a system
+    message before."""
     told = tools_in_words(schemas)
-    if messages and messages[0]["role"] == "system":
-        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{told}"}, *map(dict, messages[1:])]
+    if messages and (prompt_first or messages[0]["role"] == "system"):
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
+        return [first, *map(dict, messages[1:])]
     return [{"role": "system", "content": told}, *map(dict, messages)]
 
 

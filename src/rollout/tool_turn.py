@@ -103,12 +103,16 @@ async def sample_with_tools(
 
 
 async def chat_with_tools(
-    engine: ChatEngine, messages: Sequence[Message], sampling: Sampling, toolbox: Toolbox
+    engine: ChatEngine, messages: Sequence[Message], sampling: Sampling, toolbox: Toolbox, prompt_first: bool = False
 ) -> SampledMessage:
     """Sample a message from a model that works on text, such as one behind an API: the tools are listed in the system
-    message, and results are messages of the user. Raises as the engine does."""
+    message, and results are messages of the user. Raises as the engine does.
+
+    Args:
+        prompt_first: whether the first message is the model's prompt and gets the list of tools, whatever its role is.
+    """
     written = _Written(toolbox, sampling)
-    shown = with_tools_in_words(messages, toolbox.schemas()) if toolbox.tools else list(messages)
+    shown = with_tools_in_words(messages, toolbox.schemas(), prompt_first) if toolbox.tools else list(messages)
     while True:
         answer = await engine.chat(shown, written.sampling(written.budget))
         results = await written.add(answer, find_calls(answer.text), may_go_on=True)

@@ -45,7 +45,7 @@ class AskedCall:
         name: the tool's name; "" if it cannot be read.
         arguments: its arguments, as parsed from JSON.
         raw: the whole text of the call.
-        error, reason: one of `ERRORS` and what is wrong in words, for a call that cannot be read; None and "" otherwise.
+        error, reason: one of `ERRORS` and what is wrong in words, for a call that cannot be read; else None and "".
     """
 
     name: str
@@ -357,4 +357,6 @@ def _said_by(error: Exception) -> str:
 def _recorded(asked: AskedCall, id: str, result: str) -> ToolCall:
     small = len(asked.raw) <= _LONGEST_RAW
     raw = asked.raw if small else f"{asked.raw[:_LONGEST_RAW]}…"
-    return ToolCall(id, without_surrogates(asked.name), asked.arguments if small else {}, without_surrogates(raw), result)
+    return ToolCall(
+        id, without_surrogates(asked.name), asked.arguments if small else {}, without_surrogates(raw), result
+    )
