@@ -46,54 +46,65 @@ def find_calls(text: str, bare_json: bool = False) -> CallsInText:
     Args:
         bare_json: whether Llama 3's format is read as well.
     """
-    said = _said_places(text)
-    visible = "".join(text[place] for place in said) if len(said) < len(text) else text
+    said = _said_ranges(text)
+    visible = "".join(text[start:end] for start, end in said)
     found = list(_hermes_calls(visible))
     if bare_json and not found:
         found = list(_bare_calls(visible))
     if not found:
         return CallsInText(text)
-    kept, positions = _without(text, [[said[place] for place in range(*block[:2])] for block in found])
-    calls = tuple((asked, position) for (_, _, asked), position in zip(found, positions, strict=True))
-    return CallsInText(kept, calls)
+    kept, positions = _without(text, [_in_text(said, *block[:2]) for block in found])
+    return CallsInText(kept, tuple((block[2], at) for block, at in zip(found, positions, strict=True)))
 
 
-def _without(text: str, blocks: Sequence[Sequence[int]]) -> tuple[str, list[int]]:
-    """The text without the characters of these blocks, and the position of each block in it. A space stands for a block
-    inside of a word, so that what is left forms no new tag."""
-    gone = {place for block in blocks for place in block}
-    first = {block[0]: number for number, block in enumerate(blocks)}
-    kept: list[str] = []
-    positions = [0] * len(blocks)
-    seam = False
-    for place, letter in enumerate(text):
-        if place in first:
-            positions[first[place]], seam = len(kept), True
-        if place in gone:
-            continue
-        if seam and kept and not kept[-1].isspace() and not letter.isspace():
-            kept.append(" ")
-        seam = False
-        kept.append(letter)
-    return "".join(kept), positions
-
-
-def _said_places(text: str) -> Sequence[int]:
-    """The indices of the characters that `thoughts.visible_text` shows, white space at both ends included."""
-    if "think>" not in text:
-        return range(len(text))
-    places: list[int] = []
+def _said_ranges(text: str) -> list[tuple[int, int]]:
+    """Where the characters are that `thoughts.visible_text` shows, white space at both ends included."""
+    ranges: list[tuple[int, int]] = []
     end = 0
     while (start := text.find("<think>", end)) >= 0 and (closed := text.find("</think>", start)) >= 0:
-        places += range(end, start)
+        ranges.append((end, start))
         end = closed + len("</think>")
-    places += range(end, len(text))
-    rest = "".join(text[place] for place in places)
+    ranges.append((end, len(text)))
+    rest = "".join(text[start:end] for start, end in ranges)  # in which tags may have come together
     cut = rest.find("<think>")
-    if cut >= 0:
-        places, rest = places[:cut], rest[:cut]
-    closed = rest.rfind("</think>")
-    return places[closed + len("</think>") :] if closed >= 0 else places
+    stop = len(rest) if cut < 0 else cut
+    closed = rest.rfind("</think>", 0, stop)
+    return _in_text(ranges, 0 if closed < 0 else closed + len("</think>"), stop)
+
+
+def _in_text(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Where the characters from `start` to `end` of what is in these ranges are in the text itself."""
+    found, before = [], 0
+    for first, last in ranges:
+        low, high = max(start - before, 0), min(end - before, last - first)
+        if low < high:
+            found.append((first + low, first + high))
+        before += last - first
+    return found
+
+
+def _without(text: str, blocks: Sequence[Sequence[tuple[int, int]]]) -> tuple[str, list[int]]:
+    """The text without the characters of these blocks, and the position of each block in it. A space stands for a block
+    inside of a word, so that what is left forms no new tag."""
+    pieces: list[str] = []
+    positions: list[int] = []
+    place, length, last = 0, 0, ""
+
+    def keep(piece: str) -> None:
+        nonlocal length, last
+        if piece:
+            seam = " " if place and last and not (last.isspace() or piece[0].isspace()) else ""
+            pieces.extend((seam, piece))
+            length, last = length + len(seam) + len(piece), piece[-1]
+
+    for block in blocks:
+        for number, (start, end) in enumerate(block):
+            keep(text[place:start])
+            if number == 0:
+                positions.append(length)
+            place = end
+    keep(text[place:])
+    return "".join(pieces), positions
 
 
 # Hermes --------------------------------------------------------------------------------------------------------------

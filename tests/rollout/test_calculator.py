@@ -128,7 +128,9 @@ def test_the_worker_gives_the_same_answers_and_stays(calculator: Calculator) -> 
 
 def random_expression(rng: random.Random, depth: int = 0) -> str:
     if depth > 6 or rng.random() < 0.3:
-        return rng.choice(["1", "0", "2.5", "10**3", "1e308", "9" * rng.randrange(1, 400), "pi", "x", "'a'", "()", "[]"])
+        return rng.choice(
+            ["1", "0", "2.5", "10**3", "1e308", "9" * rng.randrange(1, 400), "pi", "x", "'a'", "()", "[]"]
+        )
     inner = [random_expression(rng, depth + 1) for _ in range(2)]
     form = rng.choice("({}) + ({})|({}) ** ({})|({}) / ({})|({}) % ({})|({})({})|({}).{}|({})[{}]|{} {}".split("|"))
     name = rng.choice([*FUNCTIONS, "eval", "exec", "__import__"])
