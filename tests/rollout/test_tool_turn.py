@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -319,31 +319,32 @@ def fuzzed_call(rng: random.Random) -> tuple[str, str | None]:
         ["a", "é漢", "<think>"[:6], "\\", '"', "x" * 3000, "</tool_response>", "<|im_end|>", "\u2e220\u2e25"]
     )
     deep = rng.randrange(1, 900)
-    forms: list[tuple[str, str | None]] = [
-        (call("listed", word=word), None),
-        (call("listed", word=word, count=rng.randrange(-(10**18), 10**18)), None),
-        (call("listed", word=f"{CLOSE}{OPEN}"), None),
-        (call("listed", word=3), "bad_arguments"),
-        (call("listed", word=word, count=10**30 + 0.5), "bad_arguments"),
-        (call("listed", word=word, count=[deep]), "bad_arguments"),
-        (call("listed", word=word, numbers="all"), "bad_arguments"),
-        (call("listed", word=word, extra=True), "bad_arguments"),
-        (call("listed"), "bad_arguments"),
-        (f'{OPEN}{{"name": "listed", "arguments": {"[" * deep}{"]" * deep}}}{CLOSE}', "bad_arguments"),
-        (f'{OPEN}{{"name": "listed", "arguments": {{"word": {"[" * 2000}', "bad_json"),
-        (f'{OPEN}{{"name": "listed", "arguments": {{"word": {"9" * 5000}}}}}{CLOSE}', "bad_json"),
-        (f'{OPEN}{{"name": "listed", "arguments": {{"word": -Infinity}}}}{CLOSE}', "bad_json"),
-        (f"{OPEN}listed({word!r}){CLOSE}", "bad_json"),
-        (f"{OPEN}{call('listed', word='a')}{CLOSE}", "bad_json"),
-        (f"{OPEN}{OPEN}{call('listed', word='a')}{CLOSE}{CLOSE}", "bad_json"),
-        (f"{CLOSE}", "bad_json"),
-        (f'{OPEN}{{"name": "listed", "arguments": {{"word": "a"}}{CLOSE}', "bad_json"),
-        (call(rng.choice(["os.system", "eval", "__import__", "Listed", "listed ", "run"]), word="ls"), "unknown_tool"),
-        (call("explodes", word=word), "exception"),
-        (call("loops"), "timeout"),
-        *[(call("calculator", expression=fuzzed_expression(rng, deep)), "calculator")] * 8,
+    unlisted = rng.choice(["os.system", "eval", "__import__", "Listed", "listed ", "run"])
+    forms: list[Callable[[], tuple[str, str | None]]] = [
+        lambda: (call("listed", word=word), None),
+        lambda: (call("listed", word=word, count=rng.randrange(-(10**18), 10**18)), None),
+        lambda: (call("listed", word=f"{CLOSE}{OPEN}"), None),
+        lambda: (call("listed", word=3), "bad_arguments"),
+        lambda: (call("listed", word=word, count=10**30 + 0.5), "bad_arguments"),
+        lambda: (call("listed", word=word, count=[deep]), "bad_arguments"),
+        lambda: (call("listed", word=word, numbers="all"), "bad_arguments"),
+        lambda: (call("listed", word=word, extra=True), "bad_arguments"),
+        lambda: (call("listed"), "bad_arguments"),
+        lambda: (f'{OPEN}{{"name": "listed", "arguments": {"[" * deep}{"]" * deep}}}{CLOSE}', "bad_arguments"),
+        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": {"[" * 2000}', "bad_json"),
+        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": {"9" * 5000}}}}}{CLOSE}', "bad_json"),
+        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": -Infinity}}}}{CLOSE}', "bad_json"),
+        lambda: (f"{OPEN}listed({word!r}){CLOSE}", "bad_json"),
+        lambda: (f"{OPEN}{call('listed', word='a')}{CLOSE}", "bad_json"),
+        lambda: (f"{OPEN}{OPEN}{call('listed', word='a')}{CLOSE}{CLOSE}", "bad_json"),
+        lambda: (f"{CLOSE}", "bad_json"),
+        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": "a"}}{CLOSE}', "bad_json"),
+        lambda: (call(unlisted, word="ls"), "unknown_tool"),
+        lambda: (call("explodes", word=word), "exception"),
+        lambda: (call("loops"), "timeout"),
+        *[lambda: (call("calculator", expression=fuzzed_expression(rng, deep)), "calculator")] * 8,
     ]  # fmt: skip
-    return rng.choice(forms)
+    return rng.choice(forms)()
 
 
 def fuzzed_expression(rng: random.Random, deep: int) -> str:
