@@ -101,8 +101,8 @@ class Tool:
             ever belongs into a process, as in calculator.py.
         name: the function's own name, if None.
         description: the docstring before `Args:`, if None. What `Args:` says of a parameter becomes its description.
-        parameters: the JSON schema of the arguments, for a tool whose arguments are checked elsewhere; made from the
-            signature if None.
+        parameters: the JSON schema of the arguments; made from the signature if None.
+        check: raises a `ValueError` for arguments that do not fit `parameters`; needed with these only.
 
     Raises:
         TypeError: if a parameter has no type, or cannot be given by name.
@@ -115,6 +115,7 @@ class Tool:
         name: str | None = None,
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
+        check: Callable[[Mapping[str, Any]], None] | None = None,
     ):
         self.function = function
         self.name = function.__name__ if name is None else name
@@ -129,6 +130,7 @@ class Tool:
             self._arguments = _arguments_of(function, self.name, dict(_ARGUMENT.findall(f"\n{about}")))
             parameters = _without_titles(self._arguments.model_json_schema())
         self.parameters = dict(parameters)
+        self._check = check
         self._stuck = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,9 +150,11 @@ class Tool:
         """The arguments as the function takes them.
 
         Raises:
-            ValidationError: if they do not fit the schema.
+            ValidationError, ValueError: if they do not fit the schema.
         """
         if self._arguments is None:
+            if self._check is not None:
+                self._check(arguments)
             return dict(arguments)
         given = self._arguments.model_validate_json(json.dumps(arguments))
         fields = type(given).model_fields
@@ -348,7 +352,7 @@ def _shown(result: Any) -> str:
 def _said_by(error: Exception) -> str:
     """What is wrong with arguments, in a line."""
     if not isinstance(error, ValidationError):
-        return "the arguments are no JSON of a reasonable size"
+        return str(error)[:_LONGEST_REASON] or "the arguments are no JSON of a reasonable size"
     found = error.errors(include_url=False, include_context=False, include_input=False)
     parts = [f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in found[:3]]
     return "; ".join(parts)[:_LONGEST_REASON].rstrip(".")

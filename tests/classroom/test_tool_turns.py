@@ -210,7 +210,7 @@ def test_without_tools_a_call_is_only_text(room: Room, generation: GenerationCon
     assert record.turns[0].text == call("1+1") and record.turns[0].tool_calls == () and len(room.teacher.calls) == 3
     lines = (room.folder / JOURNAL_NAME).read_text()
     assert "tool_calls" not in lines and '"mask"' not in lines
-    assert "tool" not in repr(generation.identity())
+    assert not {"teacher_tools", "tool_limits"} & set(generation.identity())
 
 
 def test_tools_and_their_limits_are_a_part_of_the_batch(tooled: GenerationConfig) -> None:

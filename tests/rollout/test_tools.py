@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from src.rollout.compact import left_out_when_empty
+from src.rollout.mcp_tools import mcp_tools
 from src.rollout.tokens import Branch, Turn
 from src.rollout.tools import MOST_STUCK, AskedCall, Tool, Toolbox, ToolCall, ToolFailure, ToolLimits, tool
 
@@ -327,3 +328,50 @@ def test_only_the_named_fields_are_left_out():
 
     assert to_jsonable_python(Thing()) == {"name": ""}
     assert to_jsonable_python([Thing("", (0,))]) == [{"name": "", "extra": [0]}]
+
+
+# MCP -----------------------------------------------------------------------------------------------------------------
+
+SERVER = '''
+from mcp.server import MCPServer
+
+server = MCPServer("tests")
+
+
+@server.tool()
+def double(number: int) -> int:
+    """Doubles."""
+    return 2 * number
+
+
+@server.tool()
+def fail(why: str) -> str:
+    """Fails."""
+    raise ValueError(why)
+
+
+server.run()
+'''
+
+
+def test_the_tools_of_an_mcp_server(tmp_path):
+    (tmp_path / "server.py").write_text(SERVER)
+
+    async def calls() -> list[ToolCall]:
+        async with mcp_tools([sys.executable, str(tmp_path / "server.py")]) as tools:
+            box = Toolbox(tools, replace(LIMITS, characters=500))
+            asked = [
+                ("double", {"number": 21}),
+                ("double", {"number": "x"}),
+                ("fail", {"why": "no luck"}),
+                ("exit", {}),
+            ]
+            assert box.tools["double"].description == "Doubles."
+            assert box.tools["double"].parameters["properties"]["number"]["type"] == "integer"
+            return [await box.run(AskedCall(name, given, ""), name) for name, given in asked]
+
+    right, wrong, failed, unknown = asyncio.run(calls())
+    assert (right.result, right.error) == ("42", None)
+    assert wrong.error == "bad_arguments" and "'x' is not of type 'integer'" in wrong.result
+    assert failed.error == "exception" and "no luck" in failed.result
+    assert unknown.error == "unknown_tool"
