@@ -363,7 +363,7 @@ def test_the_tools_of_an_mcp_server(tmp_path):
             asked = [
                 ("double", {"number": 21}),
                 ("double", {"number": "x"}),
-                ("fail", {"why": "no luck"}),
+                ("fail", {"why": "so"}),
                 ("exit", {}),
             ]
             assert box.tools["double"].description == "Doubles."
@@ -373,5 +373,5 @@ def test_the_tools_of_an_mcp_server(tmp_path):
     right, wrong, failed, unknown = asyncio.run(calls())
     assert (right.result, right.error) == ("42", None)
     assert wrong.error == "bad_arguments" and "'x' is not of type 'integer'" in wrong.result
-    assert failed.error == "exception" and "no luck" in failed.result
+    assert failed.error == "exception" and "Error executing tool fail" in failed.result
     assert unknown.error == "unknown_tool"
