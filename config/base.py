@@ -288,11 +288,24 @@ class SupervisionConfig:
 
 
 @dataclass
+class ToolLimitsConfig:
+    """Limits of the tools that the teacher calls: how many calls a message may have, how many seconds each may take,
+    and how many characters of a result the teacher is shown."""
+
+    calls: int = 4
+    seconds: float = 5.0
+    characters: int = 1000
+
+
+@dataclass
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     """The `generation` block of the classroom: prompts, lengths, judging, supervision, and the server. A dialogue ends
-    at the latest with the teacher's first message that is number `max_turns` or later."""
+    at the latest with the teacher's first message that is number `max_turns` or later. `teacher_tools` names the tools
+    that the teacher may call while it writes a message, such as `calculator` (docs/tools.md)."""
 
     supervisor: SupervisionConfig = field(default_factory=SupervisionConfig)
+    teacher_tools: list[str] = field(default_factory=list)
+    tool_limits: ToolLimitsConfig = field(default_factory=ToolLimitsConfig)
 
     @property
     def judge_rules(self) -> dict[str, str]:
@@ -306,8 +319,9 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     def identity(self) -> dict[str, Any]:
         """As for every environment, without keys that no conversation depends on: the prompt of an evaluation's
         question before the dialogue, and the timeout of an answer's comparison. Supervision is a part of the
-        classroom's identity if there is a supervisor."""
-        apart = ("student_attempt_prompt_path", "answer_timeout_s", "supervisor")
+        classroom's identity if there is a supervisor. The limits of tools count only if there are tools."""
+        apart = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
+        apart += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
         return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from config.base import (
     ServerConfig,
     SupervisionConfig,
     SupervisorModelConfig,
+    ToolLimitsConfig,
     VllmConfig,
 )
 from config.eval_model import EvalConfig, EvalDatasetConfig
@@ -141,6 +142,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "anneal_steps": at_least(0, STEPS),
         "max_tokens": at_least(1, TOKENS),
     },
+    ToolLimitsConfig: {"calls": between(1, 100), "seconds": DEADLINE, "characters": between(1, COUNT)},
     LimitsConfig: {
         "max_turns": at_least(1, 10_000, "it counts messages and must be at least 1"),
         "max_tokens_in_conversation": at_least(1, TOKENS),

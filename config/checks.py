@@ -37,6 +37,7 @@ from config.values import (
     check_url,
 )
 from src.errors import ConfigError
+from src.rollout.builtin_tools import BUILT_IN_TOOLS
 from src.rollout.registry import environment_of, module_of
 
 CONVERSATION_TYPES = ("guided", "attempt")
@@ -134,11 +135,24 @@ def check_generation(generation: GenerationConfig) -> None:
             "{simple_student: prompt_templates/personas/simple_student.txt}."
         )
     _check_opening(generation)
+    _check_tools(generation)
     wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
     if wrong:
         raise ConfigError(
             f"generation.student_names holds {wrong[0]!r}; each is a text, or null for a nameless student."
         )
+
+
+def _check_tools(generation: GenerationConfig) -> None:
+    named = generation.teacher_tools
+    for name in named:
+        if name not in BUILT_IN_TOOLS:
+            raise ConfigError(
+                f"generation.teacher_tools names {name!r}, and there is no such tool; there are: "
+                f"{', '.join(BUILT_IN_TOOLS)}."
+            )
+    if len(set(named)) < len(named):
+        raise ConfigError(f"generation.teacher_tools is {named}: name each tool once.")
 
 
 def _check_servers(generation: ServerConfig) -> None:

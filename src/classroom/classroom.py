@@ -23,11 +23,12 @@ from src.classroom.setup import ConversationType, SetupOptions, draw_setup, pers
 from src.classroom.supervised_turn import SupervisedTurn
 from src.classroom.supervision import ReviewedMessage, SampledDraft, is_supervised
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
+from src.classroom.teacher_tools import TeacherTools, turn_of
 from src.classroom.turn_rewards import TURN_REWARDS
 from src.classroom.verdicts import Verdict, ask_for_verdict
 from src.errors import ContextOverflow, DataError, RequestRefused
 from src.rollout import seats as rollout_seats
-from src.rollout.chat_template import Message, encode_chat
+from src.rollout.chat_template import Message
 from src.rollout.engines import Completion, Sampling
 from src.rollout.environment import Environment, Play
 from src.rollout.journal import Journal
@@ -80,6 +81,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         if seats.teacher_has_tokens:
             self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, seats.teacher.frame)
+        self._tools = TeacherTools(generation, seats)
         self._supervised_turn = SupervisedTurn(generation.supervisor, seats, self._forced_ids)
         self._steps = {
             State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
@@ -204,6 +206,9 @@ class Classroom(Environment[Conversation, ReplayedState]):
             self._open_context(conversation)
         hint_ids = self._supervised_turn.hint_ids(conversation)
         sampling = self._teacher_sampling(play, len(hint_ids))
+        if self._tools:
+            self._say(conversation, await self._tools.draft(play, hint_ids, sampling, self._opened_thought))
+            return
         answer = await self.seats.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
         check_answer(play, answer)
         end = self.seats.teacher.frame.turn_end_id
@@ -223,6 +228,10 @@ class Classroom(Environment[Conversation, ReplayedState]):
             conversation.open_estimated(estimate)
         hint = self._supervised_turn.hint_messages(conversation)
         sampling = self._teacher_sampling(play, sum(approximate_tokens(message["content"]) for message in hint))
+        if self._tools:
+            message = await self._tools.chat([*messages, *hint], sampling)
+            self._say(conversation, SampledDraft(turn_of(play, message)))
+            return
         answer = await self.seats.teacher.chat([*messages, *hint], sampling)
         turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
         self._say(conversation, SampledDraft(turn))
@@ -234,7 +243,8 @@ class Classroom(Environment[Conversation, ReplayedState]):
             self._journal.append("draft", conversation=conversation.id, draft=draft, **opened)
             conversation.add_draft(draft)
         else:
-            self._enter(conversation, ReviewedMessage(draft.turn, (*draft.ids, *draft.given), draft.logprobs))
+            ids = (*draft.ids, *draft.given)
+            self._enter(conversation, ReviewedMessage(draft.turn, ids, draft.logprobs, mask=draft.mask))
 
     async def _supervisor_turn(self, play: Play) -> None:
         conversation = play.episode
@@ -252,12 +262,12 @@ class Classroom(Environment[Conversation, ReplayedState]):
         if buffer is not None and message.in_context:
             start = len(buffer.completion_ids)
             turn = replace(turn, span=(start, start + len(message.logprobs)))
-        more = {"branches": message.branches} if message.branches else {}
+        more = {name: value for name in ("branches", "mask") if (value := getattr(message, name))}
         opened = self._opened_context(conversation)
         self._write_turn(conversation, turn, message.ids, message.logprobs, **more, **opened)
         if buffer is not None:
             buffer.branches += message.branches
-            add_tokens(buffer, message.ids, message.logprobs)
+            add_tokens(buffer, message.ids, message.logprobs, message.mask)
         conversation.add_teacher_turn(turn)
 
     def _opened_context(self, conversation: Conversation) -> dict[str, Any]:
@@ -369,7 +379,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         setup, text = conversation.setup, conversation.problem.text
         turns = conversation.turns if turns is None else turns
         messages = first_messages(self._generation, text, setup.student_name, setup.type, turns)
-        return encode_chat(self.seats.teacher.tokenizer, messages) + self._forced_ids
+        return self._tools.encode_chat(messages) + self._forced_ids
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
         """The chat for the student's model: persona as system, teacher as user, student as assistant."""
@@ -413,7 +423,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         self, conversation: Conversation, turn: Turn, ids: Sequence[int], logprobs: Sequence[float] = (), **more: Any
     ) -> None:
         """Write a turn to the journal. `ids` are all tokens that it adds to the teacher's context; the first
-        `len(logprobs)` of them were sampled."""
+        `len(logprobs)` of them were sampled, save where a `mask` is 0."""
         self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **more)
 
 

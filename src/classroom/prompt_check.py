@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from config.base import GenerationConfig
 from src.classroom.setup import ConversationType
 from src.classroom.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
+from src.classroom.teacher_tools import encode_prompt
 from src.errors import ContextOverflow, DataError
-from src.rollout.chat_template import Message, encode_chat
+from src.rollout.chat_template import Message
 from src.rollout.problem import Problem
 from src.rollout.prompts import render, variables_of
 
@@ -88,7 +89,7 @@ def check_lengths(
     for problem in problems:
         opening = opening_turns(generation, problem.text, longest_name)
         messages = first_messages(generation, problem.text, longest_name, ConversationType.GUIDED, opening)
-        refuse_long_prompt(problem, len(encode_chat(tokenizer, messages)), limit)
+        refuse_long_prompt(problem, len(encode_prompt(generation, tokenizer, messages)), limit)
 
 
 def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:

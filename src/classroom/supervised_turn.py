@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from config.base import SupervisionConfig
@@ -134,16 +135,33 @@ def _request(draft: SampledDraft) -> str:
 
 def target_of(draft: SampledDraft, correction: str, tokenizer: "PreTrainedTokenizerBase", end_id: int) -> Target | None:
     """The tokens before a correction, and the correction's own with the end of the message. The thoughts that a message
-    begins with stay as context: the correction is of what was said.
+    begins with stay as context, and so do calls of tools with their results: the correction is of what was said.
 
     Returns None for a message whose only thought never ended: nothing was said that could be corrected.
     """
+    known, rest = _silent_calls(draft)
     thoughts: tuple[int, ...] = ()
-    if "<think>" in draft.turn.text:
-        if _END_OF_THOUGHT not in draft.turn.text:
+    if "<think>" in rest.turn.text:
+        if _END_OF_THOUGHT not in rest.turn.text:
             return None
-        thoughts = _first_thoughts(draft, tokenizer)
-    return thoughts, (*encode_further_text(tokenizer, correction), end_id)
+        thoughts = _first_thoughts(rest, tokenizer)
+    return (*known, *thoughts), (*encode_further_text(tokenizer, correction), end_id)
+
+
+def _silent_calls(draft: SampledDraft) -> tuple[tuple[int, ...], SampledDraft]:
+    """The tokens up to the last result of a tool that came before the first word was said, and the draft after it: what
+    is corrected is what was said with the result known."""
+    stretches = [(bit, len(list(run))) for bit, run in groupby(draft.mask)]
+    ends = list(accumulate(length for _, length in stretches))
+    results = [end for (bit, _), end in zip(stretches, ends, strict=True) if not bit]
+    end = at = 0
+    for segment, after in enumerate(results):
+        last = max((call.at for call in draft.turn.tool_calls if call.segment == segment), default=0)
+        if visible_text(draft.turn.text[:last]):
+            break
+        end, at = after, last
+    turn = replace(draft.turn, text=draft.turn.text[at:])
+    return draft.ids[:end], replace(draft, turn=turn, ids=draft.ids[end:])
 
 
 def _first_thoughts(draft: SampledDraft, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:

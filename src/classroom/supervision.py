@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from config.base import SupervisionConfig
 from config.values import REPLACE, RETRY
+from src.rollout.compact import left_out_when_empty
 from src.rollout.problem import Problem
 from src.rollout.reviews import Draft, Review
 from src.rollout.tokens import Branch, Turn
@@ -16,16 +17,18 @@ THE_TURN = -1
 """The index of the message itself, among the drafts of a turn."""
 
 
+@left_out_when_empty("mask")
 @dataclass(frozen=True)
 class SampledDraft:
     """A message that the teacher sampled and that has not entered the conversation yet.
 
     Attributes:
         turn: the message.
-        ids, logprobs: its sampled tokens.
+        ids, logprobs: its tokens, sampled but for the results of tools.
         given: the tokens that the program adds after them.
         hint_ids: tokens between the conversation's context and the message: a critique of an earlier draft.
         review: None before the supervisor has read it.
+        mask: as in `Branch`.
     """
 
     turn: Turn
@@ -34,11 +37,12 @@ class SampledDraft:
     given: tuple[int, ...] = ()
     hint_ids: tuple[int, ...] = ()
     review: Review | None = None
+    mask: tuple[int, ...] = ()
 
     @property
     def rejected(self) -> Draft:
         """The draft as it is kept for people to read."""
-        return Draft(self.turn.text, self.turn.tokens, self.review)
+        return Draft(self.turn.text, self.turn.tokens, self.review, self.turn.tool_calls)
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class ReviewedMessage:
         ids: all tokens that it adds to the teacher's context; the first `len(logprobs)` of them count as sampled.
         branches: the tokens beside the context that are trained on.
         in_context: whether the teacher sampled it in the context that it stands in.
+        mask: as in `Branch`, for the tokens that count as sampled.
     """
 
     turn: Turn
@@ -57,6 +62,7 @@ class ReviewedMessage:
     logprobs: tuple[float, ...] = ()
     branches: tuple[Branch, ...] = ()
     in_context: bool = True
+    mask: tuple[int, ...] = ()
 
 
 def is_supervised(supervision: SupervisionConfig, problem: Problem, seed: int, step: int) -> bool:
@@ -103,7 +109,7 @@ def settle(
 
     def sampled(kind: str, draft: SampledDraft, index: int) -> Branch:
         tokens = (draft.ids, draft.logprobs, draft.hint_ids)
-        return Branch(kind, turn_index, start, *tokens, draft.review.penalty, index)
+        return Branch(kind, turn_index, start, *tokens, draft.review.penalty, index, draft.mask)
 
     rejected = [*earlier, last] if replaced else earlier
     branches = [sampled("draft", draft, index) for index, draft in enumerate(rejected) if draft.ids]
@@ -115,10 +121,11 @@ def settle(
     turn = replace(last.turn, review=review, drafts=tuple(draft.rejected for draft in rejected))
     if replaced:
         hint, target = encode(last, review.correction) or ((), ())
-        turn = replace(turn, text=review.correction, tokens=0, ended=True, replaced=True)
+        turn = replace(turn, text=review.correction, tokens=0, ended=True, replaced=True, tool_calls=())
         return ReviewedMessage(turn, (*hint, *target), (), (*branches, *targets.values()), in_context=False)
     in_context = not last.hint_ids
     if last.hint_ids and last.ids:
         branches.append(sampled("policy", last, THE_TURN))
-    logprobs = last.logprobs if in_context else ()
-    return ReviewedMessage(turn, (*last.ids, *last.given), logprobs, (*branches, *targets.values()), in_context)
+    logprobs, mask = (last.logprobs, last.mask) if in_context else ((), ())
+    all_branches = (*branches, *targets.values())
+    return ReviewedMessage(turn, (*last.ids, *last.given), logprobs, all_branches, in_context, mask)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from os.path import commonprefix
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -21,34 +21,40 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, str]
+Schema = dict[str, Any]
 _Part = int | str
 """The id of a markup token, or plain text."""
 _PLACEHOLDER = "\u2e22{}\u2e25"
 _PLACEHOLDER_PATTERN = re.compile("\u2e22(\\d+)\u2e25")
 _ANCHOR = "\u2e22"
 """A character that merges with no other in any known vocabulary."""
-_RAISED_BY_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+RAISED_BY_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 _THOUGHTS = re.compile(r"<think>(.*?</think>|\s*$)|\s+", re.DOTALL)
 _SAMPLE = "Ann's 3rd try:\nWhere does she go? To a café."
 
 
-def encode_chat(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
+def encode_chat(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], tools: Sequence[Schema] | None = None
+) -> list[int]:
     """Token ids of `messages` and of the generation prompt: a prompt for the next assistant message.
 
     If the chat template rejects the messages, consecutive messages of one role are merged. If it rejects these, too,
     the system message becomes a user message, or the beginning of the first one: many templates support no system
     message, or drop one that no user message follows.
 
+    Args:
+        tools: the schemas of tools that the template is to list; they hold no markup (tool_frame.py).
+
     Raises:
         ConfigError: if the template rejects that form, too.
     """
-    return _encode(tokenizer, _parts(tokenizer, messages, reply_follows=True))
+    return _encode(tokenizer, _parts(tokenizer, messages, True, tools))
 
 
 def encode_dialogue(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
     """Token ids of `messages` without a generation prompt, for a model that only reads; raises as `encode_chat`
     does."""
-    return _encode(tokenizer, _parts(tokenizer, messages, reply_follows=False))
+    return _encode(tokenizer, _parts(tokenizer, messages, False))
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
@@ -79,8 +85,13 @@ def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]
 # Rendering -----------------------------------------------------------------------------------------------------------
 
 
-def _parts(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], reply_follows: bool) -> list[_Part]:
-    rendered, arranged = _arrange(tokenizer, messages, reply_follows)
+def _parts(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    reply_follows: bool,
+    tools: Sequence[Schema] | None = None,
+) -> list[_Part]:
+    rendered, arranged = _arrange(tokenizer, messages, reply_follows, tools)
     parts: list[_Part] = []
     for i, piece in enumerate(_PLACEHOLDER_PATTERN.split(rendered)):
         parts += [arranged[int(piece)]["content"]] if i % 2 else _split(tokenizer, piece)
@@ -88,15 +99,18 @@ def _parts(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], re
 
 
 def _arrange(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], reply_follows: bool
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    reply_follows: bool,
+    tools: Sequence[Schema] | None = None,
 ) -> tuple[str, list[Message]]:
     """The rendered template with placeholders, and the messages that the placeholders stand for."""
     reasons = []
     for arranged in _arrangements(messages):
         roles = [message["role"] for message in arranged]
         try:
-            rendered = _render(tokenizer, roles, reply_follows)
-        except _RAISED_BY_TEMPLATES as error:
+            rendered = _render(tokenizer, roles, reply_follows, tools)
+        except RAISED_BY_TEMPLATES as error:
             reasons.append(f"The model's chat template takes no {', '.join(roles)}: {error}")
             continue
         if [int(found) for found in _PLACEHOLDER_PATTERN.findall(rendered)] != list(range(len(roles))):
@@ -132,16 +146,49 @@ def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _render(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str], reply_follows: bool = True) -> str:
+def _render(
+    tokenizer: "PreTrainedTokenizerBase",
+    roles: Sequence[str],
+    reply_follows: bool = True,
+    tools: Sequence[Schema] | None = None,
+) -> str:
     messages = [_message(role, _PLACEHOLDER.format(i)) for i, role in enumerate(roles)]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_follows)
+    # Llama 3 would list them in the user's first message, which a conversation that the assistant opens does not have.
+    listed = {} if tools is None else {"tools": list(tools), "tools_in_user_message": False}
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_follows, **listed)
+
+
+def markup_around(
+    tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str], tools: Sequence[Schema]
+) -> list[str] | None:
+    """The markup before, between and after the contents of messages of these roles, in a prompt for the next message;
+    None if the template does not take them as they are."""
+    try:
+        rendered = _render(tokenizer, roles, True, tools)
+    except RAISED_BY_TEMPLATES:
+        return None
+    in_order = [int(found) for found in _PLACEHOLDER_PATTERN.findall(rendered)] == list(range(len(roles)))
+    return _PLACEHOLDER_PATTERN.split(rendered)[::2] if in_order else None
+
+
+def encode_between(tokenizer: "PreTrainedTokenizerBase", pieces: Sequence[str]) -> list[int]:
+    """Token ids of markup and plain text in turns, markup first, that do not stand at the beginning of a prompt."""
+    parts: list[_Part] = []
+    for i, piece in enumerate(pieces):
+        parts += [piece] if i % 2 else _split(tokenizer, piece)
+    return _encode(tokenizer, parts, further=True)
+
+
+def holds_markup(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
+    """Whether a text spells a special token, or what this module uses as a placeholder."""
+    return _ANCHOR in text or any(content in text for content in _markers(tokenizer, len(tokenizer)))
 
 
 def _opening(tokenizer: "PreTrainedTokenizerBase") -> str:
     """The generation prompt that the template adds after a user message; empty if it adds none."""
     try:
         with_reply, without = _render(tokenizer, ["user"], True), _render(tokenizer, ["user"], False)
-    except _RAISED_BY_TEMPLATES:
+    except RAISED_BY_TEMPLATES:
         return ""
     return with_reply[len(commonprefix([with_reply, without])) :]
 

@@ -9,7 +9,8 @@ The events, and the field that says what each is about:
     batch         request       a request began: its problems, its body, and the weights
     draft         conversation  a message of a supervised teacher, before its review
     review        conversation  the review of a draft that the teacher has to write again
-    turn          conversation  a message with its review, and the tokens that it added to the teacher's context
+    turn          conversation  a message with its review, and the tokens that it added to the teacher's context; with a
+                                mask of its tokens if tools were called
     verdict       conversation  one judge attempt
     solutions     conversation  the student's solutions after the dialogue
     grades        conversation  the grade of each solution

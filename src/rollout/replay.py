@@ -1,6 +1,7 @@
 """Restores the policy's tokens from the journal."""
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -28,11 +29,22 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
 def add_turn(buffer: TokenBuffer, event: dict[str, Any]) -> None:
     """Append the tokens of a `turn` event, and what branches off before it."""
     buffer.branches += _BRANCHES.validate_python(event.get("branches", []))
-    add_tokens(buffer, event["ids"], event["logprobs"])
+    add_tokens(buffer, event["ids"], event["logprobs"], event.get("mask", ()))
 
 
-def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Append a turn's tokens: the first `len(logprobs)` ids as sampled, the others as given."""
-    if logprobs:
-        buffer.append_sampled(ids[: len(logprobs)], logprobs)
-    buffer.append_given(ids[len(logprobs) :])
+def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float], mask: Sequence[int] = ()) -> None:
+    """Append a turn's tokens: the first `len(logprobs)` ids as sampled, save where `mask` is 0, and the others as
+    given.
+
+    Args:
+        mask: one entry per log-prob; () if all of these tokens were sampled.
+    """
+    start = 0
+    for sampled, run in groupby(mask or [1] * len(logprobs)):
+        end = start + len(list(run))
+        if sampled:
+            buffer.append_sampled(ids[start:end], logprobs[start:end])
+        else:
+            buffer.append_given(ids[start:end])
+        start = end
+    buffer.append_given(ids[start:])

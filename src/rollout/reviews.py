@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Optional, Protocol
 
+from .compact import left_out_when_empty
 from .engines import NO_FACTS, ConversationFacts
 from .text import without_surrogates
+from .tools import ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +44,16 @@ class Review:
     raw: str = ""
 
 
+@left_out_when_empty("tool_calls")
 @dataclass(frozen=True)
 class Draft:
-    """A message that the policy sampled and that did not enter the conversation, with its review."""
+    """A message that the policy sampled and that did not enter the conversation, with its review, and the tools that
+    were called for it."""
 
     text: str
     tokens: int
     review: Review
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)

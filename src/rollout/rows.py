@@ -53,7 +53,7 @@ def rows_of(record: Trajectory) -> list[TrainingRow]:
     messages = [NO_MESSAGE] * len(record.completion_ids)
     for place, number in numbers.items():
         if (span := record.turns[place].span) is not None:
-            messages[slice(*span)] = [number] * (span[1] - span[0])
+            messages[slice(*span)] = [number if bit else NO_MESSAGE for bit in record.mask[slice(*span)]]
     none = [0] * len(messages)
     tokens = (record.prompt_ids, record.completion_ids, record.mask, none, record.logprobs, messages)
     whole = TrainingRow(record.id, POLICY, None, *tokens)
@@ -75,16 +75,17 @@ def _policy_role(record: Trajectory) -> str | None:
 def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
     context = [*record.completion_ids[: branch.start], *branch.hint_ids]
     length, before, sampled = len(branch.ids), len(context), int(branch.kind != CORRECTION)
+    mask = list(branch.mask) or [sampled] * length
     return TrainingRow(
         record.id,
         branch.kind,
         number,
         record.prompt_ids,
         [*context, *branch.ids],
-        [0] * before + [sampled] * length,
+        [0] * before + mask,
         [0] * before + [1 - sampled] * length,
         [0.0] * before + (list(branch.logprobs) if sampled else [0.0] * length),
-        [NO_MESSAGE] * before + [number if sampled else NO_MESSAGE] * length,
+        [NO_MESSAGE] * before + [number if bit else NO_MESSAGE for bit in mask],
         branch.reward,
         0 if sampled else unchanged_tokens(record, branch),
     )

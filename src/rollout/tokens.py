@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..models.policy_version import PolicyVersion
+from .compact import left_out_when_empty
 from .reviews import Draft, Review
+from .tools import ToolCall
 
 _BYTES_PER_TOKEN = 4
 
 
+@left_out_when_empty("tool_calls")
 @dataclass(frozen=True)
 class Turn:
     """One message of a conversation.
@@ -24,14 +27,16 @@ class Turn:
         persona: the student's persona drawn for this turn; None for the teacher.
         tokens: the number of tokens that the model sampled for it, its end token included.
         ended: True if the model ended the turn itself, False if it was cut at its token limit.
-        span: [start, end) of the sampled tokens among the completion tokens of the teacher's context; None for student
-            turns.
+        span: [start, end) of its tokens among the completion tokens of the teacher's context; the results of tools are
+            the only tokens in it that were not sampled. None for student turns.
         policy: the policy version that sampled it; None for student turns.
         given: True for a message from the teacher's prompt template, which was not sampled.
         review: the supervisor's review of the message; None without a supervisor. Of a replaced message, the review of
             the draft in whose place it stands.
         drafts: what the teacher wrote before and what the supervisor rejected, in order.
         replaced: True if the message is the supervisor's correction, which the teacher did not sample.
+        tool_calls: the tools that the teacher called while it wrote the message, and their results, which nobody else
+            sees.
     """
 
     role: str
@@ -45,8 +50,10 @@ class Turn:
     review: Review | None = None
     drafts: tuple[Draft, ...] = ()
     replaced: bool = False
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
+@left_out_when_empty("mask")
 @dataclass(frozen=True)
 class Branch:
     """Tokens that branch off from the policy's context: they are trained on, and the conversation went on without them.
@@ -61,6 +68,7 @@ class Branch:
         ids, logprobs: its tokens, and the engine's log-prob of each; a correction has none.
         reward: the process reward of the message; None without one.
         draft: the position of its message among the drafts of the turn; -1 for the message itself.
+        mask: 0 for results of tools among its tokens, whose log-probs are 0.0, and 1 for all others; () if it has none.
     """
 
     kind: str
@@ -71,6 +79,7 @@ class Branch:
     hint_ids: tuple[int, ...] = ()
     reward: float | None = None
     draft: int = -1
+    mask: tuple[int, ...] = ()
 
 
 def approximate_tokens(text: str) -> int:

@@ -11,12 +11,14 @@ from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conv
 from src.classroom.seats import Seats
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.teacher_prompt import chat_so_far, forced_ids, opened_thought, opening_turns, system_message
+from src.classroom.teacher_tools import TeacherTools
 from src.errors import DataError, DeadlineExceeded
-from src.rollout.chat_template import Message, encode_chat
-from src.rollout.engines import Completion
+from src.models.policy_version import PolicyVersion
+from src.rollout.chat_template import Message
 from src.rollout.problem import Problem
 from src.rollout.thoughts import visible_text
 from src.rollout.tokens import Turn, approximate_tokens
+from src.rollout.tool_turn import SampledMessage
 from src.viewer.schemas import ChatBody, ChatMessage, ChatOpening, ChatReply
 from src.viewer.text_spans import split_thoughts
 
@@ -47,6 +49,7 @@ class ServerTutor:
         self._seats = seats
         self._generation = generation
         self._longest_s = longest_s
+        self._tools = TeacherTools(generation, seats)
         self._forced_ids, self._opened_thought = [], ""
         if seats.teacher_has_tokens:
             self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
@@ -95,24 +98,34 @@ class ServerTutor:
                 f"The teacher did not answer within {self._longest_s:g} s: its engine is busy, or sleeps while the "
                 "trainer uses the GPU. Try again during the next rollout."
             ) from None
-        text = self._opened_thought + answer.text
+        text, tokens, ended, policy = answer
         return ChatReply(
             text=text,
             parts=split_thoughts(text),
-            tokens=answer.tokens,
-            ended=answer.ended,
+            tokens=tokens,
+            ended=ended,
             over=END_OF_CONVERSATION in visible_text(text),
-            policy=str(answer.policy),
+            policy=str(policy),
         )
 
-    async def _answer(self, messages: Sequence[Message]) -> Completion:
+    async def _answer(self, messages: Sequence[Message]) -> tuple[str, int, bool, PolicyVersion | None]:
+        """The teacher's message: its text, its tokens, whether the teacher ended it, and the policy version."""
         teacher, sampling = self._seats.teacher, self._seats.teacher_sampling
         if not self._seats.teacher_has_tokens:
             room = self._room(sum(approximate_tokens(message["content"]) for message in messages))
-            return await teacher.chat(messages, replace(sampling, max_tokens=room, draw=("chat", uuid4().hex)))
+            sampling = replace(sampling, max_tokens=room, draw=("chat", uuid4().hex))
+            if self._tools:
+                return _told(await self._tools.chat(messages, sampling))
+            answer = await teacher.chat(messages, sampling)
+            return answer.text, answer.tokens, answer.ended, answer.policy
         system = [{**messages[0], "role": "system"}, *messages[1:]]
-        ids = encode_chat(teacher.tokenizer, system) + self._forced_ids
-        return await teacher.generate(ids, replace(sampling, max_tokens=self._room(len(ids))))
+        ids = self._tools.encode_chat(system) + self._forced_ids
+        sampling = replace(sampling, max_tokens=self._room(len(ids)))
+        if self._tools:
+            room = self._generation.max_tokens_in_conversation - len(ids)
+            return _told(await self._tools.sample(ids, sampling, room, self._opened_thought))
+        answer = await teacher.generate(ids, sampling)
+        return self._opened_thought + answer.text, answer.tokens, answer.ended, answer.policy
 
     def _room(self, used: int) -> int:
         """The most tokens that the answer may have, if the chat has `used` tokens already."""
@@ -133,3 +146,7 @@ class ServerTutor:
             "chat", Problem.of(request.problem), setup, ClassroomRules(), turns=[*opened, *said]
         )
         return chat_so_far(self._generation, conversation)
+
+
+def _told(message: SampledMessage) -> tuple[str, int, bool, PolicyVersion | None]:
+    return message.text, message.sampled, message.ended, message.policy

@@ -125,18 +125,30 @@ class ReviewView(BaseModel):
     raw: str
 
 
+class ToolCallView(BaseModel):
+    """A call of a tool. `arguments` are JSON text, or the call as it was written if it could not be read; `result` is
+    what the teacher was shown; `error` is one of `src.rollout.tools.ERRORS`."""
+
+    name: str
+    arguments: str
+    result: str
+    error: str | None
+    seconds: float
+
+
 class DraftView(BaseModel):
     """A message that the supervisor rejected and nobody heard, as (kind, text) parts, with its review."""
 
     parts: list[tuple[str, str]]
     tokens: int
     review: ReviewView
+    tool_calls: list[ToolCallView] = Field(default_factory=list)
 
 
 class TurnView(BaseModel):
     """One message, as (kind, text) parts. The model sampled `tokens` tokens, of which `trained` have mask 1 (None if no
     tokens of the conversation are stored). `score` is that of the pedagogical reward model, if an evaluation used
-    one. `review`, `drafts` and `replaced` are as in `src.rollout.tokens.Turn`."""
+    one. `review`, `drafts`, `replaced` and `tool_calls` are as in `src.rollout.tokens.Turn`."""
 
     role: str
     parts: list[tuple[str, str]]
@@ -150,6 +162,7 @@ class TurnView(BaseModel):
     review: ReviewView | None = None
     drafts: list[DraftView] = Field(default_factory=list)
     replaced: bool = False
+    tool_calls: list[ToolCallView] = Field(default_factory=list)
 
 
 class ConversationView(BaseModel):

@@ -1,11 +1,12 @@
 """A conversation's messages as the page shows them, with their drafts and reviews."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from src.classroom.verdicts import find_object
 from src.errors import JudgeOutputError
-from src.viewer.schemas import DraftView, ReviewView, TurnView
+from src.viewer.schemas import DraftView, ReviewView, ToolCallView, TurnView
 from src.viewer.text_spans import split_thoughts
 
 
@@ -33,13 +34,31 @@ def turn_view(turn: Mapping[str, Any], mask: Sequence[int] = (), score: float | 
         review=review_view(review) if review is not None else None,
         drafts=[_draft_view(draft) for draft in turn.get("drafts") or ()],
         replaced=turn.get("replaced", False),
+        tool_calls=_call_views(turn),
     )
 
 
 def _draft_view(draft: Mapping[str, Any]) -> DraftView:
     return DraftView(
-        parts=split_thoughts(draft["text"]), tokens=draft.get("tokens", 0), review=review_view(draft["review"])
+        parts=split_thoughts(draft["text"]),
+        tokens=draft.get("tokens", 0),
+        review=review_view(draft["review"]),
+        tool_calls=_call_views(draft),
     )
+
+
+def _call_views(message: Mapping[str, Any]) -> list[ToolCallView]:
+    """The tools that were called for a message or a draft."""
+    return [
+        ToolCallView(
+            name=call["name"],
+            arguments=json.dumps(call["arguments"], ensure_ascii=False) if call["name"] else call["raw"],
+            result=call["result"],
+            error=call.get("error"),
+            seconds=call.get("seconds", 0.0),
+        )
+        for call in message.get("tool_calls") or ()
+    ]
 
 
 def review_view(review: Mapping[str, Any]) -> ReviewView:

@@ -3,7 +3,7 @@
 import { el, longText, svg } from "./dom.js";
 import { number, plural, topOf, words } from "./format.js";
 import { personaBadge, rewardBar } from "./badges.js";
-import { messageParts } from "./message_parts.js";
+import { messageParts, toolCalls } from "./message_parts.js";
 import { foldedReview, hasVersions, turnBadges, versions } from "./reviews.js";
 
 /** The messages, with folded thoughts. */
@@ -21,7 +21,7 @@ export function message(turn, i, conversation) {
       turn.given ? el("span", { class: "badge plain", title: "It stands in the prompt template" }, "given") : null,
       turn.ended ? null : el("span", { class: "badge bad", title: "It reached its token limit" }, "cut off"),
       turnBadges(turn)),
-    beside ? versions(turn) : el("div", { class: "bubble" }, messageParts(turn.parts)),
+    beside ? versions(turn) : el("div", { class: "bubble" }, messageParts(turn.parts), toolCalls(turn.tool_calls)),
     tokens(turn, conversation), beside ? null : foldedReview(turn.review));
 }
 

@@ -2,7 +2,7 @@
 
 import { el, longText } from "./dom.js";
 import { compact, words } from "./format.js";
-import { messageParts } from "./message_parts.js";
+import { messageParts, toolCalls } from "./message_parts.js";
 
 const SOURCES = { rules: "by rules", model: "by a model", human: "by a person" };
 
@@ -35,10 +35,10 @@ export function versions(turn) {
   const last = drafts.length - 1;
   const ownReview = replaced && drafts.length ? null : review; // that of a replaced message is its draft's
   const heard = [
-    version(replaced ? "What the student heard: the correction" : "What the student heard", "heard", messageParts(turn.parts), ownReview ? reviewBox(ownReview) : null),
+    version(replaced ? "What the student heard: the correction" : "What the student heard", "heard", [messageParts(turn.parts), toolCalls(turn.tool_calls)], ownReview ? reviewBox(ownReview) : null),
     replaced ? null : correctionVersion(ownReview)];
   const rows = drafts.map((draft, i) => [
-    version(drafts.length > 1 ? `Draft ${i + 1}` : "Draft", "draft", messageParts(draft.parts), reviewBox(draft.review)),
+    version(drafts.length > 1 ? `Draft ${i + 1}` : "Draft", "draft", [messageParts(draft.parts), toolCalls(draft.tool_calls)], reviewBox(draft.review)),
     replaced && i === last ? null : correctionVersion(draft.review), i === last ? heard : null]);
   return (rows.length ? rows : [heard]).map((row) => el("div", { class: "versions" }, row));
 }

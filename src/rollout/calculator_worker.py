@@ -1,0 +1,273 @@
+"""Computes arithmetic expressions in a process of its own: `python -I calculator_worker.py`. It imports nothing of this
+project, so it starts fast, whatever the program that it belongs to is.
+
+No text is evaluated as code. An expression is parsed, and only the nodes listed here are computed: numbers, + - * / //
+% **, and the functions in `FUNCTIONS`. Whole numbers and fractions are exact; no number may have more than `DIGITS`
+digits. The process opens no files, starts no programs, and has limits of memory and processor time.
+"""
+
+import ast
+import json
+import math
+import operator
+import re
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from typing import BinaryIO
+
+LONGEST = 1000
+"""The most characters of an expression."""
+DIGITS = 1000
+_BITS = int(DIGITS * math.log2(10))
+_MEMORY = 512 * 2**20
+_SECONDS = 10
+"""Processor time of one expression, in case the parent is gone and cannot end this process."""
+_SHOWN_DIGITS = 12
+_ALLOWED_EVENTS = frozenset({"compile", "resource.setrlimit"})
+_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "\u00a0": " "})
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(?![\d,])")
+
+Number = Fraction | float
+
+
+class Mistake(Exception):
+    """What is wrong with an expression, for the model to read."""
+
+
+# Numbers -------------------------------------------------------------------------------------------------------------
+
+
+def _checked(value: Number) -> Number:
+    """The number, if it is not too large."""
+    if isinstance(value, Fraction):
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _BITS:
+            raise Mistake(f"a number in it has more than {DIGITS} digits")
+        return value
+    if isinstance(value, complex) or not math.isfinite(value):
+        raise Mistake("a result in it is no finite real number")
+    return value
+
+
+def _whole(value: Number, what: str) -> int:
+    if not isinstance(value, Fraction) or value.denominator != 1:
+        raise Mistake(f"{what} needs whole numbers")
+    return value.numerator
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+        size = max(base.numerator.bit_length(), base.denominator.bit_length())
+        times = abs(exponent.numerator)
+        if base in (0, 1, -1):  # of any power, at once
+            times = 2 + times % 2 if times else 0
+        elif (size - 1) * times > _BITS:
+            raise Mistake(f"a number in it has more than {DIGITS} digits")
+        return base ** (times if exponent >= 0 else -times)
+    if base < 0:
+        raise Mistake("a negative number has no real power with a fraction as exponent")
+    root = _exact_root(base) if exponent == Fraction(1, 2) else None
+    return float(base) ** float(exponent) if root is None else root
+
+
+def _exact_root(value: Number) -> Fraction | None:
+    """The square root of a number if it is a fraction itself."""
+    if not isinstance(value, Fraction) or value < 0:
+        return None
+    top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
+    return Fraction(top, bottom) if Fraction(top * top, bottom * bottom) == value else None
+
+
+def _root(value: Number) -> Number:
+    if value < 0:
+        raise Mistake("the square root of a negative number is not real")
+    exact = _exact_root(value)
+    return math.sqrt(value) if exact is None else exact
+
+
+def _factorial(value: Number) -> Fraction:
+    count = _whole(value, "factorial")
+    if not 0 <= count <= 450:
+        raise Mistake("factorial takes a number from 0 to 450")
+    return Fraction(math.factorial(count))
+
+
+def _chosen(n: Number, k: Number) -> Fraction:
+    size, taken = _whole(n, "comb"), _whole(k, "comb")
+    if not (0 <= size <= 10_000 and 0 <= taken <= 10_000):
+        raise Mistake("comb takes numbers from 0 to 10000")
+    if min(taken, size - taken) > 1500:
+        raise Mistake(f"a number in it has more than {DIGITS} digits")
+    return Fraction(math.comb(size, taken))
+
+
+def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
+    digits = _whole(places, "round")
+    if abs(digits) > 50:
+        raise Mistake("round takes up to 50 places")
+    scaled = abs(Fraction(value)) * Fraction(10) ** digits
+    nearest = math.floor(scaled + Fraction(1, 2)) / Fraction(10) ** digits  # halves go up, as is taught in schools
+    return nearest if value >= 0 else -nearest
+
+
+def _log(value: Number, base: Number | None = None) -> float:
+    if value <= 0 or (base is not None and (base <= 0 or base == 1)):
+        raise Mistake("a logarithm needs numbers above 0, and a base that is not 1")
+    return math.log(value) if base is None else math.log(value, base)
+
+
+def _integers(function: Callable[..., int], name: str) -> Callable[..., Fraction]:
+    return lambda *values: Fraction(function(*(_whole(each, name) for each in values)))
+
+
+def _of_angle(function: Callable[[float], float]) -> Callable[[Number], float]:
+    """A function of an angle without the last digit, so that sin(pi) is 0."""
+    return lambda value: round(function(value), 15)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
+    "sqrt": (_root, 1, 1),
+    "abs": (abs, 1, 1),
+    "round": (_rounded, 1, 2),
+    "floor": (lambda value: Fraction(math.floor(value)), 1, 1),
+    "ceil": (lambda value: Fraction(math.ceil(value)), 1, 1),
+    "min": (min, 1, 100),
+    "max": (max, 1, 100),
+    "sum": (lambda *values: sum(values, Fraction(0)), 1, 100),
+    "gcd": (_integers(math.gcd, "gcd"), 2, 10),
+    "lcm": (_integers(math.lcm, "lcm"), 2, 10),
+    "factorial": (_factorial, 1, 1),
+    "comb": (_chosen, 2, 2),
+    "exp": (math.exp, 1, 1),
+    "log": (_log, 1, 2),
+    "ln": (_log, 1, 1),
+    "log10": (lambda value: math.log10(value) if value > 0 else _log(value), 1, 1),
+    **{name: (_of_angle(getattr(math, name)), 1, 1) for name in ("sin", "cos", "tan")},
+    **{name: (getattr(math, name), 1, 1) for name in ("asin", "acos", "atan", "radians", "degrees")},
+}
+"""The functions by name, with the fewest and the most arguments of each."""
+CONSTANTS = {"pi": math.pi, "e": math.e}
+_BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda left, right: Fraction(left // right),
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+# Expressions ---------------------------------------------------------------------------------------------------------
+
+
+def compute(expression: str) -> str:
+    """The value of an expression as text.
+
+    Raises:
+        Mistake: with what is wrong with it.
+    """
+    if len(expression) > LONGEST:
+        raise Mistake(f"it has {len(expression)} characters, and {LONGEST} are the most")
+    text = _GROUPED.sub(lambda number: number.group().replace(",", ""), expression.translate(_SIGNS).strip())
+    if not text:
+        raise Mistake("it is empty")
+    if "=" in text:
+        raise Mistake("it holds =; give one side only")
+    try:
+        return shown(_value(ast.parse(text, mode="eval").body))
+    except Mistake:
+        raise
+    except ZeroDivisionError:
+        raise Mistake("it divides by zero") from None
+    except SyntaxError:
+        raise Mistake("it is no arithmetic expression; write for example (2 + 3) * 4 / 5**2") from None
+    except (OverflowError, MemoryError, RecursionError):
+        raise Mistake("it is too large or nested too deeply") from None
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise Mistake(str(error)[:200] or type(error).__name__) from None
+
+
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return _constant(value)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
+            return _checked(_BINARY[type(sign)](_value(left), _value(right)))
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
+            return _UNARY[type(sign)](_value(operand))
+        case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in FUNCTIONS:
+            function, least, most = FUNCTIONS[name]
+            if not least <= len(given) <= most:
+                raise Mistake(f"{name} takes {least}{f' to {most}' if most > least else ''} numbers, not {len(given)}")
+            return _checked(function(*(_value(each) for each in given)))
+        case ast.Name(id=name) if name in CONSTANTS:
+            return CONSTANTS[name]
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
+            raise Mistake(f"it names {name[:40]}; there are {', '.join([*FUNCTIONS, *CONSTANTS])}")
+    raise Mistake("it holds something else than numbers, + - * / // % **, brackets and functions")
+
+
+def _constant(value: int | float) -> Number:
+    if isinstance(value, int):
+        return _checked(Fraction(value))
+    return Fraction(repr(value)) if math.isfinite(value) and abs(math.log10(abs(value) or 1)) < 100 else _checked(value)
+
+
+def shown(value: Number) -> str:
+    """A number as text: whole numbers in full, fractions as a decimal, and as a fraction where the decimal is cut."""
+    if isinstance(value, float):
+        return str(int(value)) if value == int(value) and abs(value) < 10**15 else f"{value:.{_SHOWN_DIGITS}g}"
+    if value.denominator == 1:
+        return str(value.numerator)
+    decimal = f"{float(value):.{_SHOWN_DIGITS}g}"
+    if Fraction(decimal) == value:
+        return decimal
+    exact = f"{value.numerator}/{value.denominator}"
+    return f"{decimal} (exactly {exact})" if len(exact) <= 30 else decimal
+
+
+# The process ---------------------------------------------------------------------------------------------------------
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer one line of JSON, an expression, with one line of JSON, {"value"} or {"mistake"}, until there are no
+    more."""
+    while line := questions.readline(20 * LONGEST):
+        _limit_processor_time()
+        try:
+            answer = {"value": compute(json.loads(line))}
+        except Mistake as mistake:
+            answer = {"mistake": str(mistake)}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+def _limit_processor_time() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime) + _SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _give_up_rights() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, _: tuple[object, ...]) -> None:
+    """An audit hook that forbids everything but parsing."""
+    if event not in _ALLOWED_EVENTS:
+        raise PermissionError(f"{event} in a process that only computes")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    shown(Fraction(1, 3) ** 2 + 1)
+    compute("round(sqrt(2), 3) + 1/3")  # what is loaded when first used is loaded before the rights are given up
+    _give_up_rights()
+    serve(sys.stdin.buffer, sys.stdout.buffer)
