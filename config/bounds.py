@@ -198,6 +198,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
     PPOConfig: {
         "gamma": between(0, 1),
         "lam": between(0, 1),
+        "value_lam": between(0, 1),
         "value_learning_rate": at_least(0, 1000),
         "value_weight": at_least(0, COUNT),
         "value_clip": above(0, COUNT),

@@ -61,6 +61,7 @@ class PPOConfig:
     """PPO's critic, advantages and limits (docs/algorithms.md). Only `algorithm: ppo` reads them.
 
     `gamma` and `lam` are γ and λ of GAE; a step is a sampled token, or a message (`gae_over`: `tokens`, `turns`).
+    `value_lam` is the λ of what the critic learns: with 1 the returns themselves, without its own earlier values.
     `whiten_advantages` gives them mean 0 and standard deviation 1 over the batch. With `bootstrap_truncated`, a
     conversation that was cut because a context was full has the critic's value at its end in place of its reward.
 
@@ -72,6 +73,7 @@ class PPOConfig:
 
     gamma: float = 1.0
     lam: float = 0.95
+    value_lam: float = 1.0
     gae_over: str = TOKENS
     whiten_advantages: bool = True
     bootstrap_truncated: bool = True

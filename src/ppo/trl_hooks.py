@@ -118,15 +118,18 @@ class PPOHooks(ClassroomGRPOTrainer):
         outcome = torch.where(goes_on | scores.isnan(), 0.0, scores)
         rewards = token_rewards(messages, process, outcome)
         values = states[:, :-1]
-        found = estimate(rewards, values, messages, torch.where(goes_on, last, 0.0), ppo.gamma, ppo.lam, ppo.gae_over)
+        ends = torch.where(goes_on, last, 0.0)
+        found, of_critic = (
+            estimate(rewards, values, messages, ends, ppo.gamma, lam, ppo.gae_over) for lam in (ppo.lam, ppo.value_lam)
+        )
         mask = messages != NO_STEP
-        summed = self._log_batch(found, values, rewards, messages, goes_on)
+        summed = self._log_batch(found, of_critic, values, rewards, messages, goes_on)
         advantages = whitened(found.advantages, mask, summed) if ppo.whiten_advantages else found.advantages
         counts = torch.stack([mask.sum(), found.value_mask.sum()])
         items = self.accelerator.reduce(counts, reduction="sum").clamp(min=1)
         return {
             "advantages": advantages,
-            "returns": found.returns,
+            "returns": of_critic.returns,
             "old_values": values,
             "policy_mask": mask,
             "value_mask": found.value_mask,
@@ -135,7 +138,13 @@ class PPOHooks(ClassroomGRPOTrainer):
         }
 
     def _log_batch(
-        self, found: Estimates, values: Tensor, rewards: Tensor, messages: Tensor, goes_on: Tensor
+        self,
+        found: Estimates,
+        of_critic: Estimates,
+        values: Tensor,
+        rewards: Tensor,
+        messages: Tensor,
+        goes_on: Tensor,
     ) -> Tensor:
         """Log how good the critic was before this batch; returns the moments of the advantages. The explained variance
         is that of the Monte-Carlo returns: those of GAE hold the critic's own values."""
@@ -145,7 +154,7 @@ class PPOHooks(ClassroomGRPOTrainer):
         known, scored = real.value_mask, (messages != NO_STEP).any(dim=1)
         own = [
             moments(found.advantages, messages != NO_STEP),
-            moments(found.returns, found.value_mask),
+            moments(of_critic.returns, of_critic.value_mask),
             moments(real.returns - values, known),
             moments(real.returns, known),
             moments(goes_on.float(), scored),

@@ -199,7 +199,10 @@ def test_target_kl_stops_the_updates_on_this_batch_alone(trainer_of) -> None:
 def test_later_passes_keep_the_old_values_and_log_probs(trainer_of) -> None:
     trainer = trainer_of("train.mu=2", "train.learning_rate=1e-2", "train.ppo.value_learning_rate=0.1")
     batch = ready(trainer)
-    old = [inputs["old_values"].clone() for inputs in batch], [inputs["old_per_token_logps"].clone() for inputs in batch]
+    old = (
+        [inputs["old_values"].clone() for inputs in batch],
+        [inputs["old_per_token_logps"].clone() for inputs in batch],
+    )
     first, second = step(trainer, batch), step(trainer, batch)
     assert all(torch.equal(inputs["old_values"], was) for inputs, was in zip(batch, old[0], strict=True))
     assert all(torch.equal(inputs["old_per_token_logps"], was) for inputs, was in zip(batch, old[1], strict=True))
@@ -264,7 +267,11 @@ def test_turn_rewards_are_paid_at_their_message_s_last_token_as_a_mean(trainer_o
     def priced(index: int, problem: Problem) -> ConversationRecord:
         return conversation(index, problem, seed=1, turn_rewards={"length": [1.0, None, -0.5]})
 
-    credit = ["train.turn_credit.mode=immediate", "train.turn_credit.weight=0.4", "train.turn_credit.rewards={length: 1}"]
+    credit = [
+        "train.turn_credit.mode=immediate",
+        "train.turn_credit.weight=0.4",
+        "train.turn_credit.rewards={length: 1}",
+    ]
     trainer = trainer_of(*PLAIN, *credit, play=priced)
     trainer.batch()
     for steps, index in zip(trainer._steps, range(8), strict=True):
@@ -279,7 +286,9 @@ def test_shuffled_rewards_are_those_of_other_conversations(trainer_of) -> None:
     def returns(*more: str) -> list[float]:
         batch = trainer_of(*PLAIN, *more, name=f"run{len(more)}").batch()
         rows = [(inputs["prompt_ids"].tolist(), inputs["returns"].max(dim=1).values.tolist()) for inputs in batch]
-        return [value for _, (ids, value) in sorted((str(i), (i, v)) for r, vs in rows for i, v in zip(r, vs, strict=True))]
+        return [
+            value for _, (ids, value) in sorted((str(i), (i, v)) for r, vs in rows for i, v in zip(r, vs, strict=True))
+        ]
 
     real, shuffled = returns(), returns("train.shuffle_rewards=true")
     assert sorted(real) == pytest.approx(sorted(shuffled)) and real != pytest.approx(shuffled)
