@@ -20,6 +20,10 @@ PLAIN = ["train.ppo.lam=1.0", "train.ppo.whiten_advantages=false"]
 LORA = ["teacher_model.lora.enable=true", "teacher_model.lora.dropout=0"]
 
 
+def lesson(index: int) -> Problem:
+    return Problem.of(f"lesson {index}", "")
+
+
 def lively(index: int, problem: Problem) -> ConversationRecord:
     """Conversations whose log-probs are about those of the tiny model, and whose rewards differ."""
     return conversation(index, problem, seed=1)
@@ -80,7 +84,7 @@ def test_with_a_critic_at_zero_and_lambda_1_it_is_reinforce(trainer_of, over: st
     trainer = trainer_of(*PLAIN, f"train.ppo.gae_over={over}", "train.ppo.value_weight=0", play=unjudged)
     batch = trainer.batch()
     _, found = trainer.loss_and_gradients(batch)
-    records = [record for record in (unjudged(i, None_problem(i)) for i in range(8)) if record.reward is not None]
+    records = [record for record in (unjudged(i, lesson(i)) for i in range(8)) if record.reward is not None]
     tokens = sum(sum(record.mask) for record in records)
     trainer.model.zero_grad()
     for record in records:
@@ -92,10 +96,6 @@ def test_with_a_critic_at_zero_and_lambda_1_it_is_reinforce(trainer_of, over: st
         if each.grad is not None and "value_head" not in name:
             assert torch.allclose(found[name], each.grad, rtol=0, atol=1e-6), name
             assert found[name].abs().max() > 1e-4, name
-
-
-def None_problem(index: int) -> Problem:
-    return Problem.of(f"lesson {index}", "")
 
 
 def scored(model: torch.nn.Module, record: ConversationRecord) -> torch.Tensor:
@@ -124,7 +124,7 @@ def test_the_values_are_those_of_the_states_before_the_tokens(trainer_of) -> Non
 @pytest.mark.parametrize("more", [[], LORA], ids=["whole", "LoRA"])
 @pytest.mark.parametrize("train_trunk", [True, False])
 def test_the_head_learns_and_the_trunk_only_if_it_is_to(trainer_of, train_trunk: bool, more: list[str]) -> None:
-    """With rewards that are all equal to the values' sum of nothing, only the critic has a loss."""
+    """Without advantages only the critic has a loss."""
     trainer = trainer_of(*more, f"train.ppo.train_trunk={str(train_trunk).lower()}")
     with torch.no_grad():
         trainer.value_head.weight.fill_(0.1)
@@ -139,7 +139,7 @@ def test_the_head_learns_and_the_trunk_only_if_it_is_to(trainer_of, train_trunk:
 
 
 def test_the_critic_s_loss_is_half_the_mean_squared_error_over_the_states(trainer_of) -> None:
-    """The head is 0: its loss is the mean of return²/2, weighted with 0.5, and its bias' gradient −0.5 · mean return."""
+    """The head is 0: its loss is the mean of return²/2, weighted with 0.5, its bias' gradient −0.5 · mean return."""
     trainer = trainer_of(*PLAIN, "train.ppo.value_clip=null")
     batch = trainer.batch()
     for inputs in batch:
@@ -157,7 +157,7 @@ def test_entropy_is_that_of_what_is_sampled_and_raises_it(trainer_of) -> None:
         inputs["advantages"] = torch.zeros_like(inputs["advantages"])
     wanted, count = 0.0, 0
     for index in range(8):
-        record = lively(index, None_problem(index))
+        record = lively(index, lesson(index))
         ids = torch.tensor([[*record.prompt_ids, *record.completion_ids]])
         with torch.no_grad():
             logps = trainer.model(input_ids=ids).logits[0, :-1].log_softmax(-1)[-len(record.mask) :]
@@ -199,13 +199,10 @@ def test_target_kl_stops_the_updates_on_this_batch_alone(trainer_of) -> None:
 def test_later_passes_keep_the_old_values_and_log_probs(trainer_of) -> None:
     trainer = trainer_of("train.mu=2", "train.learning_rate=1e-2", "train.ppo.value_learning_rate=0.1")
     batch = ready(trainer)
-    old = (
-        [inputs["old_values"].clone() for inputs in batch],
-        [inputs["old_per_token_logps"].clone() for inputs in batch],
-    )
+    kept = ("old_values", "old_per_token_logps", "returns", "advantages")
+    old = [{name: inputs[name].clone() for name in kept} for inputs in batch]
     first, second = step(trainer, batch), step(trainer, batch)
-    assert all(torch.equal(inputs["old_values"], was) for inputs, was in zip(batch, old[0], strict=True))
-    assert all(torch.equal(inputs["old_per_token_logps"], was) for inputs, was in zip(batch, old[1], strict=True))
+    assert all(torch.equal(inputs[name], was[name]) for inputs, was in zip(batch, old, strict=True) for name in kept)
     assert first["clip_fraction"] == first["value_clip_fraction"] == 0
     assert second["approx_kl"] > 0 and second["clip_fraction"] > 0 and second["value_clip_fraction"] > 0
 
@@ -228,7 +225,7 @@ def test_a_conversation_without_a_verdict_trains_nobody_and_is_in_no_figure(trai
         batch = trainer.batch()
         logged = {key: values for key, values in trainer._metrics["train"].items() if key.startswith("ppo/")}
         masked = sum(int((inputs["policy_mask"] * inputs["tool_mask"]).sum()) for inputs in batch)
-        assert masked == sum(sum(lively(i, None_problem(i)).mask) for i in range(8) if i % 3)
+        assert masked == sum(sum(lively(i, lesson(i)).mask) for i in range(8) if i % 3)
         found.append((trainer.loss_and_gradients(batch), logged))
     ((loss, gradients), logged), ((other_loss, other_gradients), other_logged) = found
     assert loss == pytest.approx(other_loss, abs=1e-6) and len(logged) == 5
@@ -251,11 +248,11 @@ def test_a_conversation_that_was_cut_has_the_value_of_its_end_in_place_of_its_re
     with torch.no_grad():
         trainer.value_head.bias.fill_(0.875)  # of every state
     batch = trainer.batch()
-    rewards = {round(float(cut(i, None_problem(i)).reward), 4) for i in range(8)}
+    rewards = {round(float(cut(i, lesson(i)).reward), 4) for i in range(8)}
     returns = torch.cat([inputs["returns"].max(dim=1).values for inputs in batch])
     found = sorted(round(each, 4) for each in returns.tolist())
-    cut_rewards = sorted(cut(i, None_problem(i)).reward for i in range(8))
-    ended = sorted([cut(i, None_problem(i)).reward for i in range(0, 8, 2)] + 4 * [0.875])
+    cut_rewards = sorted(cut(i, lesson(i)).reward for i in range(8))
+    ended = sorted([cut(i, lesson(i)).reward for i in range(0, 8, 2)] + 4 * [0.875])
     assert found == pytest.approx(ended if bootstrap else cut_rewards, abs=1e-4) and len(rewards) > 4
     share = trainer._metrics["train"]["ppo/truncated_share"][-1]
     assert share == (0.5 if bootstrap else 0)
@@ -267,15 +264,11 @@ def test_turn_rewards_are_paid_at_their_message_s_last_token_as_a_mean(trainer_o
     def priced(index: int, problem: Problem) -> ConversationRecord:
         return conversation(index, problem, seed=1, turn_rewards={"length": [1.0, None, -0.5]})
 
-    credit = [
-        "train.turn_credit.mode=immediate",
-        "train.turn_credit.weight=0.4",
-        "train.turn_credit.rewards={length: 1}",
-    ]
+    credit = [f"train.turn_credit.{each}" for each in ("mode=immediate", "weight=0.4", "rewards={length: 1}")]
     trainer = trainer_of(*PLAIN, *credit, play=priced)
     trainer.batch()
     for steps, index in zip(trainer._steps, range(8), strict=True):
-        record = priced(index, None_problem(index))
+        record = priced(index, lesson(index))
         paid = {place: value for place, value in enumerate(steps.process) if value}
         ends = [record.turns[turn].span[1] - 1 for turn in (0, 4)]
         assert paid == {ends[0]: pytest.approx(0.4 * 1 / 2), ends[1]: pytest.approx(0.4 * -0.5 / 2)}
@@ -285,10 +278,8 @@ def test_turn_rewards_are_paid_at_their_message_s_last_token_as_a_mean(trainer_o
 def test_shuffled_rewards_are_those_of_other_conversations(trainer_of) -> None:
     def returns(*more: str) -> list[float]:
         batch = trainer_of(*PLAIN, *more, name=f"run{len(more)}").batch()
-        rows = [(inputs["prompt_ids"].tolist(), inputs["returns"].max(dim=1).values.tolist()) for inputs in batch]
-        return [
-            value for _, (ids, value) in sorted((str(i), (i, v)) for r, vs in rows for i, v in zip(r, vs, strict=True))
-        ]
+        rows = [pair for each in batch for pair in zip(each["prompt_ids"].tolist(), each["returns"], strict=True)]
+        return [row.max().item() for _, row in sorted(rows, key=lambda pair: pair[0])]
 
     real, shuffled = returns(), returns("train.shuffle_rewards=true")
     assert sorted(real) == pytest.approx(sorted(shuffled)) and real != pytest.approx(shuffled)
