@@ -66,6 +66,7 @@ class PPOConfig:
     conversation that was cut because a context was full has the critic's value at its end in place of its reward.
 
     The critic is a linear head with its own `value_learning_rate`. `value_weight` is its share in the loss;
+    with `center_values` it begins at the mean return of the first batch, and learns the difference from it;
     `value_clip` limits how far a value moves in one batch (null: no limit); with `train_trunk: false` its gradient
     ends at the head. In the first `value_warmup_steps` optimizer steps only the head learns. `entropy_weight` rewards
     entropy. `target_kl` stops the updates on a batch once the policy has moved by so much, in nats per token.
@@ -79,6 +80,7 @@ class PPOConfig:
     bootstrap_truncated: bool = True
     value_learning_rate: float = 1e-4
     value_weight: float = 0.5
+    center_values: bool = True
     value_clip: float | None = 0.2
     train_trunk: bool = True
     value_warmup_steps: int = 0

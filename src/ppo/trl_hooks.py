@@ -117,6 +117,10 @@ class PPOHooks(ClassroomGRPOTrainer):
         last = states.gather(1, completion_mask.sum(dim=1, keepdim=True)).squeeze(1)
         outcome = torch.where(goes_on | scores.isnan(), 0.0, scores)
         rewards = token_rewards(messages, process, outcome)
+        if ppo.center_values and self.state.global_step == 0:
+            mean = self._mean_return(rewards, messages)
+            self.value_head.offset.fill_(mean)
+            states, last = states + mean, last + mean
         values = states[:, :-1]
         ends = torch.where(goes_on, last, 0.0)
         found, of_critic = (
@@ -136,6 +140,13 @@ class PPOHooks(ClassroomGRPOTrainer):
             "policy_items": items[0],
             "value_items": items[1],
         }
+
+    def _mean_return(self, rewards: Tensor, messages: Tensor) -> float:
+        """The mean Monte-Carlo return over the critic's states of all processes."""
+        nothing = torch.zeros_like(rewards)
+        real = estimate(rewards, nothing, messages, nothing[:, 0], self.ppo.gamma, 1.0, self.ppo.gae_over)
+        own = moments(real.returns, real.value_mask)
+        return mean_and_variance(self.accelerator.reduce(own, reduction="sum"))[0]
 
     def _log_batch(
         self,

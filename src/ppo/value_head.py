@@ -20,6 +20,7 @@ class ValueHead(nn.Module):
     """A scalar value of each state, computed in float32 from the trunk's last hidden state. It begins at 0 everywhere.
 
     Attributes:
+        offset: what is added to every value. It is not trained: the weights learn the difference from it.
         from_fixed_trunk: whether the gradient ends at the trunk.
         collected: the values of every forward pass since it was set to a list, each of shape (rows, tokens); None if
             nobody wants them. The value at a token is that of the state after it.
@@ -29,6 +30,7 @@ class ValueHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1, width, device=device, dtype=torch.float32))
         self.bias = nn.Parameter(torch.zeros(1, device=device, dtype=torch.float32))
+        self.register_buffer("offset", torch.zeros(1, device=device, dtype=torch.float32))
         self.from_fixed_trunk = False
         self.collected: list[Tensor] | None = None
 
@@ -36,7 +38,8 @@ class ValueHead(nn.Module):
         """Values of shape (rows, tokens) of hidden states of shape (rows, tokens, width)."""
         hidden = hidden.detach() if self.from_fixed_trunk else hidden
         with torch.autocast(hidden.device.type, enabled=False):
-            return nn.functional.linear(hidden.float(), self.weight.float(), self.bias.float()).squeeze(-1)
+            bias = self.bias.float() + self.offset.float()
+            return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
 
 
 @dataclass
@@ -77,11 +80,11 @@ def add_value_head(model: PreTrainedModel) -> ValueHead:
 
 
 def head_weights(head: ValueHead) -> dict[str, Tensor]:
-    """The head's weights in float32, on the CPU; all processes call this together."""
+    """The head's weights and its offset in float32, on the CPU; all processes call this together."""
     from deepspeed import zero
 
     with zero.GatheredParameters(list(head.parameters())):
-        return {name: each.detach().float().to("cpu", copy=True) for name, each in head.named_parameters()}
+        return {name: each.float().to("cpu", copy=True) for name, each in head.state_dict().items()}
 
 
 def write_head(weights: dict[str, Tensor], path: Path) -> None:
@@ -94,6 +97,6 @@ def write_head(weights: dict[str, Tensor], path: Path) -> None:
 
 def read_head(head: ValueHead, path: Path) -> None:
     """Set a head to the weights in a file."""
-    with torch.no_grad():
-        for name, weight in load_file(path).items():
-            head.get_parameter(name).copy_(weight)
+    own = head.state_dict()
+    for name, weight in load_file(path).items():
+        own[name].copy_(weight)

@@ -16,7 +16,7 @@ from src.rollout.problem import Problem
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
 
 PPO = ["train.algorithm=ppo", "train.beta=0", "train.mu=1", "judge_model.max_failed_share=1"]
-PLAIN = ["train.ppo.lam=1.0", "train.ppo.whiten_advantages=false"]
+PLAIN = ["train.ppo.lam=1.0", "train.ppo.whiten_advantages=false", "train.ppo.center_values=false"]
 LORA = ["teacher_model.lora.enable=true", "teacher_model.lora.dropout=0"]
 
 
@@ -106,7 +106,7 @@ def scored(model: torch.nn.Module, record: ConversationRecord) -> torch.Tensor:
 
 
 def test_the_values_are_those_of_the_states_before_the_tokens(trainer_of) -> None:
-    trainer = trainer_of()
+    trainer = trainer_of("train.ppo.center_values=false")
     with torch.no_grad():
         trainer.value_head.weight.normal_(generator=torch.Generator().manual_seed(1))
         trainer.value_head.bias.fill_(0.25)
@@ -168,6 +168,24 @@ def test_entropy_is_that_of_what_is_sampled_and_raises_it(trainer_of) -> None:
     before = step(trainer, batch)["entropy"]
     assert before == pytest.approx(wanted / count, abs=1e-4)
     assert step(trainer, batch)["entropy"] > before
+
+
+def test_a_centred_critic_begins_at_the_mean_return(trainer_of, tmp_path: Path) -> None:
+    """Over all sampled tokens of conversations with a verdict. It explains nothing then, and no weight has moved; the
+    checkpoint knows it."""
+    trainer = trainer_of("train.ppo.lam=1.0", "train.ppo.whiten_advantages=false", play=unjudged)
+    batch = ready(trainer)
+    records = [record for record in (unjudged(i, lesson(i)) for i in range(8)) if record.reward is not None]
+    weights_of = [sum(record.mask) for record in records]
+    mean = sum(w * record.reward for w, record in zip(weights_of, records, strict=True)) / sum(weights_of)
+    for inputs in batch:
+        assert inputs["old_values"].flatten().tolist() == pytest.approx([mean] * inputs["old_values"].numel(), abs=1e-6)
+        wanted = torch.where(inputs["policy_mask"], inputs["returns"] - mean, 0.0)
+        assert torch.allclose(inputs["advantages"], wanted, atol=1e-6)
+    assert trainer._metrics["train"]["ppo/explained_variance"] == [pytest.approx(0, abs=1e-6)]
+    trainer.save_model(str(tmp_path / "saved"))
+    again = trainer_of(name="again", checkpoint=tmp_path / "saved")
+    assert again.value_head.offset.item() == pytest.approx(mean) and not again.value_head.weight.any()
 
 
 def test_during_the_warm_up_the_policy_stays_as_it_is(trainer_of) -> None:
