@@ -154,9 +154,7 @@ def main() -> None:
     if not (arguments.models / "sft" / "model").is_dir():
         sys.exit(f"{arguments.models} has no fine-tuned model: run make quickstart-models, or give --models.")
     if arguments.batches % EVERY:
-        sys.exit(
-            f"--batches is {arguments.batches}; it must be a multiple of {EVERY}, so that the last one is measured."
-        )
+        sys.exit(f"--batches is {arguments.batches}; it must be a multiple of {EVERY}: the last one is measured.")
     bench = AlgorithmBench(arguments.folder.resolve(), arguments.models.resolve(), arguments.batches, arguments.port)
     bench.folder.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
