@@ -1,8 +1,10 @@
-"""Trains the teacher with GRPO against a running server: `accelerate launch train_rl.py --config-name X.yaml`."""
+"""Trains the teacher with GRPO or PPO against a running server:
+`accelerate launch train_rl.py --config-name X.yaml`."""
 
 from config.checks import check_environment, check_train_rl
 from config.load import program
 from config.train_rl_model import TrainRLConfig
+from config.values import PPO
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
@@ -16,8 +18,10 @@ def more_of_dry_run(config: TrainRLConfig) -> None:
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def main(config: TrainRLConfig) -> None:
-    from src.grpo.run import train
-
+    if config.train.algorithm == PPO:
+        from src.ppo.run import train
+    else:
+        from src.grpo.run import train
     train(config)
 
 

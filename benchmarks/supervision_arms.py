@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from config.base import default_penalties
 from config.checks import check_train_rl
@@ -69,17 +70,32 @@ class Bench:
 
     Args:
         models: the run folder of the quickstart whose fine-tuned model and lessons are used.
+
+    Attributes:
+        arms: the overrides of each arm.
+        configs: the configurations of arms that have another one than the quickstart.
     """
+
+    arms: Mapping[str, Sequence[str]] = ARMS
+    configs: Mapping[str, str] = {}
 
     def __init__(self, folder: Path, models: Path, steps: int, port: int):
         self.folder, self.models, self.steps, self.port = folder, models, steps, port
         self.results = folder / "results.jsonl"
 
-    def overrides(self, save_dir: Path) -> list[str]:
+    def version(self, arm: str, step: int) -> int:
+        """The policy version after this many batches."""
+        return step
+
+    def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
+        """What is kept of a version's held-out conversations."""
+        return figures(records)
+
+    def overrides(self, save_dir: Path, config: str = "quickstart") -> list[str]:
         """The overrides of every program of the benchmark."""
         model, lessons = self.models / "sft" / "model", self.models / "world" / "lessons_train.jsonl"
         return [
-            *("--config-name", "quickstart"),
+            *("--config-name", config),
             f"logging.save_dir={save_dir}",
             f"teacher_model.model_name_or_path={model}",
             f"student_model.model_name_or_path={model}",
@@ -92,8 +108,9 @@ class Bench:
         run = self.folder / arm / str(seed)
         if (run / "learning.json").exists():
             return run
-        own = [f"seed={seed}", f"train.max_steps={self.steps}", "train.keep_published_policies=1000"]
-        command = ["./start_rl_training.sh", *self.overrides(run), *own, "logging.save_steps=10", *ARMS[arm]]
+        own = [f"seed={seed}", f"train.max_steps={self.version(arm, self.steps)}", "logging.save_steps=10"]
+        own += ["train.keep_published_policies=1000", *self.arms[arm]]
+        command = ["./start_rl_training.sh", *self.overrides(run, self.configs.get(arm, "quickstart")), *own]
         print(f"training {arm}, seed {seed}: {run}", flush=True)
         run.mkdir(parents=True, exist_ok=True)
         with (run / "launcher.log").open("a") as log:
@@ -111,8 +128,8 @@ class Bench:
         for step in range(0, self.steps + 1, EVERY):
             if (arm, seed, step) in self.measured():
                 continue
-            policy = PolicyVersion(run_id, step)
-            client.load_weights(policy, policy_path(run, step))
+            policy = PolicyVersion(run_id, self.version(arm, step))
+            client.load_weights(policy, policy_path(run, policy.version))
             request = SampleRequest(
                 problems=[*lessons, *lessons],
                 answers=[""] * 2 * len(lessons),
@@ -124,7 +141,7 @@ class Bench:
                 fixed_seeds=True,
             )
             records = client.sample(request).conversations
-            line = {"arm": arm, "seed": seed, "step": step, **figures(records)}
+            line = {"arm": arm, "seed": seed, "step": step, **self.figures(arm, seed, step, records)}
             with self.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"{arm} {seed} after {step} steps: reward {fmean(line['rewards'].values()):.3f}", flush=True)
@@ -165,6 +182,12 @@ def evaluation_server(bench: Bench) -> Iterator[ClassroomClient]:
             yield ClassroomClient(server.url, log=server.log)
         finally:
             server.stop()
+
+
+def held_out_lessons(models: Path) -> list[str]:
+    """The lessons that no training of these models sees."""
+    path = models / "world" / "lessons_heldout.jsonl"
+    return [json.loads(line)["problem"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def report(lines: Sequence[Mapping]) -> str:
@@ -249,8 +272,7 @@ def main() -> None:
     bench = Bench(arguments.folder.resolve(), arguments.models.resolve(), arguments.steps, arguments.port)
     bench.folder.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
-        path = bench.models / "world" / "lessons_heldout.jsonl"
-        lessons = [json.loads(line)["problem"] for line in path.read_text(encoding="utf-8").splitlines()]
+        lessons = held_out_lessons(bench.models)
         measure(bench, [(arm, seed) for seed in arguments.seeds for arm in arguments.arms], lessons)
     print(report(read_lines(bench.results)))
 

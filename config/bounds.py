@@ -27,6 +27,7 @@ from config.eval_model import EvalConfig, EvalDatasetConfig
 from config.train_rl_model import (
     CorrectionsConfig,
     GuardsConfig,
+    PPOConfig,
     TrainConfig,
     TrainDatasetConfig,
     TrainRLConfig,
@@ -195,6 +196,17 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "max_kl": above(0, COUNT),
         "capacity": at_least(1, COUNT),
         "rows_per_batch": at_least(1, COUNT),
+    },
+    PPOConfig: {
+        "gamma": between(0, 1),
+        "lam": between(0, 1),
+        "value_lam": between(0, 1),
+        "value_learning_rate": at_least(0, 1000),
+        "value_weight": at_least(0, COUNT),
+        "value_clip": above(0, COUNT),
+        "value_warmup_steps": at_least(0, STEPS),
+        "entropy_weight": at_least(0, COUNT),
+        "target_kl": above(0, COUNT),
     },
     TrainDatasetConfig: {"max_train_examples": EXAMPLES},
     GuardsConfig: {

@@ -13,7 +13,7 @@ from config.base import (
     ModelConfig,
     SupervisorModelConfig,
 )
-from config.values import CISPO, CISPO_LARGEST_RATIO, NO_CORRECTIONS, NO_CREDIT, WHOLE
+from config.values import CISPO, CISPO_LARGEST_RATIO, GRPO, NO_CORRECTIONS, NO_CREDIT, TOKENS, WHOLE
 
 
 @dataclass
@@ -59,9 +59,42 @@ class CorrectionsConfig:
 
 
 @dataclass
+class PPOConfig:
+    """PPO's critic, advantages and limits (docs/algorithms.md). Only `algorithm: ppo` reads them.
+
+    `gamma` and `lam` are γ and λ of GAE; a step is a sampled token, or a message (`gae_over`: `tokens`, `turns`).
+    `value_lam` is the λ of what the critic learns: with 1 the returns themselves, without its own earlier values.
+    `whiten_advantages` gives them mean 0 and standard deviation 1 over the batch. With `bootstrap_truncated`, a
+    conversation that was cut because a context was full has the critic's value at its end in place of its reward.
+
+    The critic is a linear head with its own `value_learning_rate`. `value_weight` is its share in the loss;
+    with `center_values` it begins at the mean return of the first batch, and learns the difference from it;
+    `value_clip` limits how far a value moves in one batch (null: no limit); with `train_trunk: false` its gradient
+    ends at the head. In the first `value_warmup_steps` optimizer steps only the head learns. `entropy_weight` rewards
+    entropy. `target_kl` stops the updates on a batch once the policy has moved by so much, in nats per token.
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    value_lam: float = 1.0
+    gae_over: str = TOKENS
+    whiten_advantages: bool = True
+    bootstrap_truncated: bool = True
+    value_learning_rate: float = 1e-4
+    value_weight: float = 0.5
+    center_values: bool = True
+    value_clip: float | None = 0.2
+    train_trunk: bool = True
+    value_warmup_steps: int = 0
+    entropy_weight: float = 0.0
+    target_kl: float | None = None
+
+
+@dataclass
 class TrainConfig:
-    """Options of GRPO. A batch is `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all
-    ranks; each of the `mu` passes over it is one optimizer step.
+    """Options of the training. `algorithm` is `grpo` or `ppo`; the options that only PPO has are in `ppo`. A batch is
+    `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each of the `mu` passes
+    over it is one optimizer step.
 
     `beta` weighs the KL to the initial policy (0: no reference model is loaded). The policy ratio is clipped at 1 −
     `epsilon` and 1 + `epsilon_high`; null means `epsilon`. With `loss_type: cispo`, `epsilon_high` is the largest ratio
@@ -76,6 +109,7 @@ class TrainConfig:
     takes this machine's.
     """
 
+    algorithm: str = GRPO
     number_of_problems_per_batch: int = 16
     num_samples_per_problem: int = 8
     per_device_train_batch_size: int = 2
@@ -102,6 +136,7 @@ class TrainConfig:
     gpu_memory_gib: float | None = None
     turn_credit: TurnCreditConfig = field(default_factory=TurnCreditConfig)
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
 
     @property
     def upper_clip(self) -> float:

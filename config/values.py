@@ -34,6 +34,10 @@ WHOLE, CHANGED = CORRECTION_TARGETS = ("whole", "changed")
 SUPERVISOR_REWARD = "supervisor"
 """The turn reward that is the supervisor's penalty."""
 
+GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
+TOKENS, TURNS = STEP_KINDS = ("tokens", "turns")
+"""What a step of PPO is: a sampled token, or a message."""
+
 OPTIMIZERS = (
     "adamw_torch",
     "adamw_torch_fused",

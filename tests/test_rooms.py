@@ -9,7 +9,7 @@ import pytest
 from config.load import ROOT
 
 ROOMS = (
-    *("launch", "grpo", "sft", "training", "evaluation", "server", "memory", "viewer", "results"),
+    *("launch", "ppo", "grpo", "sft", "training", "evaluation", "server", "memory", "viewer", "results"),
     *("inference_providers", "vllm", "supervision", "message_rules", "toy_language", "classroom", "config", "rollout"),
     *("grading", "models", "system", "errors"),
 )

@@ -1,4 +1,4 @@
-"""A whole GRPO training."""
+"""A whole GRPO training, and one of another algorithm that is built on it."""
 
 import os
 from pathlib import Path
@@ -12,6 +12,11 @@ from src.training.session import training_session
 
 
 def train(config: TrainRLConfig) -> None:
+    """Train the teacher with GRPO; as `train_with`."""
+    train_with(config, ClassroomGRPOTrainer)
+
+
+def train_with(config: TrainRLConfig, trainer: type[ClassroomGRPOTrainer]) -> None:
     """Train the teacher with the running server. Started again on the same `save_dir`, it resumes from the last
     checkpoint.
 
@@ -26,4 +31,4 @@ def train(config: TrainRLConfig) -> None:
         check_adapter("teacher_model", config.teacher_model.model_name_or_path, config.teacher_model.adapter)
     arguments = grpo_config(config, Path(config.logging.save_dir).resolve())  # sets up the process group, too
     with training_session(config) as session:
-        session.run(ClassroomGRPOTrainer(session, arguments))
+        session.run(trainer(session, arguments))

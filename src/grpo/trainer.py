@@ -8,6 +8,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from config.checks import reward_weights
+from config.train_rl_model import TrainRLConfig
 from config.values import PASS
 from src.grpo.trl_hooks import TrlHooks
 from src.models.lora import peft_config
@@ -25,7 +26,7 @@ from src.training.correction_set import CorrectionSet
 from src.training.judge_monitor import JudgeMonitor
 from src.training.model_loading import device_for_weights, models_go_to
 from src.training.row_batch import RowPlanner
-from src.training.sample_batch import ClassroomRollout, reward_column
+from src.training.sample_batch import ClassroomRollout, Planner, reward_column
 from src.training.session import TrainingSession
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
 from src.training.trainer_hooks import AtomicCheckpoints, ConfiguredLearningRate
@@ -55,7 +56,6 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         self.correct_mismatch = config.train.importance_sampling_correction
         self.shuffle_rewards = config.train.shuffle_rewards
         self.correction_weight = config.train.corrections.weight
-        planner = RowPlanner(config)
         rollout = ClassroomRollout(
             {problem.id: problem for problem in session.problems},
             session.client,
@@ -66,7 +66,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
             config.judge_model.max_failed_share,
             JudgeMonitor(config, session.client, session.run_folder),
             environment_of(config).batch_metrics,
-            planner if planner.is_needed else None,
+            self.planner_of(config),
             config.supervisor_model is not None,
             self._keep_corrections,
         )
@@ -88,6 +88,11 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
         self.corrections = self._open_corrections(session)
         if config.train.corrections.mode == PASS:
             self.add_callback(self._passes())
+
+    def planner_of(self, config: TrainRLConfig) -> Planner | None:
+        """What adds a column to each batch; None if there is nothing to add."""
+        planner = RowPlanner(config)
+        return planner if planner.is_needed else None
 
     def _open_corrections(self, session: TrainingSession) -> CorrectionSet | None:
         config, checkpoint = self.run_config, session.checkpoint

@@ -15,8 +15,7 @@ from trl.trainer.utils import pad
 
 from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
 from src.training.checkpoints import EpochOrderSampler
-from src.training.row_batch import padded
-from src.training.sample_batch import ROWS
+from src.training.row_batch import ROWS, padded
 
 TokenRow = tuple[list[int], list[int]]
 """Prompt ids and completion ids."""

@@ -14,7 +14,8 @@ from config.load import to_yaml
 from src.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-METHODS = {"grpo": "the scores of its conversations with a student model", "sft": "conversations of tutors"}
+_PLAYED = "the scores of its conversations with a student model"
+METHODS = {"grpo": _PLAYED, "ppo": _PLAYED, "sft": "conversations of tutors"}
 """Training method → what the model was trained on, as the card says it."""
 _RESULTS = ("reward", "eval_loss", "loss")
 

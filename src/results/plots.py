@@ -19,6 +19,7 @@ from src.results.panels import (
     name_axes,
     trend,
 )
+from src.results.ppo_plot import PPO_PANELS
 from src.results.run_folder import RunData, is_number
 from src.results.supervision_plot import SUPERVISION_PANELS
 from src.system.storage import storage_errors
@@ -253,4 +254,5 @@ _PLOTS: dict[str, tuple[Panel, ...]] = {
     "judge": (_judge_failures, _judge_checks),
     "signal": (_variance, _gradient),
     "supervision": SUPERVISION_PANELS,
+    "ppo": PPO_PANELS,
 }

@@ -29,6 +29,7 @@ FIXED = {
     "train.number_of_problems_per_batch": _BATCH,
     "train.num_samples_per_problem": _BATCH,
     "train.mu": _BATCH,
+    "train.algorithm": _STATE,
     "train.optimizer": _STATE,
     "train.dtype": _STATE,
     "teacher_model.model_name_or_path": _WEIGHTS,
@@ -48,7 +49,10 @@ TAKES_EFFECT = frozenset(
         "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max keep_published_policies "
         "gpu_memory_gib turn_credit.mode turn_credit.weight turn_credit.gamma turn_credit.rewards turn_credit.shuffle "
         "corrections.mode corrections.weight corrections.interval corrections.min_examples corrections.epochs "
-        "corrections.learning_rate corrections.max_kl corrections.capacity corrections.rows_per_batch"
+        "corrections.learning_rate corrections.max_kl corrections.capacity corrections.rows_per_batch "
+        "ppo.gamma ppo.lam ppo.value_lam ppo.gae_over ppo.whiten_advantages ppo.bootstrap_truncated "
+        "ppo.value_learning_rate ppo.value_weight ppo.center_values ppo.value_clip ppo.train_trunk "
+        "ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl"
     ).split()
 ) | {"supervisor_model"}
 """The keys of `train`, and those at the top, that may change. So may all keys of playing, judging, supervising and

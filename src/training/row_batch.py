@@ -18,6 +18,9 @@ from src.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, TrainingRow,
 from src.rollout.trajectory import Trajectory
 from src.training.turn_credit import Credits, group_credits, process_rewards, shuffled
 
+ROWS = "rows"
+"""The rollout column of what supervision adds to each conversation, a `ConversationRows`."""
+
 
 @dataclass(frozen=True)
 class RowBeside:
@@ -46,11 +49,13 @@ class ConversationRows:
 
 
 class RowPlanner:
-    """Finds the rows of each batch.
+    """Finds the rows of each batch: one `ConversationRows` for each conversation.
 
     Args:
         config: turn credit, corrections, and the size of a group.
     """
+
+    column = ROWS
 
     def __init__(self, config: TrainRLConfig):
         train = config.train

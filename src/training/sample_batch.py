@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Protocol
 
-from accelerate import PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 
 from src.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
@@ -22,12 +22,18 @@ from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
 from src.training.context import TrainerContext
 from src.training.judge_monitor import JudgeMonitor
-from src.training.row_batch import RowPlanner
 from src.training.supervision_metrics import supervision_metrics
 
 logger = logging.getLogger(__name__)
-ROWS = "rows"
-"""The rollout column of what supervision adds to each conversation, a `ConversationRows`."""
+
+
+class Planner(Protocol):
+    """Adds a column to a batch: what a trainer has to know of each conversation besides its tokens and its reward."""
+
+    column: str
+
+    def plan(self, accelerator: Accelerator, records: Sequence[Trajectory], step: int) -> list[Any]:
+        """One entry for each of this rank's conversations; all ranks call this together."""
 
 
 class ClassroomRollout:
@@ -40,7 +46,7 @@ class ClassroomRollout:
             verdict or content that the judge refused.
         judge_monitor: checks the judge during the training.
         metrics: computes the environment's own metrics of a batch.
-        planner: finds the rows beside the conversations and the credit of single messages; None if there are none.
+        planner: adds a column, such as the rows beside the conversations; None if there is none to add.
         supervised: whether a supervisor reads the policy's messages.
         on_batch: called with (step, conversations) on every rank, after they were written.
     """
@@ -56,7 +62,7 @@ class ClassroomRollout:
         max_failed_share: float,
         judge_monitor: JudgeMonitor,
         metrics: Callable[[Sequence[Trajectory]], dict[str, float]],
-        planner: RowPlanner | None = None,
+        planner: Planner | None = None,
         supervised: bool = False,
         on_batch: Callable[[int, Sequence[Trajectory]], None] | None = None,
     ):
@@ -103,7 +109,7 @@ class ClassroomRollout:
             self._on_batch(request.step, records)
         columns = to_rollout(records)
         if self._planner is not None:
-            columns[ROWS] = self._planner.plan(trainer.accelerator, records, request.step)
+            columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, request.step)
         return columns
 
     def _request(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleRequest:

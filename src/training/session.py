@@ -102,7 +102,7 @@ class TrainingSession:
             print(describe_learning(write_learning(run_folder, movement)), flush=True)
             if (supervision := write_supervision(run_folder)) is not None:
                 print(describe_supervision(supervision), flush=True)
-            release(run_folder / "model", config, base, "grpo", last_metrics(run_folder))
+            release(run_folder / "model", config, base, config.train.algorithm, last_metrics(run_folder))
 
 
 @contextmanager

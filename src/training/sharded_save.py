@@ -24,6 +24,9 @@ from src.training.context import TrainerContext
 
 logger = logging.getLogger(__name__)
 SHARD_BYTES = 1_000_000_000
+VALUE_HEAD = "value_head"
+"""The name of a critic's module in the model. It belongs to checkpoints, and is in nothing that is published: no engine
+could load it."""
 _ADAPTER = "default"  # PEFT's name for the one that TRL trains
 
 Weights = dict[str, torch.Tensor]
@@ -143,12 +146,16 @@ def gathered_adapter(model: PeftModel, keep: bool) -> Iterator[Weights]:
     from deepspeed import zero
 
     for name, tensor in model.named_parameters():
-        if not tensor.requires_grad:
+        if not tensor.requires_grad or _is_of_critic(name):
             continue
         with zero.GatheredParameters([tensor]):
             if keep:
                 held = {name: tensor.detach().to("cpu", copy=True)}
                 yield get_peft_model_state_dict(model, held, _ADAPTER, save_embedding_layers=False)
+
+
+def _is_of_critic(name: str) -> bool:
+    return VALUE_HEAD in name.split(".")
 
 
 def adapted_layers(model: PreTrainedModel) -> list[LoraLayer]:
@@ -177,7 +184,7 @@ def _saved_tensors(model: PreTrainedModel) -> Weights:
     tensors = {
         name.replace(".base_layer", "") if layers else name: tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
-        if id(tensor) not in learned
+        if id(tensor) not in learned and not _is_of_critic(name)
     }
     tied = set(model.all_tied_weights_keys)
     sources = {id(tensor) for name, tensor in tensors.items() if name not in tied}

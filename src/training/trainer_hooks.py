@@ -41,12 +41,17 @@ class ConfiguredLearningRate(Trainer):
         if not isinstance(scheduler, LambdaLR):
             logger.warning("the scheduler of DeepSpeed's configuration goes on with the checkpoint's learning rate")
             return
-        rate = self.args.learning_rate
-        now = [rate * share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
-        scheduler.base_lrs, scheduler._last_lr = [rate] * len(now), now
+        rates = [self.rate_of(group) for group in scheduler.optimizer.param_groups]
+        shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
+        now = [rate * share for rate, share in zip(rates, shares, strict=True)]
+        scheduler.base_lrs, scheduler._last_lr = rates, now
         for optimizer in (scheduler.optimizer, self.optimizer):  # DeepSpeed wraps one in the other
-            for group, rate_now in zip(optimizer.param_groups, now, strict=True):
+            for group, rate, rate_now in zip(optimizer.param_groups, rates, now, strict=True):
                 group["lr"], group["initial_lr"] = rate_now, rate
+
+    def rate_of(self, group: dict[str, Any]) -> float:
+        """The configured learning rate of a group of the optimizer's parameters."""
+        return self.args.learning_rate
 
 
 class AtomicCheckpoints(Trainer):

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from src.results import plots
+from src.results import plots, ppo_plot
 from src.results.plots import write_plots
 from src.results.rollout_files import write_rollouts
 from src.results.run_folder import load_run
@@ -40,6 +40,7 @@ def line(step: int) -> dict:
         **{"conversation/messages": 9.0, "judge/failed_share": 0.01, "conversation/rejected_share": 0.1},
         **{"mismatch/mean_abs_logprob_diff": 1e-6, "mismatch/k3_kl": 0.0},
         **{"supervision/valid_share": 0.5, "supervision/category/leak": 0.5, "corrections/ce_loss": 1.0},
+        **{"ppo/explained_variance": -7.0 if step == 1 else step / 100, "ppo/value_loss": 0.1, "ppo/approx_kl": 0.01},
         **(checks if step % 10 == 1 else {}),
     )
 
@@ -169,3 +170,9 @@ def test_rollouts_of_all_steps_are_one_table(tmp_path: Path) -> None:
     assert sorted(each for each in table["reward"] if each is not None) == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
     assert table["reward"].count(None) == 6 and table[0]["completion_ids"] == [3]
     assert json.loads(table[0]["verdicts"])[0]["scores"]["forward_progression_score"] == 0.5
+
+
+def test_a_critic_s_first_steps_do_not_hide_the_others(run: Path) -> None:
+    explained = drawn(run, ppo_plot.PPO_PANELS[0])["explained variance"]
+    assert min(value for _, value in explained) == -1 and explained[-1] == (40, pytest.approx(0.38, abs=0.03))
+    assert "ppo.png" in [path.name for path in write_plots(load_run(run))]

@@ -1,4 +1,4 @@
-"""The real GRPO trainer on scripted episodes: no server, no engine, a model of a few thousand weights.
+"""The real trainers, GRPO and PPO, on scripted episodes: no server, no engine, a model of a few thousand weights.
 
 `trainer.batch()` samples, scores and cuts a batch as a training step does, and `loss_and_gradients` computes its loss
 with all micro-batches.
@@ -16,11 +16,13 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
+from config.values import PPO
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Scores, Verdict
 from src.grpo.config import grpo_config
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.models.policy_version import PolicyVersion
+from src.ppo.trainer import ClassroomPPOTrainer
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.tokens import Turn
@@ -104,8 +106,8 @@ class ScriptedClient:
         )
 
 
-class OfflineTrainer(ClassroomGRPOTrainer):
-    """The trainer, with batches from a `ScriptedClient`."""
+class Offline:
+    """A trainer with batches from a `ScriptedClient`."""
 
     def batch(self) -> list[dict[str, Any]]:
         """The micro-batches of one generation, in the order in which they are trained on."""
@@ -129,9 +131,22 @@ class OfflineTrainer(ClassroomGRPOTrainer):
         return total, {name: each.grad.clone() for name, each in self.model.named_parameters() if each.grad is not None}
 
 
+class OfflineTrainer(Offline, ClassroomGRPOTrainer):
+    """GRPO without a server."""
+
+
+class OfflinePPOTrainer(Offline, ClassroomPPOTrainer):
+    """PPO without a server."""
+
+
 def offline_trainer(
-    folder: Path, model: Path, overrides: Sequence[str] = (), play: Any = None, problems: Sequence[Problem] = PROBLEMS
-) -> OfflineTrainer:
+    folder: Path,
+    model: Path,
+    overrides: Sequence[str] = (),
+    play: Any = None,
+    problems: Sequence[Problem] = PROBLEMS,
+    checkpoint: Path | None = None,
+) -> Any:
     """The trainer of `language_tutor` with these overrides, on the tiny model."""
     own = [f"teacher_model.model_name_or_path={model}", f"logging.save_dir={folder}"]
     config = load(TrainRLConfig, "train_rl", [*OVERRIDES, *own, *overrides], check_train_rl)
@@ -145,9 +160,10 @@ def offline_trainer(
         run_folder=folder,
         run_id="run",
         server=None,
-        checkpoint=None,
+        checkpoint=None if checkpoint is None else str(checkpoint),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = OfflineTrainer(session, grpo_config(config, folder))
+    kind = OfflinePPOTrainer if config.train.algorithm == PPO else OfflineTrainer
+    trainer = kind(session, grpo_config(config, folder))
     trainer.publisher.sync_weights = lambda: None
     return trainer

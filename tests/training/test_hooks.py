@@ -11,9 +11,11 @@ from trl import GRPOTrainer
 
 from src.grpo import trl_hooks
 from src.grpo.trainer import ClassroomGRPOTrainer
+from src.ppo import trl_hooks as ppo_hooks
+from src.ppo.trainer import ClassroomPPOTrainer
 from src.training import trainer_hooks
 
-HOOKS = ((trl_hooks, GRPOTrainer), (trainer_hooks, Trainer))
+HOOKS = ((trl_hooks, GRPOTrainer), (ppo_hooks, GRPOTrainer), (trainer_hooks, Trainer))
 METHODS = [(base, name, parameters) for module, base in HOOKS for name, parameters in module.SIGNATURES.items()]
 
 
@@ -37,9 +39,10 @@ def test_every_override_is_in_the_list(module, base):
     assert overridden - {"__doc__", "__init__"} <= set(module.SIGNATURES)
 
 
-def test_no_other_file_overrides_what_is_private():
-    """The trainer itself overrides nothing of TRL but its beginning."""
-    own = {name for name in vars(ClassroomGRPOTrainer) if hasattr(GRPOTrainer, name)}
+@pytest.mark.parametrize(("trainer", "public"), [(ClassroomGRPOTrainer, set()), (ClassroomPPOTrainer, {"save_model"})])
+def test_no_other_file_overrides_what_is_private(trainer, public):
+    """A trainer itself overrides nothing of TRL but its beginning, and what is public."""
+    own = {name for name in vars(trainer) if hasattr(GRPOTrainer, name)} - public
     assert own - {"__doc__", "__module__", "__init__", "__qualname__", "__annotations__"} <= {
         "__abstractmethods__",
         "_abc_impl",
@@ -50,5 +53,5 @@ def test_no_other_file_overrides_what_is_private():
 
 def test_the_attributes_are_still_read_or_set_there():
     source = inspect.getsource(inspect.getmodule(GRPOTrainer))
-    for name in trl_hooks.ATTRIBUTES:
+    for name in {*trl_hooks.ATTRIBUTES, *ppo_hooks.ATTRIBUTES}:
         assert f"self.{name}" in source, name

@@ -56,6 +56,7 @@ OTHERS = {
     "train.number_of_problems_per_batch": "16",
     "train.num_samples_per_problem": "4",
     "train.mu": "2",
+    "train.algorithm": "ppo",
     "train.optimizer": "sgd",
     "train.dtype": "bfloat16",
     "teacher_model.model_name_or_path": "Qwen/Qwen3-0.6B",

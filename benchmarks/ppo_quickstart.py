@@ -1,0 +1,169 @@
+"""Measures PPO against GRPO on the quickstart: both train the same tutor with equal numbers of conversations, and every
+third version is played on held-out lessons. Of PPO's versions it is measured, too, how much of the variance of those
+lessons' rewards their critic explains.
+
+    grpo     the quickstart
+    ppo      config/train_rl/quickstart_ppo.yaml
+    tokens   the same with tokens as steps in place of messages
+    control  PPO with shuffled rewards: it must learn nothing, and its critic must explain nothing
+
+    python -m benchmarks.ppo_quickstart [--folder runs/ppo_arms] [--seeds 1 2] [--batches 30] [--arms grpo ppo …]
+
+It needs the models of `make quickstart-models`. Each training and each measured version is kept in the folder, so the
+same command goes on where it was stopped; with `--report` it only prints what is there.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.supervision_arms import (
+    CONVERSATIONS_PER_STEP,
+    EVERY,
+    Bench,
+    conversations_needed,
+    held_out_lessons,
+    measure_arm,
+)
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.record import ConversationRecord
+from src.models.policy_folder import policy_path
+from src.ppo.advantages import first_tokens, moments
+from src.ppo.losses import explained_variance
+from src.ppo.steps import step_tensors, steps_of
+from src.ppo.trainer import critic_path
+from src.ppo.value_head import HEAD_FILE, ValueHead, read_head
+from src.results.run_folder import read_lines
+from src.training.turn_credit import ProcessRewards
+
+GRPO = "grpo"
+PPO_CONFIG = "quickstart_ppo"
+
+
+class AlgorithmBench(Bench):
+    """The benchmark of supervision with other arms, and with the critic's figures. A step is a batch."""
+
+    arms = {
+        GRPO: [],
+        "ppo": [],
+        "tokens": ["train.ppo.gae_over=tokens"],
+        "control": ["train.shuffle_rewards=true"],
+    }
+    configs = {"ppo": PPO_CONFIG, "tokens": PPO_CONFIG, "control": PPO_CONFIG}
+
+    def version(self, arm: str, step: int) -> int:
+        return step * passes_of(self.configs.get(arm, "quickstart"))
+
+    def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
+        found = super().figures(arm, seed, step, records)
+        if arm == GRPO:
+            return found
+        run, version = self.folder / arm / str(seed), self.version(arm, step)
+        return found | explained(records, policy_path(run, version), critic_of(run, version))
+
+
+@cache
+def passes_of(config: str) -> int:
+    """The optimizer steps on a batch."""
+    return load(TrainRLConfig, "train_rl", ["--config-name", config]).train.mu
+
+
+def critic_of(run: Path, version: int) -> Path:
+    """The head of a policy version: kept with its batch, or, of the last version, in its checkpoint."""
+    kept = critic_path(run, version)
+    return kept if kept.exists() else run / "checkpoints" / f"checkpoint-{version}" / HEAD_FILE
+
+
+def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -> dict[str, float | None]:
+    """How much of the variance of these conversations' rewards a critic explains, with every sampled token as a state,
+    and with the first one of every message."""
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).eval()
+    critic = ValueHead(model.config.get_text_config().hidden_size, model.device)
+    read_head(critic, head)
+    sums = {name: torch.zeros(2, 3, dtype=torch.float64) for name in ("tokens", "turns")}
+    for record in records:
+        if record.reward is None:
+            continue
+        values = values_of(model, critic, record)
+        messages, _, _ = step_tensors([steps_of(record, ProcessRewards([None] * 1000, []), 0.0)], len(values), "cpu")
+        returns = torch.full_like(values, record.reward).unsqueeze(0)
+        for name, mask in (("tokens", messages >= 0), ("turns", first_tokens(messages))):
+            sums[name] += torch.stack([moments(returns - values, mask), moments(returns, mask)])
+    return {f"explained_{name}": explained_variance(*found) for name, found in sums.items()}
+
+
+def values_of(model: torch.nn.Module, critic: ValueHead, record: ConversationRecord) -> torch.Tensor:
+    """The critic's values of the states before each completion token."""
+    ids = torch.tensor([[*record.prompt_ids, *record.completion_ids]])
+    with torch.no_grad():
+        values = critic(model.base_model(input_ids=ids).last_hidden_state[0])
+        return values[len(record.prompt_ids) - 1 : -1]
+
+
+def report(lines: Sequence[Mapping]) -> str:
+    """A table by batches: the mean held-out reward of each arm, and what its critic explains; then the conversations
+    until a held-out reward of 0.90."""
+    by_arm: dict[str, dict[int, dict[int, Mapping]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        by_arm[line["arm"]][line["seed"]][line["step"]] = line
+    arms = [arm for arm in AlgorithmBench.arms if arm in by_arm]
+    out = ["held-out reward, mean over seeds (explained variance over messages, over tokens)"]
+    out.append("batches  " + "".join(f"{arm:>24}" for arm in arms))
+    for step in sorted({line["step"] for line in lines}):
+        cells = [_cell([by_step[step] for by_step in by_arm[arm].values() if step in by_step]) for arm in arms]
+        out.append(f"{step:7}  " + "".join(f"{cell:>24}" for cell in cells))
+    out += ["", "conversations until a held-out reward of 0.90 (interpolated), by seed"]
+    for arm in arms:
+        needed = {seed: conversations_needed(by_step) for seed, by_step in sorted(by_arm[arm].items())}
+        out.append(f"  {arm:10}{ ({seed: value and round(value) for seed, value in needed.items()}) }")
+    out.append(f"({CONVERSATIONS_PER_STEP} conversations in a batch)")
+    return "\n".join(out)
+
+
+def _cell(lines: Sequence[Mapping]) -> str:
+    if not lines:
+        return "–"
+    reward = f"{fmean(fmean(line['rewards'].values()) for line in lines):.3f}"
+    explained = []
+    for name in ("explained_turns", "explained_tokens"):
+        known = [line[name] for line in lines if line.get(name) is not None]
+        explained += [f"{fmean(known):+.2f}"] if known else []
+    return f"{reward} ({', '.join(explained)})" if explained else reward
+
+
+def main() -> None:
+    """Train and measure what is missing, then print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("runs/ppo_arms"))
+    parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--arms", nargs="+", choices=list(AlgorithmBench.arms), default=[GRPO, "ppo"])
+    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--port", type=int, default=8046)
+    parser.add_argument("--report", action="store_true", help="only print what was measured")
+    arguments = parser.parse_args()
+    if not (arguments.models / "sft" / "model").is_dir():
+        sys.exit(f"{arguments.models} has no fine-tuned model: run make quickstart-models, or give --models.")
+    if arguments.batches % EVERY:
+        sys.exit(f"--batches is {arguments.batches}; it must be a multiple of {EVERY}: the last one is measured.")
+    bench = AlgorithmBench(arguments.folder.resolve(), arguments.models.resolve(), arguments.batches, arguments.port)
+    bench.folder.mkdir(parents=True, exist_ok=True)
+    if not arguments.report:
+        lessons = held_out_lessons(bench.models)
+        for seed in arguments.seeds:
+            for arm in arguments.arms:
+                measure_arm(bench, arm, seed, lessons)
+    print(report(read_lines(bench.results)))
+
+
+if __name__ == "__main__":
+    main()

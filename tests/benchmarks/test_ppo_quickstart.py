@@ -1,0 +1,49 @@
+"""The benchmark of PPO: its table, equal numbers of conversations, and what it says of a critic."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.ppo_quickstart import AlgorithmBench, critic_of, explained, report
+from src.ppo.value_head import HEAD_FILE, ValueHead, head_weights, write_head
+from src.rollout.problem import Problem
+from tests.support.offline_trainer import conversation, save_tiny_model
+
+
+def test_a_batch_is_as_many_steps_as_it_has_passes(tmp_path: Path) -> None:
+    bench = AlgorithmBench(tmp_path, tmp_path, 30, 1)
+    assert [bench.version(arm, 6) for arm in ("grpo", "ppo", "control")] == [6, 12, 12]
+
+
+def test_the_table_has_rewards_and_explained_variances() -> None:
+    lines = [
+        {"arm": "grpo", "seed": 1, "step": 3, "rewards": {"a": 0.5, "b": 0.7}},
+        {"arm": "ppo", "seed": 1, "step": 3, "rewards": {"a": 0.5}, "explained_turns": 0.2, "explained_tokens": 0.1},
+        {"arm": "ppo", "seed": 2, "step": 3, "rewards": {"a": 0.9}, "explained_turns": 0.4, "explained_tokens": None},
+    ]
+    printed = report(lines)
+    assert "0.600" in printed and "0.700 (+0.30, +0.10)" in printed
+    assert "grpo" in printed and "{1: None, 2: 0}" in printed
+
+
+def test_a_critic_that_knows_nothing_explains_nothing_and_one_that_is_wrong_less(world: Path, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model", world / "blank")
+    records = [conversation(index, Problem.of("lesson", ""), seed=1) for index in range(6)]
+    records.append(records[0].model_copy(update={"reward": None}))
+    head = ValueHead(32, torch.device("cpu"))
+    head.offset.fill_(0.4)
+    write_head(head_weights(head), tmp_path / HEAD_FILE)
+    found = explained(records, model, tmp_path / HEAD_FILE)
+    assert found == {"explained_tokens": pytest.approx(0, abs=1e-6), "explained_turns": pytest.approx(0, abs=1e-6)}
+    with torch.no_grad():
+        head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    write_head(head_weights(head), tmp_path / HEAD_FILE)
+    assert explained(records, model, tmp_path / HEAD_FILE)["explained_tokens"] < -1
+
+
+def test_the_last_version_s_critic_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    assert critic_of(tmp_path, 12) == tmp_path / "checkpoints" / "checkpoint-12" / HEAD_FILE
+    (tmp_path / "critic").mkdir()
+    (tmp_path / "critic" / "v000012.safetensors").touch()
+    assert critic_of(tmp_path, 12).parent == tmp_path / "critic"

@@ -1,0 +1,42 @@
+"""A server without engines for whole trainings: it answers with scripted conversations, the same ones for any number of
+processes."""
+
+import re
+from collections.abc import Callable
+
+from src.classroom.record import ConversationRecord
+from src.models.policy_version import PolicyVersion
+from src.rollout.problem import Problem
+from src.rollout.requests import SampleRequest, SampleResponse
+from src.server.schemas import Health
+from tests.support.replay_server import WEIGHTS, Replay
+
+
+class ScriptedBatches(Replay):
+    """Plays what `play(step, index, problem)` says; `index` counts over all processes.
+
+    Args:
+        run_folder: the folder of the run that asks.
+    """
+
+    def __init__(self, run_folder: str, play: Callable[[int, int, Problem], ConversationRecord]):
+        health = Health(
+            status="ok",
+            seats={},
+            policy=PolicyVersion("run", 0),
+            run_folder=run_folder,
+            running_requests=[],
+            running_conversations=0,
+            finished_conversations=0,
+        )
+        super().__init__(health, [], lambda _: None)
+        self._play = play
+
+    def _sample(self, request: SampleRequest) -> SampleResponse:
+        rank = int(re.search(r"rank(\d+)of", request.request_id).group(1))
+        problems = [Problem.of(*each) for each in zip(request.problems, request.answers, strict=True)]
+        first = rank * len(problems)
+        records = [self._play(request.step, first + index, problem) for index, problem in enumerate(problems)]
+        return SampleResponse(
+            request_id=request.request_id, policy=request.wanted_policy, conversations=records, reward_weights=WEIGHTS
+        )
