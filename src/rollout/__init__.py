@@ -14,8 +14,15 @@ _HOMES = {
     "Step": "step",
     "HfEngine": "hf_engine",
     "ApiEngine": "api_engine",
+    "Tool": "tools",
+    "ToolLimits": "tools",
+    "tool": "tools",
+    "calculator": "calculator_tool",
 }
-__all__ = ["ApiEngine", "HfEngine", "Rollout", "RolloutSet", "Rollouts", "Step"]  # noqa: F822
+__all__ = [  # noqa: F822
+    *("ApiEngine", "HfEngine", "Rollout", "RolloutSet", "Rollouts", "Step"),
+    *("Tool", "ToolLimits", "calculator", "tool"),
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .calculator import calculator
+from .calculator_tool import calculator
 from .tools import Toolbox, ToolLimits
 
 BUILT_IN_TOOLS = {each.name: each for each in (calculator,)}

@@ -2,13 +2,35 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from .chat_template import Message, encode_chat
-from .engines import Completion, Sampling, TokenEngine
+from .engines import Sampling, TokenEngine
 from .step import WITH_THINKING, Rollout, Step
 from .tokens import TokenBuffer
+from .tool_frame import ToolFrame
+from .tool_turn import SampledMessage, chat_with_tools, sample_with_tools, without_tools
+from .tools import Toolbox
+
+_UNLIMITED = 1_000_000
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a runner, and how its engine's chat template shows them; `frame` is None for an engine without
+    tokens."""
+
+    toolbox: Toolbox
+    frame: ToolFrame | None
+
+    @classmethod
+    def of(cls, engine: Any, toolbox: Toolbox) -> "ToolUse":
+        """The tools for this engine; raises as `ToolFrame` does."""
+        if not has_tokens(engine):
+            return cls(toolbox, None)
+        return cls(toolbox, ToolFrame(engine.tokenizer, engine.frame, toolbox.schemas()))
 
 
 class History(ABC):
@@ -20,8 +42,9 @@ class History(ABC):
 
     opens_thought = False
 
-    def __init__(self, engine: Any, rollout: Rollout):
+    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
         self._engine = engine
+        self._tools = tools
         self._messages: list[Message] = list(rollout.opening)
         self._keeps_thoughts = rollout.settings.history == WITH_THINKING
 
@@ -35,8 +58,8 @@ class History(ABC):
         once for each step."""
 
     @abstractmethod
-    async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """The model's next message; raises the engine's errors."""
+    async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
+        """The model's next message, with its calls of tools; raises the engine's errors."""
 
     def add(self, step: Step) -> None:
         """Add a finished step."""
@@ -47,40 +70,49 @@ class History(ABC):
 class ChatHistory(History):
     """The history of an engine without tokens."""
 
-    def __init__(self, engine: Any, rollout: Rollout):
-        super().__init__(engine, rollout)
+    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
+        super().__init__(engine, rollout, tools)
         self.opens_thought = bool(getattr(engine, "opens_thought", False))
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """No ids."""
         return []
 
-    async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """The model's next message; raises the engine's errors."""
-        return await self._engine.chat(self.messages(prompt), sampling)
+    async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
+        """The model's next message, with its calls of tools; raises the engine's errors."""
+        if self._tools is None:
+            return without_tools(await self._engine.chat(self.messages(prompt), sampling))
+        return await chat_with_tools(self._engine, self.messages(prompt), sampling, self._tools.toolbox)
 
 
 class RenderedHistory(History):
     """A history without thoughts: each prompt is rendered anew from the messages."""
 
-    def __init__(self, engine: Any, rollout: Rollout):
-        super().__init__(engine, rollout)
+    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
+        super().__init__(engine, rollout, tools)
         self.opens_thought = engine.frame.opens_thought
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of all messages and of the generation prompt."""
+        if self._tools is not None:
+            return self._tools.frame.encode_chat(self.messages(prompt))
         return encode_chat(self._engine.tokenizer, self.messages(prompt))
 
-    async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """The model's next message; raises the engine's errors."""
-        return await self._engine.generate(prompt_ids, sampling)
+    async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
+        """The model's next message, with its calls of tools; raises the engine's errors."""
+        if self._tools is None:
+            return without_tools(await self._engine.generate(prompt_ids, sampling))
+        limit = getattr(self._engine, "max_length", _UNLIMITED)
+        room = max(1, limit - len(prompt_ids) - 1)  # one place is kept for an end token that the model may omit
+        frame, toolbox = self._tools.frame, self._tools.toolbox
+        return await sample_with_tools(self._engine, frame, prompt_ids, sampling, toolbox, room)
 
 
 class ContinuedHistory(RenderedHistory):
     """A history with thoughts: one buffer of tokens that only grows. What was sampled is never tokenized again."""
 
-    def __init__(self, engine: Any, rollout: Rollout):
-        super().__init__(engine, rollout)
+    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
+        super().__init__(engine, rollout, tools)
         self._buffer: TokenBuffer | None = None
 
     def prompt_ids(self, prompt: str) -> list[int]:
@@ -105,12 +137,12 @@ class ContinuedHistory(RenderedHistory):
             self._buffer.append_given([end])
 
 
-def history_of(engine: Any, rollout: Rollout) -> History:
-    """The history of a rollout with this engine."""
+def history_of(engine: Any, rollout: Rollout, tools: ToolUse | None = None) -> History:
+    """The history of a rollout with this engine and these tools."""
     if not has_tokens(engine):
-        return ChatHistory(engine, rollout)
+        return ChatHistory(engine, rollout, tools)
     kind = ContinuedHistory if rollout.settings.history == WITH_THINKING else RenderedHistory
-    return kind(engine, rollout)
+    return kind(engine, rollout, tools)
 
 
 def has_tokens(engine: Any) -> bool:

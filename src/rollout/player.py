@@ -16,8 +16,8 @@ from ..errors import (
     RequestTooLong,
     RolloutsStopped,
 )
-from .engines import Completion, Sampling
-from .histories import History, history_of
+from .engines import Sampling
+from .histories import History, ToolUse, history_of
 from .starts import check_text, derive_seed
 from .step import (
     BY_STOP,
@@ -38,6 +38,7 @@ from .step import (
 )
 from .text import without_surrogates
 from .thoughts import split_message
+from .tool_turn import SampledMessage
 
 NextPrompt = Callable[[Rollout, int], str | None | Awaitable[str | None]]
 Stop = Callable[[Rollout, Step], bool | str | None | Awaitable[bool | str | None]]
@@ -70,13 +71,21 @@ class Player:
 
     Args:
         show: is called with the rollout after each of its steps, and when it has ended.
+        tools: what the model may call; None for no tools.
     """
 
-    def __init__(self, engine: Any, rollout: Rollout, functions: Functions, show: Callable[[Rollout], None]):
+    def __init__(
+        self,
+        engine: Any,
+        rollout: Rollout,
+        functions: Functions,
+        show: Callable[[Rollout], None],
+        tools: ToolUse | None = None,
+    ):
         self._engine = engine
         self._functions = functions
         self._show = show
-        self._history: History = history_of(engine, rollout)
+        self._history: History = history_of(engine, rollout, tools)
         self.rollout = rollout
 
     async def play(self) -> Rollout:
@@ -199,7 +208,7 @@ class Player:
 
 
 def _step_of(
-    answer: Completion,
+    answer: SampledMessage,
     number: int,
     prompt: str,
     messages: tuple[dict[str, str], ...],
@@ -222,12 +231,13 @@ def _step_of(
         thought_state=split.state,
         prompt_ids=tuple(prompt_ids),
         ids=tuple(answer.ids),
-        mask=(1,) * len(answer.ids),
+        mask=answer.mask,
         logprobs=tuple(answer.logprobs),
-        tokens=answer.tokens,
+        tokens=answer.sampled,
         finish_reason=STOP if answer.ended else LENGTH,
         policy=answer.policy,
         seed=seed,
         started=started,
         finished=time.time(),
+        tool_calls=answer.calls,
     )

@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError, RolloutsStopped
+from .histories import ToolUse
 from .player import Functions, NextPrompt, Player, Reward, Stop
 from .rollout_set import RolloutSet
 from .starts import Prompt, rollouts_of, starts_of
 from .step import HISTORIES, NO_NEXT_PROMPT, WITHOUT_THINKING, Rollout, Settings
+from .tools import Tool, Toolbox, ToolLimits
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ class Rollouts:
         system: a system message for all prompts that bring none.
         temperature, top_p, top_k, max_tokens: how each message is sampled; top_k −1 takes all tokens.
         concurrency: the most rollouts in play at a time.
+        tools: what the model may call in its messages: `Tool`s, or functions to make tools of.
+        tool_limits: the limits of the calls in one message.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -54,7 +58,8 @@ class Rollouts:
         top_k: int = -1,
         max_tokens: int = 1024,
         concurrency: int = 256,
-        tools: Sequence[Any] = (),
+        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tool_limits: ToolLimits | None = None,
     ):
         if not (hasattr(engine, "generate") or hasattr(engine, "chat")):
             raise ConfigError(f"{engine!r} is no engine: it has neither generate nor chat.")
@@ -62,8 +67,7 @@ class Rollouts:
             raise ConfigError(f"seed is {seed!r}; it must be an integer of at least 0.")
         if not _is_count(concurrency):
             raise ConfigError(f"concurrency is {concurrency!r}; it must be an integer of at least 1.")
-        if tools:
-            raise ConfigError("tools cannot be given yet.")
+        self._tools = _tool_use(engine, tools, tool_limits)
         self._engine = engine
         self._system = system
         self._seed = seed
@@ -152,7 +156,7 @@ class Rollouts:
                     self._played[place] = changed
 
                 async with slots:
-                    await Player(self._engine, rollout, functions, show).play()
+                    await Player(self._engine, rollout, functions, show, self._tools).play()
 
             tasks = [asyncio.create_task(play(place, *each)) for place, each in enumerate(plays)]
             try:
@@ -185,6 +189,15 @@ class Rollouts:
         )
         explained.done = done
         return explained
+
+
+def _tool_use(engine: Any, tools: Sequence[Any], limits: ToolLimits | None) -> ToolUse | None:
+    if not tools:
+        return None
+    try:
+        return ToolUse.of(engine, Toolbox(tools, limits))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
 
 
 async def _cancel(tasks: Sequence[asyncio.Task]) -> None:

@@ -10,6 +10,7 @@ its square.
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,7 @@ def _refuse_what_is_not_json(rollout: Rollout) -> None:
 
 def _tool_calls(rollout: Rollout) -> Iterator[tuple[str, Any]]:
     for step in rollout.steps:
-        yield f"tool_calls of step {step.index}", list(step.tool_calls)
+        yield f"tool_calls of step {step.index}", [asdict(call) for call in step.tool_calls]
 
 
 def _floats(rollout: Rollout) -> Iterator[tuple[str, float | None]]:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from ..models.policy_version import PolicyVersion
 from .chat_template import Message
 from .thoughts import CUT
+from .tools import ToolCall
 
 WITH_THINKING, WITHOUT_THINKING = "with_thinking", "without_thinking"
 HISTORIES = (WITH_THINKING, WITHOUT_THINKING)
@@ -49,7 +50,7 @@ class Step:
         index: its position in the rollout, from 0.
         prompt: the user message.
         messages: what the model saw, the prompt included: {"role", "content"}, in order.
-        text: what the model wrote, with thoughts and special tokens, without the end token.
+        text: what the model wrote, with thoughts and special tokens, without the end token and the calls of tools.
         content: what it said: the text without thoughts. A thought that was never closed is no part of it.
         thought: what it thought, without tags; None if it did not think.
         thought_state: `closed`, `opened` (by the prompt, closed by the model), `cut` (never closed), or `absent`.
@@ -81,7 +82,7 @@ class Step:
     seed: int
     started: float
     finished: float
-    tool_calls: tuple[dict[str, Any], ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.ids), len(self.mask), len(self.logprobs)}

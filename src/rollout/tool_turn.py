@@ -51,6 +51,13 @@ class SampledMessage:
     answers: tuple[Completion, ...]
 
 
+def without_tools(answer: Completion) -> SampledMessage:
+    """The answer of a model without tools, as a message."""
+    ids = tuple(answer.ids)
+    tokens = (ids, (1,) * len(ids), tuple(answer.logprobs), answer.text, ())
+    return SampledMessage(*tokens, answer.ended, answer.tokens, answer.policy, answer.weights, (answer,))
+
+
 async def sample_with_tools(
     engine: TokenEngine,
     frame: ToolFrame,

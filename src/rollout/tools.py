@@ -98,7 +98,7 @@ class Tool:
         function: plain or async, with typed parameters. What it returns is shown to the model: a text as it is,
             everything else as JSON. An async function must await whatever takes long. A plain one runs in a thread of
             its own: after a time-out it is left behind there, because Python cannot end a thread. Work that may run for
-            ever belongs into a process, as in calculator.py.
+            ever belongs into a process, as in calculator_tool.py.
         name: the function's own name, if None.
         description: the docstring before `Args:`, if None. What `Args:` says of a parameter becomes its description.
         parameters: the JSON schema of the arguments; made from the signature if None.

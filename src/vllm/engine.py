@@ -63,6 +63,11 @@ class VllmEngine(EngineProcess):
         return self._adapter.current
 
     @property
+    def max_length(self) -> int:
+        """The length of the model's context, in tokens."""
+        return self._model.vllm.max_length
+
+    @property
     def stop_ids(self) -> list[int]:
         """The tokens that end a turn."""
         return self._stop_ids

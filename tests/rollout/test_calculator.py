@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from src.rollout import calculator_worker
-from src.rollout.calculator import Calculator
+from src.rollout.calculator_tool import Calculator
 from src.rollout.calculator_worker import FUNCTIONS, Mistake, compute
 from src.rollout.tools import ToolFailure
 
@@ -192,7 +192,7 @@ def test_a_worker_that_died_is_replaced() -> None:
 
 def test_a_worker_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
     program = (
-        "import asyncio, os, signal; from src.rollout.calculator import Calculator; c = Calculator(); "
+        "import asyncio, os, signal; from src.rollout.calculator_tool import Calculator; c = Calculator(); "
         "asyncio.run(c.compute('1')); print(*c.pids, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)

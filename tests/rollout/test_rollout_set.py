@@ -17,6 +17,7 @@ from src.models.policy_version import PolicyVersion
 from src.rollout import Rollout, RolloutSet, Step
 from src.rollout.set_files import SCHEMA_VERSION, columns
 from src.rollout.step import End, Settings
+from src.rollout.tools import ToolCall
 
 SETTINGS = Settings("HfEngine tiny", "without_thinking", 50, 1.0, 0.9, -1, 64)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -31,6 +32,9 @@ JSON = st.recursive(
 META = st.dictionaries(TEXT, JSON, max_size=3)
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}), max_size=3
+)
+CALLS = st.builds(
+    ToolCall, TEXT, TEXT, META, TEXT, TEXT, st.none() | TEXT, FLOATS, st.integers(0, 99), st.integers(0, 9)
 )
 POLICIES = st.none() | st.builds(PolicyVersion, TEXT, st.integers(0, 10**6))
 
@@ -63,7 +67,7 @@ def steps(draw: st.DrawFn, index: int, before: Step | None) -> Step:
         seed=draw(SEEDS),
         started=draw(FLOATS),
         finished=draw(FLOATS),
-        tool_calls=tuple(draw(st.lists(META, max_size=2))),
+        tool_calls=tuple(draw(st.lists(CALLS, max_size=2))),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from src.errors import ConfigError, ContextOverflow, DataError, EngineFailure, ProviderFailure, RolloutsStopped
-from src.rollout import Rollouts, RolloutSet
+from src.rollout import Rollouts, RolloutSet, ToolLimits, calculator
 from src.rollout.engines import Completion
 from src.rollout.problem import Problem
 from src.rollout.starts import derive_seed
@@ -79,6 +79,55 @@ def test_tokens_of_a_history_with_thoughts_are_those_that_were_sampled(tiny_toke
         step.index for step in rollout.steps for _ in step.ids
     ]
     assert all(logprob == 0 for logprob, mask in zip(row.logprobs, row.mask, strict=True) if not mask)
+
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'
+
+
+def asks_the_calculator(prompt: str) -> str:
+    """Calls the calculator first, and answers once its result is the last that it sees."""
+    return "It is 42." if prompt.rstrip().rpartition("user")[2].count("<tool_response>") else f"Let me see. {CALL}"
+
+
+@pytest.mark.parametrize("history", ["with_thinking", "without_thinking"])
+def test_a_step_holds_its_calls_and_their_results_are_not_trained_on(history: str, tiny_tokenizer) -> None:
+    engine = ScriptedEngine(tiny_tokenizer, asks_the_calculator)
+    runner = Rollouts(engine, max_steps=2, history=history, max_tokens=200, tools=[calculator])
+    done = run(runner, ["What is 6*7?"], next_prompt=always)
+    (rollout,) = done
+    for step in rollout.steps:
+        (call,) = step.tool_calls
+        assert (call.name, call.arguments, call.result, call.error) == ("calculator", {"expression": "6*7"}, "42", None)
+        assert step.content == "Let me see. It is 42."
+        given = [token for token, sampled in zip(step.ids, step.mask, strict=True) if not sampled]
+        assert "42" in tiny_tokenizer.decode(given) and "6*7" not in tiny_tokenizer.decode(given)
+        sampled = [token for token, sampled in zip(step.ids, step.mask, strict=True) if sampled]
+        assert step.tokens == len(sampled) < len(step.ids)
+        assert all(logprob == 0 for logprob, sampled in zip(step.logprobs, step.mask, strict=True) if not sampled)
+    sampled = [token for row in done.rows() for token, mask in zip(row.completion_ids, row.mask, strict=True) if mask]
+    assert sampled == [token for _, _, answer in engine.calls for token in answer.ids]
+    assert "calculator" in tiny_tokenizer.decode(rollout.steps[0].prompt_ids), "the prompt lists the tools"
+
+
+def test_a_model_without_tokens_calls_tools_in_words() -> None:
+    engine = ScriptedChat(lambda messages: asks_the_calculator(f"user {messages[-1]['content']}"))
+    (rollout,) = run(Rollouts(engine, tools=[calculator]), ["What is 6*7?"])
+    (call,) = rollout.last.tool_calls
+    assert call.result == "42" and rollout.last.content.endswith("It is 42.") and rollout.last.ids == ()
+    assert "calculator" in engine.calls[0][0][0]["content"] and "42" in engine.calls[1][0][-1]["content"]
+
+
+def test_calls_above_the_limit_are_refused_and_recorded(tiny_tokenizer) -> None:
+    engine = ScriptedEngine(tiny_tokenizer, lambda prompt: CALL)
+    runner = Rollouts(engine, max_tokens=400, tools=[calculator], tool_limits=ToolLimits(calls=2))
+    (rollout,) = run(runner, ["Go on."])
+    assert [call.error for call in rollout.last.tool_calls][:3] == [None, None, "limit"]
+
+
+@pytest.mark.parametrize("tools", [[len], [calculator, calculator], [lambda x: x]])
+def test_what_is_no_tool_is_refused(tools) -> None:
+    with pytest.raises(ConfigError):
+        Rollouts(ScriptedChat(echo), tools=tools)
 
 
 def test_a_cut_message_is_closed_before_the_next_prompt(tiny_tokenizer) -> None:

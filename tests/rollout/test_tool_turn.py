@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from src.models.policy_version import PolicyVersion
-from src.rollout.calculator import calculator
+from src.rollout.calculator_tool import calculator
 from src.rollout.chat_template import ReplyFrame
 from src.rollout.engines import Completion, Sampling
 from src.rollout.thoughts import visible_text
