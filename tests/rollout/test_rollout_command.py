@@ -93,9 +93,7 @@ def test_a_mistake_is_named(
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("next_promt\n")
     Path("empty.py").write_text("a = 1\n")
-    status = main(
-        ["--model", str(tiny_model), "--device", "cpu", "--data", str(data), "--quiet", *options]
-    )
+    status = main(["--model", str(tiny_model), "--device", "cpu", "--data", str(data), "--quiet", *options])
     assert status == 2 and words in capsys.readouterr().err
 
 
