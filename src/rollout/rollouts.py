@@ -36,6 +36,7 @@ class Rollouts:
         system: a system message for all prompts that bring none.
         temperature, top_p, top_k, max_tokens: how each message is sampled; top_k −1 takes all tokens.
         concurrency: the most rollouts in play at a time.
+        tools: must be empty still.
 
     Raises:
         ConfigError: if a value is out of range.
