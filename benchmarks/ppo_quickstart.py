@@ -31,7 +31,7 @@ from benchmarks.supervision_arms import (
     Bench,
     conversations_needed,
     held_out_lessons,
-    measure_arm,
+    measure,
 )
 from config.load import load
 from config.train_rl_model import TrainRLConfig
@@ -159,9 +159,7 @@ def main() -> None:
     bench.folder.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
         lessons = held_out_lessons(bench.models)
-        for seed in arguments.seeds:
-            for arm in arguments.arms:
-                measure_arm(bench, arm, seed, lessons)
+        measure(bench, [(arm, seed) for seed in arguments.seeds for arm in arguments.arms], lessons)
     print(report(read_lines(bench.results)))
 
 

@@ -13,20 +13,13 @@ _TURN_START, _TURN_END, _PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
 
 
 def write_tiny_chat_model(
-    folder: str | Path,
-    texts: Iterable[str] = (),
-    *,
-    phrases: Iterable[str] = (),
-    vocabulary: int = 512,
-    context: int = 4096,
-    seed: int = 0,
+    folder: str | Path, texts: Iterable[str] = (), *, vocabulary: int = 512, context: int = 4096, seed: int = 0
 ) -> Path:
     """Write tokenizer and model into a folder, for transformers and vLLM alike.
 
     Args:
         texts: what the tokenizer's tokens are learned from; any other text can be encoded, too.
-        phrases: texts that are one token each, such as calls of tools, which random weights would never spell.
-        vocabulary: the most tokens besides those.
+        vocabulary: the most tokens.
         context: the length of the model's context in tokens.
         seed: equal seeds give equal weights.
 
@@ -54,7 +47,6 @@ def write_tiny_chat_model(
         clean_up_tokenization_spaces=False,
         model_max_length=context,
     )
-    tokenizer.add_tokens(list(phrases))
     tokenizer.chat_template = _CHAT_TEMPLATE
     config = Qwen3Config(
         vocab_size=len(tokenizer),
