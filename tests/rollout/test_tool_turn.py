@@ -286,6 +286,19 @@ def test_a_model_behind_an_api_has_the_same_limits(tokens: int) -> None:
     assert message.calls[-1].error == "limit" and all(each.max_tokens >= 1 for _, each in engine.calls)
 
 
+def test_calls_in_a_message_that_was_cut_are_not_run() -> None:
+    """An API may cut a message before its limit."""
+    engine = TextLines(f"So. {call(a=1)} and")
+    whole = engine.chat
+
+    async def cut(messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion:
+        return replace(await whole(messages, sampling), ended=False)
+
+    engine.chat = cut
+    message = asyncio.run(chat_with_tools(engine, [system("Teach.")], SAMPLING, Toolbox([add], LIMITS)))
+    assert len(message.answers) == 1 and message.calls[0].error == "limit" and not message.ended
+
+
 # Fuzz ----------------------------------------------------------------------------------------------------------------
 
 RAN: list[str] = []
