@@ -124,7 +124,7 @@ def report(lines: Sequence[Mapping]) -> str:
     out += ["", "conversations until a held-out reward of 0.90 (interpolated), by seed"]
     for arm in arms:
         needed = {seed: conversations_needed(by_step) for seed, by_step in sorted(by_arm[arm].items())}
-        out.append(f"  {arm:10}{ ({seed: value and round(value) for seed, value in needed.items()}) }")
+        out.append(f"  {arm:10}{ ({seed: None if value is None else round(value) for seed, value in needed.items()}) }")
     out.append(f"({CONVERSATIONS_PER_STEP} conversations in a batch)")
     return "\n".join(out)
 
