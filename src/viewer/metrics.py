@@ -33,6 +33,8 @@ _PREFIXES = (
     "heldout/",
     "supervision/",
     "corrections/",
+    "ppo/",
+    "tools/",
 )
 _RARE = ("guard/", "corrections/pass_")
 """Metrics of few steps: checks of the judge, and supervised passes."""

@@ -4,8 +4,9 @@ import { get, link } from "./api.js";
 import { chart } from "./charts.js";
 import { el, show } from "./dom.js";
 import { dollars, number, percent, seconds, signed, topOf, words } from "./format.js";
-import { supervisionCharts } from "./supervision.js";
 import { guardCard, guardCharts } from "./guards.js";
+import { ppoCharts } from "./ppo.js";
+import { supervisionCharts } from "./supervision.js";
 
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
 const COST = "/run_cost_usd";
@@ -95,6 +96,7 @@ function drawCharts(metrics, run) {
     series["conversation/teacher_tokens"] && chart("Length", steps, line(["conversation/teacher_tokens"], ["teacher's tokens per conversation"]), { range: [0, null], pick }),
     series["frac_reward_zero_std"] && chart("Groups without variance", steps, line(["frac_reward_zero_std"], ["share of groups"]), { range: [0, 1], format: percent, note: "They teach nothing: all their conversations were worth the same.", pick }),
     ...supervisionCharts(steps, series, pick),
+    ...ppoCharts(steps, series, pick),
     ...guardCharts(steps, series, pick),
     series["mismatch/mean_abs_logprob_diff"] && chart("Engine against trainer", steps, line(["mismatch/mean_abs_logprob_diff"], ["mean difference of log-probs"]), { range: [0, null] }),
   ];
