@@ -86,7 +86,9 @@ def critic_of(run: Path, version: int) -> Path:
 def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -> dict[str, float | None]:
     """How much of the variance of these conversations' rewards a critic explains, with every sampled token as a state,
     and with the first one of every message."""
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        policy, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
     critic = ValueHead(model.config.get_text_config().hidden_size, model.device)
     read_head(critic, head)
     sums = {name: torch.zeros(2, 3, dtype=torch.float64) for name in ("tokens", "turns")}

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_the_worker_gives_the_same_answers_and_stays(calculator: Calculator) -> 
     (pid,) = calculator.pids
     assert answers[: len(RIGHT)] == list(RIGHT.values())
     for said, found in zip(WRONG.values(), answers[len(RIGHT) :], strict=True):
-        assert isinstance(found, ToolFailure) and said in str(found)
+        assert isinstance(found, ToolFailure) and re.search(said, str(found))
     assert calculator.given_up == 0 and calculator.pids == [pid]
 
 

@@ -62,7 +62,13 @@ def test_an_epoch_has_as_many_steps_as_trl_makes_of_it(problems, per_batch, grou
     sampler = RepeatSampler(range(problems), group, per_batch, mu * micro_batches, shuffle=False)
     loaded = len(sampler) // (per_batch * micro_batches)
     steps = loaded // micro_batches * epochs
-    train = TrainConfig(per_batch, group, per_device_train_batch_size=per_batch, mu=mu, epochs=epochs)
+    train = TrainConfig(
+        number_of_problems_per_batch=per_batch,
+        num_samples_per_problem=group,
+        per_device_train_batch_size=per_batch,
+        mu=mu,
+        epochs=epochs,
+    )
     assert run_length(train, problems).steps == steps
 
 

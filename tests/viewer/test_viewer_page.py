@@ -301,7 +301,7 @@ def test_a_server_with_engines_shows_its_run_and_lets_its_tutor_be_talked_to(
     browser.open(f"{server.client.url}/#/conversation?where=now&id={played.id}")
     said = [turn.text.strip() for turn in played.turns]
     browser.wait(lambda: len(browser.all(".message")) == len(said), "its messages")
-    shown = [each.get_property("textContent") for each in browser.all(".message .said .text")]
+    shown = [each.get_property("textContent").strip() for each in browser.all(".message .said .text")]
     assert shown == [text for text in said if text]
     browser.click(".actions a", "Take this lesson yourself")
     for messages in (1, 3):
