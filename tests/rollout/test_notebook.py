@@ -42,7 +42,6 @@ def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     shown = str([cell.get("outputs") for cell in notebook.cells])
     assert "8 rollouts on 2 prompts" in shown and "image/png" in shown
-    assert "name='calculator'" in shown and "25.5" in shown, "the model called the calculator"
     assert (tmp_path / "runs/guesses.parquet").is_file() and (tmp_path / "runs/plots/rewards.png").is_file()
 
 
