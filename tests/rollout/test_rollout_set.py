@@ -31,7 +31,8 @@ JSON = st.recursive(
 )
 META = st.dictionaries(TEXT, JSON, max_size=3)
 MESSAGES = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}), max_size=3
+    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant"]), TEXT),
+    max_size=3,
 )
 CALLS = st.builds(
     ToolCall, TEXT, TEXT, META, TEXT, TEXT, st.none() | TEXT, FLOATS, st.integers(0, 99), st.integers(0, 9)
