@@ -1,6 +1,8 @@
 """The rooms of src/, from the roof to the ground: a room imports only from rooms below it."""
 
 import ast
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -98,3 +100,23 @@ def test_rooms_of_the_library_import_each_other_relatively(module):
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     absolute = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
     assert not {name for name in absolute if name.split(".")[0] in ("src", "config")}
+
+
+def test_the_pure_core_imports_neither_torch_nor_vllm_nor_deepspeed():
+    modules = sorted(f"config.{path.stem}" for path in (ROOT / "config").glob("[a-z]*.py"))
+    modules += [
+        "src.classroom.conversation",
+        "src.classroom.verdicts",
+        "src.classroom.rewards",
+        "src.classroom.setup",
+        "src.rollout.tokens",
+        "src.server.schemas",
+        "src.rollout.datasets",
+    ]
+    script = (
+        f"import sys, {', '.join(modules)}\n"
+        "heavy = {'torch', 'vllm', 'deepspeed', 'transformers', 'trl', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

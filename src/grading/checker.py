@@ -10,10 +10,9 @@ import json
 import logging
 import multiprocessing
 import os
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 
 from ..errors import EngineFailure
+from ..system.worker_pool import WorkerPool
 from .forms import Pair, compare_as_text, extract_boxed
 from .worker import READY, serve
 
@@ -34,11 +33,7 @@ class AnswerChecker:
         self.given_up = 0
         self._ended = False
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="answers")
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._workers = [_Worker(timeout_s) for _ in range(workers)]
-        for worker in self._workers:
-            self._idle.put(worker)
+        self._pool: WorkerPool[list[Pair], bool] = WorkerPool([_Worker(timeout_s) for _ in range(workers)], "answers")
 
     async def is_correct(self, solution: str, answer: str) -> bool:
         """Whether the boxed answer of a solution equals the reference `answer`, which may be boxed or not.
@@ -52,26 +47,20 @@ class AnswerChecker:
         decided = compare_as_text(boxed, answer)
         if isinstance(decided, bool):
             return decided
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, decided)
+        return await asyncio.get_running_loop().run_in_executor(self._pool.threads, self._ask, decided)
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the running workers."""
-        return [worker.process.pid for worker in self._workers if worker.process is not None]
+        return self._pool.pids
 
     def shutdown(self) -> None:
         """End all workers. Comparisons that are running fail with `EngineFailure`; those that wait are cancelled."""
         self._ended = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.kill()
+        self._pool.shutdown()
 
     def _ask(self, question: list[Pair]) -> bool:
-        worker = self._idle.get()
-        try:
-            equal = worker.ask(question)
-        finally:
-            self._idle.put(worker)
+        equal = self._pool.ask(question)
         if self._ended:
             raise EngineFailure("The processes that compare answers were ended while this program shuts down.")
         if equal is None:

@@ -1,14 +1,22 @@
 """A chat model with random weights of 0.2 M parameters, made in a second: for notebooks and tests that need a model's
 tokens, but not its sense."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 _CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
+_SIZES = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+}
 _TURN_START, _TURN_END, _PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
 
 
@@ -26,9 +34,8 @@ def write_tiny_chat_model(
     Returns:
         The folder.
     """
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -48,14 +55,26 @@ def write_tiny_chat_model(
         model_max_length=context,
     )
     tokenizer.chat_template = _CHAT_TEMPLATE
+    untrained_qwen3(tokenizer, _SIZES, context, seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Path(folder)
+
+
+def untrained_qwen3(
+    tokenizer: "PreTrainedTokenizerBase", sizes: Mapping[str, int], context: int, seed: int
+) -> "Qwen3ForCausalLM":
+    """A Qwen3 with random weights in float32; equal seeds give equal weights.
+
+    Args:
+        sizes: widths and numbers of layers and heads, as `Qwen3Config` takes them.
+        context: the length of its context in tokens.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
+        **sizes,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -65,6 +84,4 @@ def write_tiny_chat_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return Path(folder)
+        return Qwen3ForCausalLM(config)

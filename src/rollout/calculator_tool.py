@@ -12,11 +12,10 @@ import select
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 from ..errors import EngineFailure
+from ..system.worker_pool import WorkerPool
 from .calculator_worker import LONGEST
 from .tools import Tool, ToolFailure
 
@@ -36,11 +35,9 @@ class Calculator:
 
     def __init__(self, timeout_s: float = 2.0, workers: int = min(2, os.cpu_count() or 1)):
         self.given_up = 0
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="calculator")
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._workers = [_Worker(timeout_s) for _ in range(workers)]
-        for worker in self._workers:
-            self._idle.put(worker)
+        self._pool: WorkerPool[str, dict[str, str]] = WorkerPool(
+            [_Worker(timeout_s) for _ in range(workers)], "calculator"
+        )
         atexit.register(self.shutdown)
 
     async def compute(self, expression: str) -> str:
@@ -53,26 +50,20 @@ class Calculator:
         """
         if len(expression) > LONGEST:  # as the worker would say; a text without end does not reach it
             raise ToolFailure(f"it has {len(expression)} characters, and {LONGEST} are the most")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, expression)
+        return await asyncio.get_running_loop().run_in_executor(self._pool.threads, self._ask, expression)
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the running workers."""
-        return [worker.process.pid for worker in self._workers if worker.process is not None]
+        return self._pool.pids
 
     def shutdown(self) -> None:
         """End all workers."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.kill()
+        self._pool.shutdown()
         atexit.unregister(self.shutdown)
 
     def _ask(self, expression: str) -> str:
-        worker = self._idle.get()
-        try:
-            answer = worker.ask(expression)
-        finally:
-            self._idle.put(worker)
+        answer = self._pool.ask(expression)
         if answer is None:
             self.given_up += 1
             logger.warning("the calculator gave up on %.200r (%d so far)", expression, self.given_up)

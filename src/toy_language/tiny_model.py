@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.classroom.conversation import END_OF_CONVERSATION
+from src.models.tiny_chat_model import untrained_qwen3
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 VOCABULARY = 1024
 CONTEXT = 1024
+_SIZES = {
+    **{"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+}
 TURN_START, TURN_END, PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
 
 _ENDINGS = "(?<=[a-z]{3})(?:ed|s)(?![a-z])"
@@ -65,27 +70,7 @@ def train_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
 
 def untrained_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen3ForCausalLM":
     """A Qwen3 of 0.9 M parameters in float32. Its weights are random; equal seeds give equal weights."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config)
+    return untrained_qwen3(tokenizer, _SIZES, CONTEXT, seed)
 
 
 def save_blank(folder: Path, texts: Iterable[str], seed: int) -> None:

@@ -300,7 +300,7 @@ if __name__ == "__main__":
     checker = AnswerChecker(timeout_s=1.0, workers=1)
     asyncio.run(checker.is_correct("\\\\boxed{x+1}", "1+x"))
     print(checker.pids[0], flush=True)
-    checker._workers[0]._pipe.send_bytes(json.dumps([(sys.argv[1], "1")]).encode())
+    checker._pool._workers[0]._pipe.send_bytes(json.dumps([(sys.argv[1], "1")]).encode())
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

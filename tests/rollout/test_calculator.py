@@ -168,11 +168,11 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced() -> None:
         assert asyncio.run(calculator.compute("1+1")) == "2"
         (pid,) = calculator.pids
         os.kill(pid, signal.SIGSTOP)  # as one that computes for ever
-        calculator._workers[0]._timeout_s = 0.05
+        calculator._pool._workers[0]._timeout_s = 0.05
         with pytest.raises(TimeoutError):
             asyncio.run(calculator.compute("1+1"))
         assert stopped(pid) and calculator.given_up == 1
-        calculator._workers[0]._timeout_s = 60
+        calculator._pool._workers[0]._timeout_s = 60
         assert asyncio.run(calculator.compute("1+2")) == "3" and calculator.pids != [pid]
     finally:
         calculator.shutdown()
@@ -185,7 +185,7 @@ def test_a_worker_that_died_is_replaced() -> None:
         asyncio.run(calculator.compute("1"))
         (pid,) = calculator.pids
         os.kill(pid, signal.SIGKILL)
-        calculator._workers[0].process.wait()
+        calculator._pool._workers[0].process.wait()
         assert asyncio.run(calculator.compute("1+2")) == "3"
     finally:
         calculator.shutdown()

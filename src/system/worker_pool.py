@@ -1,0 +1,59 @@
+"""A pool of worker processes that answer one question at a time, and that can be killed."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+Question = TypeVar("Question", contravariant=True)
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Worker(Protocol[Question, Answer]):
+    """One worker. `process` has a `pid`, and is None while no process runs."""
+
+    process: Any
+
+    def ask(self, question: Question) -> Answer | None:
+        """The answer; None if the process died, or was killed because it took too long. Starts it if need be."""
+
+    def kill(self) -> None:
+        """Kill the process, if it runs."""
+
+
+class WorkerPool(Generic[Question, Answer]):
+    """Workers, each of which answers one question at a time; further questions wait for their turn.
+
+    Args:
+        workers: none of them needs to run yet.
+        name: the name of the threads that wait for answers.
+
+    Attributes:
+        threads: the threads that `ask` is to be called in: as many as there are workers.
+    """
+
+    def __init__(self, workers: Sequence[Worker[Question, Answer]], name: str):
+        self.threads = ThreadPoolExecutor(len(workers), thread_name_prefix=name)
+        self._workers = list(workers)
+        self._idle: SimpleQueue[Worker[Question, Answer]] = SimpleQueue()
+        for worker in workers:
+            self._idle.put(worker)
+
+    def ask(self, question: Question) -> Answer | None:
+        """The answer of an idle worker, which is waited for; raises what the worker raises."""
+        worker = self._idle.get()
+        try:
+            return worker.ask(question)
+        finally:
+            self._idle.put(worker)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the running workers."""
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
+
+    def shutdown(self) -> None:
+        """End all workers. Questions that wait are cancelled."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.kill()
