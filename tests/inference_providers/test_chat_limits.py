@@ -93,7 +93,8 @@ def test_tokens_per_minute_hold_over_http(tmp_path):
 def test_the_cap_is_never_passed_and_the_run_stops_cleanly_there(tmp_path):
     cap = 0.01
     with judge_endpoint(in_turn(fails(500), says(LONG))) as endpoint:
-        client = Client(endpoint, tmp_path, max_cost_usd=cap, **PRICES)
+        patient = {"request_timeout_s": 300.0}  # what is given up may have been billed unseen: the next test
+        client = Client(endpoint, tmp_path, max_cost_usd=cap, **patient, **PRICES)
         outcomes = client.ask_all(150, max_tokens=60)
         answered = [outcome for outcome in outcomes if outcome == LONG]
         stopped = [outcome for outcome in outcomes if isinstance(outcome, SpendingCapReached)]
