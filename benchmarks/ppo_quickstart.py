@@ -1,8 +1,10 @@
 """Measures PPO against GRPO on the quickstart: both train the same tutor with equal numbers of conversations, and every
 third version is played on held-out lessons. Of PPO's versions it is measured, too, how much of the variance of those
-lessons' rewards their critic explains.
+lessons' rewards their critic explains, and, beside it, how much a regression explains that knows what the rubric found
+wrong in the messages so far: about what a critic could reach.
 
     grpo     the quickstart
+    grpo_2   the same with two passes over each batch, as PPO has
     ppo      config/train_rl/quickstart_ppo.yaml
     tokens   the same with tokens as steps in place of messages
     control  PPO with shuffled rewards: it must learn nothing, and its critic must explain nothing
@@ -32,7 +34,9 @@ from benchmarks.supervision_arms import (
     conversations_needed,
     held_out_lessons,
     measure,
+    reviews_of,
 )
+from config.base import default_penalties
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
@@ -45,8 +49,10 @@ from src.ppo.value_head import HEAD_FILE, ValueHead, read_head
 from src.results.run_folder import read_lines
 from src.training.turn_credit import ProcessRewards
 
-GRPO = "grpo"
+GRPO, GRPO_TWICE = "grpo", "grpo_2"
 PPO_CONFIG = "quickstart_ppo"
+MOST_PLACES = 8
+"""Messages from this one on count as one place."""
 
 
 class AlgorithmBench(Bench):
@@ -54,6 +60,7 @@ class AlgorithmBench(Bench):
 
     arms = {
         GRPO: [],
+        GRPO_TWICE: ["train.mu=2"],
         "ppo": [],
         "tokens": ["train.ppo.gae_over=tokens"],
         "control": ["train.shuffle_rewards=true"],
@@ -61,20 +68,21 @@ class AlgorithmBench(Bench):
     configs = {"ppo": PPO_CONFIG, "tokens": PPO_CONFIG, "control": PPO_CONFIG}
 
     def version(self, arm: str, step: int) -> int:
-        return step * passes_of(self.configs.get(arm, "quickstart"))
+        return step * passes_of(self.configs.get(arm, "quickstart"), tuple(self.arms[arm]))
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
         found = super().figures(arm, seed, step, records)
-        if arm == GRPO:
+        if arm not in self.configs:
             return found
+        found["explained_by_faults"] = explained_by_faults(records)
         run, version = self.folder / arm / str(seed), self.version(arm, step)
         return found | explained(records, policy_path(run, version), critic_of(run, version))
 
 
 @cache
-def passes_of(config: str) -> int:
+def passes_of(config: str, overrides: tuple[str, ...]) -> int:
     """The optimizer steps on a batch."""
-    return load(TrainRLConfig, "train_rl", ["--config-name", config]).train.mu
+    return load(TrainRLConfig, "train_rl", ["--config-name", config, *overrides]).train.mu
 
 
 def critic_of(run: Path, version: int) -> Path:
@@ -103,6 +111,33 @@ def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -
     return {f"explained_{name}": explained_variance(*found) for name, found in sums.items()}
 
 
+def explained_by_faults(records: Sequence[ConversationRecord]) -> float | None:
+    """The share of the variance of rewards that a ridge regression explains before each message, from the number of the
+    message and from what the rubric found in the messages before it. The regression that predicts a lesson was fitted
+    to the other half of the lessons."""
+    lessons = sorted({record.problem_id for record in records})
+    categories = ["", *default_penalties()]
+    halves: list[tuple[list, list]] = [([], []), ([], [])]
+    for record in (each for each in records if each.reward is not None):
+        states, returns = halves[lessons.index(record.problem_id) % 2]
+        found = [categories.index(review.category) for review in reviews_of(record)]
+        for number in range(len(found)):
+            counts = torch.bincount(torch.tensor(found[:number], dtype=torch.long), minlength=len(categories))
+            place = torch.nn.functional.one_hot(torch.tensor(min(number, MOST_PLACES - 1)), MOST_PLACES)
+            states.append(torch.cat([place, counts]).double())
+            returns.append(record.reward)
+    (left, of_left), (right, of_right) = [
+        (torch.stack(states), torch.tensor(returns, dtype=torch.float64)) for states, returns in halves
+    ]
+    sums = torch.zeros(2, 3, dtype=torch.float64)
+    for fitted, targets, asked, real in ((left, of_left, right, of_right), (right, of_right, left, of_left)):
+        ridge = fitted.T @ fitted + torch.eye(fitted.size(1), dtype=torch.float64)
+        errors = real - asked @ torch.linalg.solve(ridge, fitted.T @ targets)
+        every = torch.ones_like(real)
+        sums += torch.stack([moments(errors, every), moments(real, every)])
+    return explained_variance(*sums)
+
+
 def values_of(model: torch.nn.Module, critic: ValueHead, record: ConversationRecord) -> torch.Tensor:
     """The critic's values of the states before each completion token."""
     ids = torch.tensor([[*record.prompt_ids, *record.completion_ids]])
@@ -118,11 +153,11 @@ def report(lines: Sequence[Mapping]) -> str:
     for line in lines:
         by_arm[line["arm"]][line["seed"]][line["step"]] = line
     arms = [arm for arm in AlgorithmBench.arms if arm in by_arm]
-    out = ["held-out reward, mean over seeds (explained variance over messages, over tokens)"]
-    out.append("batches  " + "".join(f"{arm:>24}" for arm in arms))
+    out = ["held-out reward, mean over seeds (explained variance over messages, over tokens; by known faults)"]
+    out.append("batches  " + "".join(f"{arm:>30}" for arm in arms))
     for step in sorted({line["step"] for line in lines}):
         cells = [_cell([by_step[step] for by_step in by_arm[arm].values() if step in by_step]) for arm in arms]
-        out.append(f"{step:7}  " + "".join(f"{cell:>24}" for cell in cells))
+        out.append(f"{step:7}  " + "".join(f"{cell:>30}" for cell in cells))
     out += ["", "conversations until a held-out reward of 0.90 (interpolated), by seed"]
     for arm in arms:
         needed = {seed: conversations_needed(by_step) for seed, by_step in sorted(by_arm[arm].items())}
@@ -139,6 +174,8 @@ def _cell(lines: Sequence[Mapping]) -> str:
     for name in ("explained_turns", "explained_tokens"):
         known = [line[name] for line in lines if line.get(name) is not None]
         explained += [f"{fmean(known):+.2f}"] if known else []
+    faults = [line["explained_by_faults"] for line in lines if line.get("explained_by_faults") is not None]
+    explained += [f"{fmean(faults):+.2f}"] if faults else []
     return f"{reward} ({', '.join(explained)})" if explained else reward
 
 

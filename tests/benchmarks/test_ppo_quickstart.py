@@ -1,11 +1,14 @@
 """The benchmark of PPO: its table, equal numbers of conversations, and what it says of a critic."""
 
+import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.ppo_quickstart import AlgorithmBench, critic_of, explained, report
+from benchmarks import ppo_quickstart
+from benchmarks.ppo_quickstart import AlgorithmBench, critic_of, explained, explained_by_faults, report
 from src.ppo.value_head import HEAD_FILE, ValueHead, head_weights, write_head
 from src.rollout.problem import Problem
 from tests.support.offline_trainer import conversation, save_tiny_model
@@ -13,7 +16,7 @@ from tests.support.offline_trainer import conversation, save_tiny_model
 
 def test_a_batch_is_as_many_steps_as_it_has_passes(tmp_path: Path) -> None:
     bench = AlgorithmBench(tmp_path, tmp_path, 30, 1)
-    assert [bench.version(arm, 6) for arm in ("grpo", "ppo", "control")] == [6, 12, 12]
+    assert [bench.version(arm, 6) for arm in ("grpo", "grpo_2", "ppo", "control")] == [6, 12, 12, 12]
 
 
 def test_the_table_has_rewards_and_explained_variances() -> None:
@@ -47,3 +50,17 @@ def test_the_last_version_s_critic_is_that_of_the_checkpoint(tmp_path: Path) -> 
     (tmp_path / "critic").mkdir()
     (tmp_path / "critic" / "v000012.safetensors").touch()
     assert critic_of(tmp_path, 12).parent == tmp_path / "critic"
+
+
+def test_faults_explain_rewards_that_follow_from_them_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(1)
+    faults = [[draw.choice(["", "", "leak"]) for _ in range(5)] for _ in range(200)]
+    monkeypatch.setattr(ppo_quickstart, "reviews_of", lambda record: [SimpleNamespace(category=c) for c in record.said])
+
+    def explained_of(reward_of) -> float:
+        played = [(f"lesson {number % 20}", said) for number, said in enumerate(faults)]
+        return explained_by_faults([SimpleNamespace(problem_id=p, said=s, reward=reward_of(s)) for p, s in played])
+
+    follows = explained_of(lambda said: 1 - 0.2 * said.count("leak"))
+    assert 0.3 < follows < 0.6, "before the first message nothing is known, before the last one nearly everything"
+    assert explained_of(lambda said: draw.random()) < 0.05
