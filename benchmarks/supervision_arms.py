@@ -4,7 +4,7 @@ conversations, and every version of it is played on held-out lessons, without a 
     rl          reinforcement learning alone: the quickstart
     penalty     and the supervisor's penalties as turn credit
     same_step   and penalties, and corrections in every step
-    pass        and penalties, and corrections in supervised passes between the steps
+    pass        and penalties, and a supervised pass after every third step for which 300 corrections wait
     shuffled    a control: as `penalty`, with the penalties permuted over the messages of a batch
 
     python -m benchmarks.supervision_arms [--folder runs/arms] [--seeds 1 2 3] [--steps 18] [--arms rl penalty …]
@@ -45,16 +45,21 @@ from src.supervision.rubric_supervisor import review_by_rubric
 from src.system.processes import Signals
 
 SUPERVISED = ["supervisor_model.model_name_or_path=rubric", "train.turn_credit.mode=immediate"]
-CORRECTED = [*SUPERVISED, "train.corrections.targets=changed"]
 ARMS: dict[str, list[str]] = {
     "rl": [],
     "penalty": SUPERVISED,
-    "same_step": [*CORRECTED, "train.corrections.mode=same_step", "train.corrections.weight=0.2"],
+    "same_step": [
+        *SUPERVISED,
+        "train.corrections.targets=changed",
+        "train.corrections.mode=same_step",
+        "train.corrections.weight=0.2",
+    ],
     "pass": [
-        *CORRECTED,
+        *SUPERVISED,
         "train.corrections.mode=pass",
         "train.corrections.interval=3",
-        "train.corrections.learning_rate=1e-4",
+        "train.corrections.min_examples=300",
+        "train.corrections.max_kl=1",
     ],
     "shuffled": [*SUPERVISED, "train.turn_credit.shuffle=true"],
 }
