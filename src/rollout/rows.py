@@ -3,6 +3,9 @@
 Most episodes are one row. Drafts that a supervisor rejected, messages that were written in another context, and
 corrections are rows of their own. They begin with the episode's own prompt, and the conversation before them stands in
 the completion, where it is not trained on: so no row of a batch is longer than a conversation, however it is padded.
+
+In an environment that poses a new prompt for every message, such as a game, each message is a row behind its own
+prompt: the first one is the row of the episode, and the others stand beside it.
 """
 
 from collections.abc import Sequence
@@ -73,14 +76,14 @@ def _policy_role(record: Trajectory) -> str | None:
 
 
 def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
-    context = [*record.completion_ids[: branch.start], *branch.hint_ids]
+    prompt, context = context_of(record, branch)
     length, before, sampled = len(branch.ids), len(context), int(branch.kind != CORRECTION)
     mask = list(branch.mask) or [sampled] * length
     return TrainingRow(
         record.id,
         branch.kind,
         number,
-        record.prompt_ids,
+        prompt,
         [*context, *branch.ids],
         [0] * before + mask,
         [0] * before + [1 - sampled] * length,
@@ -89,6 +92,13 @@ def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
         branch.reward,
         0 if sampled else unchanged_tokens(record, branch),
     )
+
+
+def context_of(record: Trajectory, branch: Branch) -> tuple[list[int], list[int]]:
+    """The prompt of a branch, and the tokens between that and its own."""
+    if branch.prompt_ids:
+        return list(branch.prompt_ids), list(branch.hint_ids)
+    return record.prompt_ids, [*record.completion_ids[: branch.start], *branch.hint_ids]
 
 
 def sampled_tokens(record: Trajectory, branch: Branch) -> tuple[list[int], list[float]]:

@@ -53,22 +53,24 @@ class Turn:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-@left_out_when_empty("mask")
+@left_out_when_empty("mask", "prompt_ids")
 @dataclass(frozen=True)
 class Branch:
     """Tokens that branch off from the policy's context: they are trained on, and the conversation went on without them.
 
     Attributes:
         kind: `draft` (the policy sampled it, and it was rejected), `policy` (the policy sampled it in another context
-            than the conversation's, and it entered the conversation), or `correction` (a checked target that nobody
+            than the conversation's, and it entered the episode), or `correction` (a checked target that nobody
             sampled).
         turn: the position of its message among the conversation's messages.
-        start: the number of completion tokens before it.
+        start: the number of completion tokens before it; 0 behind a prompt of its own.
         hint_ids: tokens between those and its own, such as a critique; they are not trained on.
         ids, logprobs: its tokens, and the engine's log-prob of each; a correction has none.
         reward: the process reward of the message; None without one.
         draft: the position of its message among the drafts of the turn; -1 for the message itself.
         mask: 0 for results of tools among its tokens, whose log-probs are 0.0, and 1 for all others; () if it has none.
+        prompt_ids: the prompt that it stands behind, in environments that pose a new one for every message; () if it
+            stands behind the conversation's.
     """
 
     kind: str
@@ -80,6 +82,7 @@ class Branch:
     reward: float | None = None
     draft: int = -1
     mask: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
 
 
 def approximate_tokens(text: str) -> int:

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from src.results.correction_decisions import read_decisions
 from src.results.correction_file import CORRECTIONS_NAME, Correction, read_corrections, write_corrections
 from src.results.decided_corrections import decided
-from src.rollout.rows import CORRECTION, sampled_tokens, unchanged_tokens
+from src.rollout.rows import CORRECTION, context_of, sampled_tokens, unchanged_tokens
 from src.rollout.tokens import Branch
 from src.rollout.trajectory import Trajectory
 from src.training.collective import on_main_process
@@ -116,6 +116,7 @@ def corrections_of(record: Trajectory) -> list[Correction]:
 def _correction(record: Trajectory, branch: Branch) -> Correction:
     turn = record.turns[branch.turn]
     review = turn.review if branch.draft < 0 else turn.drafts[branch.draft].review
+    prompt, before = context_of(record, branch)
     ids, logprobs = sampled_tokens(record, branch)
     return Correction(
         conversation=record.id,
@@ -123,7 +124,7 @@ def _correction(record: Trajectory, branch: Branch) -> Correction:
         turn=branch.turn,
         draft=branch.draft,
         policy=str(turn.policy),
-        prompt_ids=[*record.prompt_ids, *record.completion_ids[: branch.start], *branch.hint_ids],
+        prompt_ids=[*prompt, *before],
         draft_ids=ids,
         draft_logprobs=logprobs,
         target_text=review.correction,

@@ -1,4 +1,5 @@
-"""The rows of a batch beside its conversations, and the credit of every token: what supervision adds to a step.
+"""The rows of a batch beside its conversations, and the credit of every token: what supervision adds to a step, and
+what environments need in which every message has a prompt of its own.
 
 Rows come from the rank that sampled their conversation. Each rank pads its own to the same number, because all ranks
 compute together and TRL cuts a batch into equal parts.
@@ -14,6 +15,7 @@ from accelerate.utils import gather_object
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
 from config.values import CHANGED, NO_CREDIT, SAME_STEP
+from src.rollout.registry import module_of
 from src.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, TrainingRow, rows_of
 from src.rollout.trajectory import Trajectory
 from src.training.turn_credit import Credits, group_credits, process_rewards, shuffled
@@ -64,12 +66,13 @@ class RowPlanner:
         self._group_size = train.num_samples_per_problem
         self._conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
         self._seed = config.seed
-        self._supervised = config.supervisor_model is not None
+        module = module_of(config.environment, "config")
+        self._has_rows = config.supervisor_model is not None or getattr(module, "A_ROW_PER_MESSAGE", False)
 
     @property
     def is_needed(self) -> bool:
         """Whether a batch may have anything besides its conversations: rows, or credit of single messages."""
-        return self._supervised or self._credit.mode != NO_CREDIT
+        return self._has_rows or self._credit.mode != NO_CREDIT
 
     @property
     def _mixes_corrections(self) -> bool:

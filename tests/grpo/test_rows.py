@@ -33,7 +33,9 @@ def branch(rng: random.Random, kind: str, turn: int, start: int, reward: float |
     ids = tuple(rng.randrange(20, 500) for _ in range(rng.randrange(1, 6)))
     logprobs = () if kind == "correction" else tuple(-rng.random() - 5.5 for _ in ids)
     hint = tuple(rng.randrange(20, 500) for _ in range(rng.randrange(3))) if kind != "draft" else ()
-    return Branch(kind, turn, start, ids, logprobs, hint, reward, 0 if kind == "draft" else -1)
+    own_prompt = tuple(rng.randrange(20, 500) for _ in range(rng.choice([0, 0, 4])))
+    start = 0 if own_prompt else start
+    return Branch(kind, turn, start, ids, logprobs, hint, reward, 0 if kind == "draft" else -1, (), own_prompt)
 
 
 def supervised(index: int, problem: Problem, seed: int, kinds: tuple[str, ...] = ("draft", "correction")) -> Any:
@@ -118,6 +120,17 @@ def test_gradients_are_where_they_may_be_and_nowhere_else(
             if any(row.target):
                 assert (gradient[: len(allowed)][torch.tensor(row.target) == 1] < 0).all(), "it makes them likelier"
     assert sorted(seen) == sorted(wanted), "every row once"
+
+
+def test_a_message_behind_a_prompt_of_its_own_is_a_row_behind_that_alone() -> None:
+    record = conversation(0, Problem.of("lesson", ""), seed=1)
+    sampled = Branch("policy", 2, 0, (31, 32), (-0.5, -0.25), (), prompt_ids=(20, 21, 22))
+    target = Branch("correction", 2, 0, (31, 40), prompt_ids=(20, 21, 22))
+    _, policy, correction = rows_of(record.model_copy(update={"branches": [sampled, target]}))
+    assert (policy.prompt_ids, policy.completion_ids, policy.logprobs) == ([20, 21, 22], [31, 32], [-0.5, -0.25])
+    assert (policy.message, policy.mask, policy.messages) == (1, [1, 1], [1, 1])
+    assert (correction.prompt_ids, correction.completion_ids, correction.target) == ([20, 21, 22], [31, 40], [1, 1])
+    assert correction.unchanged == 1
 
 
 def test_turn_credit_puts_opposite_signs_on_a_good_and_a_bad_turn(model: Path, tmp_path: Path) -> None:
