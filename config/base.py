@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from config.values import OBSERVE, SCORING_RULES
+from config.values import SCORING_RULES
+from src.rollout.supervision import OBSERVE
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from config.base import SupervisionConfig
 from config.train_rl_model import TrainConfig, TrainRLConfig
-from config.values import ALGORITHMS, IMMEDIATE, NO_CORRECTIONS, NO_CREDIT, OBSERVE, PPO, STEP_KINDS, check_choice
+from config.values import ALGORITHMS, IMMEDIATE, NO_CORRECTIONS, NO_CREDIT, PPO, STEP_KINDS, check_choice
 from src.errors import ConfigError
+from src.rollout.supervision import OBSERVE
 
 OF_GRPO = {"loss_type": "which loss GRPO has", "scale_rewards": "how GRPO compares the conversations of a group"}
 """Keys of `train` that mean nothing to PPO, and what they say."""

@@ -12,10 +12,6 @@ from config.values import (
     EMBEDDED_SUPERVISORS,
     NO_CORRECTIONS,
     NO_CREDIT,
-    OBSERVE,
-    ON_INVALID,
-    REPLACE,
-    RETRY,
     SUPERVISOR_REWARD,
     TURN_CREDITS,
     check_choice,
@@ -23,6 +19,7 @@ from config.values import (
 )
 from src.errors import ConfigError
 from src.rollout.registry import module_of
+from src.rollout.supervision import OBSERVE, ON_INVALID, REPLACE, RETRY
 
 
 def turn_reward_weights(config: TrainRLConfig) -> dict[str, float]:

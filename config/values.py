@@ -20,7 +20,6 @@ EMBEDDED_JUDGES = ("rubric", RULES)
 EMBEDDED_SUPERVISORS = ("rubric", RULES)
 """Supervisors without a model, as `model_name_or_path` names them."""
 
-OBSERVE, RETRY, REPLACE = ON_INVALID = ("observe", "retry", "replace")
 """What happens to a message that the supervisor calls invalid."""
 
 SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")

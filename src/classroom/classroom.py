@@ -21,7 +21,6 @@ from src.classroom.rewards import REWARDS
 from src.classroom.seats import Seats, models_in_use
 from src.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from src.classroom.supervised_turn import SupervisedTurn
-from src.classroom.supervision import ReviewedMessage, SampledDraft, is_supervised
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
 from src.classroom.teacher_tools import TeacherTools, turn_of
 from src.classroom.turn_rewards import TURN_REWARDS
@@ -37,6 +36,7 @@ from src.rollout.prompts import render
 from src.rollout.replay import add_tokens
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import check_answer
+from src.rollout.supervision import ReviewedMessage, SampledDraft, is_supervised
 from src.rollout.thoughts import visible_text
 from src.rollout.tokens import Turn, approximate_tokens
 

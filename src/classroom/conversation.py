@@ -10,11 +10,11 @@ from enum import StrEnum
 from itertools import dropwhile
 
 from src.classroom.setup import ConversationType, Setup
-from src.classroom.supervision import SampledDraft
 from src.classroom.verdicts import Judgement, Verdict, sum_up
 from src.rollout.engines import ConversationFacts
 from src.rollout.problem import Problem
 from src.rollout.reviews import Review
+from src.rollout.supervision import SampledDraft
 from src.rollout.thoughts import visible_text
 from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from src.classroom.conversation import Conversation, Solution
-from src.classroom.supervision import SampledDraft
 from src.classroom.verdicts import Verdict
 from src.rollout.replay import add_turn
 from src.rollout.reviews import Review
+from src.rollout.supervision import SampledDraft
 from src.rollout.tokens import Turn
 
 _TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapter(list[Solution])

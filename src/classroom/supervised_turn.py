@@ -9,13 +9,12 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from config.base import SupervisionConfig
-from config.values import REPLACE, RETRY
 from src.classroom.conversation import Conversation
 from src.classroom.seats import Seats
-from src.classroom.supervision import ReviewedMessage, SampledDraft, decide, settle
 from src.errors import EngineFailure, ProviderFailure, StorageError
 from src.rollout.chat_template import Message, ReplyFrame, encode_further_text
 from src.rollout.reviews import MessageToReview, Review, no_verdict, priced
+from src.rollout.supervision import REPLACE, RETRY, ReviewedMessage, SampledDraft, decide, settle
 from src.rollout.thoughts import visible_text
 from src.rollout.tokens import approximate_tokens
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from config.base import GenerationConfig
 from src.classroom.conversation import Conversation
 from src.classroom.seats import Seats
-from src.classroom.supervision import SampledDraft
 from src.rollout.builtin_tools import built_in_toolbox
 from src.rollout.chat_template import Message, ReplyFrame, encode_chat
 from src.rollout.engines import Sampling
 from src.rollout.environment import Play
 from src.rollout.runner import check_answer
+from src.rollout.supervision import SampledDraft
 from src.rollout.tokens import Turn
 from src.rollout.tool_frame import ToolFrame
 from src.rollout.tool_turn import SampledMessage, chat_with_tools, sample_with_tools

@@ -13,7 +13,7 @@ from config.checks import reward_weights
 from config.eval_model import EvalConfig
 from config.eval_model import reward_weights as rewards_of_evaluation
 from config.train_rl_model import TrainRLConfig
-from config.values import NO_CREDIT, OBSERVE, PHASED, RETRY, SAME_STEP
+from config.values import NO_CREDIT, PHASED, SAME_STEP
 from src.errors import ConfigError
 from src.memory.budget import (
     CUDA_CONTEXT,
@@ -44,6 +44,7 @@ from src.memory.sources import (
 from src.models.lora import adapter_shape
 from src.models.precision import check_precision
 from src.rollout.registry import models_on_engines, phases_of
+from src.rollout.supervision import OBSERVE, RETRY
 from src.vllm.adapter_slot import SLOTS, served_rank
 
 _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, even for float32 models

@@ -15,10 +15,10 @@ from src.classroom.conversation import (
     State,
 )
 from src.classroom.setup import ConversationType, Setup
-from src.classroom.supervision import SampledDraft
 from src.classroom.verdicts import Scores, Verdict
 from src.rollout.problem import Problem
 from src.rollout.reviews import Review
+from src.rollout.supervision import SampledDraft
 from src.rollout.thoughts import visible_text
 from src.rollout.tokens import Turn
 

@@ -13,13 +13,13 @@ import pytest
 
 from config.base import GenerationConfig, SupervisorModelConfig
 from config.load import ROOT
-from config.values import OBSERVE, REPLACE, RETRY
 from src.classroom.record import ConversationRecord
 from src.errors import EngineFailure, SpendingCapReached
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.model_supervisor import ApiSupervisor
 from src.rollout.journal import JOURNAL_NAME
 from src.rollout.requests import SampleRequest
+from src.rollout.supervision import OBSERVE, REPLACE, RETRY
 from tests.support.chat_client import PRICES, fast_api
 from tests.support.judge_endpoint import JudgeEndpoint, cut_off, fails, hangs, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedEngine

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.base import SupervisionConfig
-from config.values import ON_INVALID
 from src.classroom.conversation import END_OF_CONVERSATION, Conversation, State
 from src.classroom.setup import ConversationType
 from src.classroom.supervised_turn import SupervisedTurn
-from src.classroom.supervision import SampledDraft
 from src.models.policy_version import PolicyVersion
 from src.rollout.replay import add_tokens
 from src.rollout.reviews import Review
 from src.rollout.rows import rows_of
+from src.rollout.supervision import ON_INVALID, SampledDraft
 from src.rollout.tokens import Turn
 from src.rollout.trajectory import Trajectory
 from tests.classroom.test_conversation import (

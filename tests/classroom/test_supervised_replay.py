@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from config.base import GenerationConfig
-from config.values import OBSERVE, REPLACE, RETRY
 from src.classroom.record import ConversationRecord
 from src.errors import EngineFailure, RequestRefused
 from src.results.rollout_files import read_records, write_records
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest
+from src.rollout.supervision import OBSERVE, REPLACE, RETRY
 from tests.support.scripted_room import Room
 from tests.support.supervised_room import (
     LEAK,

@@ -9,16 +9,16 @@ import pytest
 
 from config.base import GenerationConfig, SupervisionConfig
 from config.eval_model import EvalConfig
-from config.values import OBSERVE, PHASED, REPLACE, RETRY
+from config.values import PHASED
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.phases import PHASES
 from src.classroom.record import ConversationRecord
 from src.classroom.supervised_turn import target_of
-from src.classroom.supervision import SampledDraft, is_supervised
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
 from src.rollout.reviews import Review
 from src.rollout.rows import CORRECTION, DRAFT, POLICY, TrainingRow, message_numbers, rows_of
+from src.rollout.supervision import OBSERVE, REPLACE, RETRY, SampledDraft, is_supervised
 from src.rollout.tokens import Turn
 from src.server.open_models import _supervisor
 from src.training.supervision_metrics import supervision_metrics

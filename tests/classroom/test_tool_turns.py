@@ -11,7 +11,6 @@ import pytest
 
 from config.base import GenerationConfig, ToolLimitsConfig
 from config.checks import check_generation
-from config.values import OBSERVE, REPLACE, RETRY
 from src.classroom.metrics import tool_metrics
 from src.classroom.prompt_check import check_lengths
 from src.classroom.record import ConversationRecord
@@ -23,6 +22,7 @@ from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest
 from src.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, rows_of
+from src.rollout.supervision import OBSERVE, REPLACE, RETRY
 from src.rollout.tool_formats import CLOSE, OPEN
 from src.rollout.tools import ERRORS, Tool
 from src.viewer.turn_views import turn_view
