@@ -13,6 +13,8 @@ from src.marooned.things import DIRECTIONS, FOODS, PARTS, STORABLE, THINGS, TRAI
 
 LONGEST_TEXT = 200
 """Characters of a spoken text; the rest is cut off."""
+SAMPLE_TEXT = "Hello."
+"""What is said where actions are listed or drawn."""
 
 
 class ActionError(DataError, ValueError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from src.marooned.actions import ACTIONS, WAIT, Action
+from src.marooned.actions import ACTIONS, SAMPLE_TEXT, WAIT, Action
 from src.marooned.observation import ACTIVE, Observation, observe
 from src.marooned.rules import Rules
 from src.marooned.things import ANTIDOTE, DIRECTIONS, STORABLE, TABLET, in_sight, steps_between
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 IMPOSSIBLE = "impossible"
 ENERGY = "energy"
-SAMPLE_TEXT = "Hello."
-"""What `possible_actions` says where an action needs words."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,226 @@
+"""The good colonist: gathers what the ship lacks, stores it, builds with others at the base, eats, votes on evidence."""
+
+from collections.abc import Callable
+from random import Random
+
+from src.marooned.actions import WAIT, Action
+from src.marooned.chart import Chart, way_to
+from src.marooned.legality import fault_in, why_not_build
+from src.marooned.observation import ACTIVE, Observation
+from src.marooned.rules import Rules
+from src.marooned.things import ANTIDOTE, MATERIALS, TABLET, Place
+
+Plan = Callable[[Observation, Rules], Action | None]
+SUSPECT_FROM = 50
+"""The suspicion from which a sailor is voted against."""
+TRUST_BELOW = 25
+"""The suspicion from which nothing is taken from a sailor."""
+
+
+def lacking(view: Observation, rules: Rules) -> dict[str, int]:
+    """What the parts that are not begun still need beyond the store, by kind."""
+    need: dict[str, int] = {}
+    for part in rules.parts:
+        if part.name not in view.turns_built:
+            for kind, number in part.material.items():
+                need[kind] = need.get(kind, 0) + number
+    return {kind: n - view.store.get(kind, 0) for kind, n in need.items() if n > view.store.get(kind, 0)}
+
+
+def spare_food(view: Observation, rules: Rules) -> dict[str, int]:
+    """Food of the store that the ship does not need."""
+    need: dict[str, int] = {}
+    for part in rules.parts:
+        if part.name not in view.turns_built:
+            for kind, number in part.material.items():
+                need[kind] = need.get(kind, 0) + number
+    spare = {kind: view.store.get(kind, 0) - need.get(kind, 0) for kind in rules.energy.food}
+    return {kind: number for kind, number in spare.items() if number > 0}
+
+
+def last_turn_of(rules: Rules, name: str) -> int:
+    """The last turn of a day in which an action is possible."""
+    return max((phase.last for phase in rules.phases if name not in phase.closed), default=0)
+
+
+def foods_in(view: Observation, rules: Rules) -> list[str]:
+    """Kinds of food in the pack, those first that the ship needs least."""
+    need = rules.needed
+    return sorted((kind for kind in view.pack if kind in rules.energy.food), key=lambda kind: (need.get(kind, 0), kind))
+
+
+class Builder:
+    """Tries its plans in order and does the first that is possible. `chart` is what it remembers of the island."""
+
+    def __init__(self) -> None:
+        self.chart = Chart()
+        self.plans: list[Plan] = [
+            *(self.heal, self.answer, self.eat, self.vote, self.keep_stores, self.provide, self.build),
+            *(self.go_home, self.gather, self.set_out, self.explore),
+        ]
+
+    def act(self, view: Observation, rules: Rules, rng: Random) -> Action:
+        """What to do now; always possible."""
+        self.chart.look(view, rules)
+        for plan in self.plans:
+            action = plan(view, rules)
+            if action is not None and fault_in(view, rules, action) is None:
+                return action
+        return WAIT
+
+    def heal(self, view: Observation, rules: Rules) -> Action | None:
+        """Use an antidote on oneself or somebody near; fetch one from the store for oneself."""
+        sick = [view.seat] if view.health else []
+        sick += [other.seat for other in view.others.values() if other.health]
+        if sick and not view.pack.get(ANTIDOTE):
+            return Action("WITHDRAW", (ANTIDOTE, 1)) if view.place == rules.base and view.store.get(ANTIDOTE) else None
+        cures = (Action("ANTIDOTE", (seat,)) for seat in sick)
+        return next((cure for cure in cures if fault_in(view, rules, cure) is None), None)
+
+    def answer(self, view: Observation, rules: Rules) -> Action | None:
+        """Take food from those whom nothing speaks against, if it is needed."""
+        for giver, food in view.offers:
+            trusted = view.suspicion.get(giver, 0) < TRUST_BELOW
+            hungry = not view.fed or view.energy + rules.energy.food[food] <= rules.energy.full
+            return Action("TAKE" if trusted and hungry else "REFUSE", (giver,))
+        return None
+
+    def eat(self, view: Observation, rules: Rules) -> Action | None:
+        """Eat once a day, and more when tired; at the latest in the last phase."""
+        foods = foods_in(view, rules)
+        if not foods:
+            return None
+        fits = view.energy + rules.energy.food[foods[0]] <= rules.energy.full
+        evening = view.turn > last_turn_of(rules, "MOVE")
+        tired = view.energy <= 0.6 * rules.energy.full
+        return Action("EAT", (foods[0],)) if tired or (not view.fed and (fits or evening)) else None
+
+    def vote(self, view: Observation, rules: Rules) -> Action | None:
+        """Vote against the most suspected, once."""
+        suspects = [
+            (score, -seat)
+            for seat, score in view.suspicion.items()
+            if score >= SUSPECT_FROM and seat in view.others and view.others[seat].status == ACTIVE
+        ]
+        if not suspects or view.votes.get(view.seat) == -max(suspects)[1]:
+            return None
+        return Action("VOTE", (-max(suspects)[1],))
+
+    def rations(self, rules: Rules) -> int:
+        """Pieces of food that stay in the pack."""
+        return 2 + rules.pack // 10
+
+    def keep_stores(self, view: Observation, rules: Rules) -> Action | None:
+        """Bring all material to the store, and the food beyond the rations."""
+        if view.place != rules.base:
+            return None
+        for kind in MATERIALS:
+            if view.pack.get(kind):
+                return Action("DEPOSIT", (kind, view.pack[kind]))
+        need, left = lacking(view, rules), self.rations(rules)
+        for kind in foods_in(view, rules):
+            kept = min(left, view.pack[kind]) if not need.get(kind) else 0
+            left -= kept
+            if view.pack[kind] > kept:
+                return Action("DEPOSIT", (kind, view.pack[kind] - kept))
+        return None
+
+    def provide(self, view: Observation, rules: Rules) -> Action | None:
+        """Take a meal from the store when there is none in the pack."""
+        if view.place != rules.base or foods_in(view, rules) or (view.fed and view.energy > 0.6 * rules.energy.full):
+            return None
+        spare = spare_food(view, rules)
+        if view.energy <= rules.energy.unfed:
+            spare = spare or {kind: n for kind, n in view.store.items() if kind in rules.energy.food}
+        kind = max(spare, key=lambda each: (spare[each], each), default=None)
+        return Action("WITHDRAW", (kind, 1)) if kind else None
+
+    def build(self, view: Observation, rules: Rules) -> Action | None:
+        """Build with those who are at the base. If enough are there, they share the work on two parts."""
+        parts = [part for part in rules.part if why_not_build(view, rules, part) is None]
+        present = [(view.energy, -view.seat)]
+        for other in view.others.values():
+            if other.place == rules.base and view.suspicion.get(other.seat, 0) < SUSPECT_FROM:
+                present.append((other.energy, -other.seat))
+        if view.place != rules.base or not parts or len(present) < rules.builders:
+            return None
+        groups = min(len(parts), max(1, len(present) // rules.builders))
+        crew = sorted(-seat for _, seat in sorted(present, reverse=True)[: groups * (rules.builders + 1)])
+        if view.seat not in crew:
+            return None
+        rank = (crew.index(view.seat) + view.turn) % len(crew)
+        return Action("BUILD", (parts[rank * groups // len(crew)],))
+
+    def wanted(self, view: Observation, rules: Rules) -> dict[str, int]:
+        """What to gather now, by kind, beyond what is in the pack."""
+        want = {kind: number - view.pack.get(kind, 0) for kind, number in lacking(view, rules).items()}
+        hungry = self.rations(rules) - sum(view.pack.get(kind, 0) for kind in rules.energy.food)
+        for kind in rules.energy.food:
+            want[kind] = max(want.get(kind, 0), hungry)
+        if view.health or any(other.health for other in view.others.values()):
+            want[ANTIDOTE] = 1 - view.pack.get(ANTIDOTE, 0)
+        return {kind: number for kind, number in want.items() if number > 0}
+
+    def go_home(self, view: Observation, rules: Rules) -> Action | None:
+        """Go to the base for the night, with a full pack, when tired, or when nothing is lacking."""
+        way = way_to(rules, view.place, rules.base)
+        if way is None:
+            return None
+        cost, first = way
+        late = last_turn_of(rules, "MOVE") - view.turn < cost + 1
+        full = view.load >= rules.pack
+        tired = view.energy < cost + rules.energy.unfed and not foods_in(view, rules)
+        carried = any(view.pack.get(kind) for kind in rules.needed)
+        lacks = lacking(view, rules)
+        done = all(number <= view.pack.get(kind, 0) for kind, number in lacks.items()) and (carried or not lacks)
+        return first if late or full or tired or done else None
+
+    def gather(self, view: Observation, rules: Rules) -> Action | None:
+        """Pick up what is wanted here."""
+        want = self.wanted(view, rules)
+        free = min(rules.gather_limit, rules.pack - view.load)
+        for kind, number in view.here.items():
+            if want.get(kind) and free > 0:
+                return Action("GATHER", (kind, min(number, want[kind], free)))
+        return None
+
+    def set_out(self, view: Observation, rules: Rules) -> Action | None:
+        """Go to a pile that is near and wanted, the seat's own kind before others."""
+        want = self.wanted(view, rules)
+        own = self._own_kind(view, rules)
+        best: tuple[float, Place, Action] | None = None
+        for place, pile in self.chart.piles.items():
+            kinds = [kind for kind in pile if want.get(kind)]
+            way = way_to(rules, view.place, place) if kinds else None
+            if way is not None:
+                score = way[0] + (0 if own in kinds else rules.levels[place.level].sight)
+                if best is None or (score, place) < best[:2]:
+                    best = (score, place, way[1])
+        if best is None or not self._can_return(view, rules, best[1]):
+            return None
+        return best[2]
+
+    def _own_kind(self, view: Observation, rules: Rules) -> str | None:
+        """What this seat looks for first, so that not all go for the same."""
+        kinds = sorted(lacking(view, rules))
+        return kinds[(view.seat + view.day) % len(kinds)] if kinds else None
+
+    def _can_return(self, view: Observation, rules: Rules, target: Place) -> bool:
+        """Whether energy is left for the way there and home."""
+        there, home = way_to(rules, view.place, target), way_to(rules, target, rules.base)
+        return (there[0] if there else 0) + (home[0] if home else 0) + 5 <= view.energy
+
+    def explore(self, view: Observation, rules: Rules) -> Action | None:
+        """Go where nothing was seen yet, on a level on which something lacking can lie."""
+        want = lacking(view, rules) or dict.fromkeys(rules.energy.food, 1)
+        known = {kind for pile in self.chart.piles.values() for kind in pile}
+        missing = set(want) - known or set(want)
+        levels = {vein.level for vein in rules.veins if vein.kind in missing and vein.kind != TABLET}
+        best: tuple[float, Place, Action] | None = None
+        for place in self.chart.unseen or ():
+            way = way_to(rules, view.place, place) if place.level in levels else None
+            if way is not None:
+                score = way[0] + (place.x * 7 + place.y * 3 + view.seat * 5) % 7
+                if best is None or (score, place) < best[:2]:
+                    best = (score, place, way[1])
+        return best[2] if best and self._can_return(view, rules, best[1]) else None
