@@ -1,4 +1,4 @@
-"""The good colonist: gathers what the ship lacks, stores it, builds with others at the base, eats, votes on evidence."""
+"""The good colonist: gathers what the ship lacks, stores it, meets others to build, eats, votes on evidence."""
 
 from collections.abc import Callable
 from random import Random
@@ -56,7 +56,7 @@ class Builder:
         self.chart = Chart()
         self.plans: list[Plan] = [
             *(self.heal, self.answer, self.eat, self.vote, self.keep_stores, self.provide, self.build),
-            *(self.go_home, self.gather, self.set_out, self.explore),
+            *(self.forage, self.go_home, self.gather, self.set_out, self.explore),
         ]
 
     def act(self, view: Observation, rules: Rules, rng: Random) -> Action:
@@ -90,10 +90,10 @@ class Builder:
         foods = foods_in(view, rules)
         if not foods:
             return None
-        fits = view.energy + rules.energy.food[foods[0]] <= rules.energy.full
-        evening = view.turn > last_turn_of(rules, "MOVE")
-        tired = view.energy <= 0.6 * rules.energy.full
-        return Action("EAT", (foods[0],)) if tired or (not view.fed and (fits or evening)) else None
+        working = "GATHER" not in rules.phase(view.turn).closed
+        tired = view.energy <= (0.3 if working else 0.6) * rules.energy.full
+        due = not view.fed and view.turn > last_turn_of(rules, "GATHER")
+        return Action("EAT", (foods[0],)) if tired or due else None
 
     def vote(self, view: Observation, rules: Rules) -> Action | None:
         """Vote against the most suspected, once."""
@@ -117,13 +117,22 @@ class Builder:
         for kind in MATERIALS:
             if view.pack.get(kind):
                 return Action("DEPOSIT", (kind, view.pack[kind]))
-        need, left = lacking(view, rules), self.rations(rules)
-        for kind in foods_in(view, rules):
-            kept = min(left, view.pack[kind]) if not need.get(kind) else 0
-            left -= kept
-            if view.pack[kind] > kept:
-                return Action("DEPOSIT", (kind, view.pack[kind] - kept))
+        foods, need = foods_in(view, rules), lacking(view, rules)
+        spare = sum(view.pack[kind] for kind in foods) - 1
+        for kind in foods:
+            given = min(spare, view.pack[kind], need.get(kind, 0))
+            if given > 0:
+                return Action("DEPOSIT", (kind, given))
         return None
+
+    def forage(self, view: Observation, rules: Rules) -> Action | None:
+        """Go to the nearest food when there is none in the pack and some is needed."""
+        provided = view.fed or view.day == 1
+        if foods_in(view, rules) or (provided and view.energy > 0.6 * rules.energy.full):
+            return None
+        if any(kind in rules.energy.food for kind in view.here):
+            return self._gather_here(view, rules, dict.fromkeys(rules.energy.food, rules.gather_limit))
+        return self._nearest(view, rules, dict.fromkeys(rules.energy.food, 0.0))
 
     def provide(self, view: Observation, rules: Rules) -> Action | None:
         """Take a meal from the store when there is none in the pack."""
@@ -167,7 +176,8 @@ class Builder:
         if way is None:
             return None
         cost, first = way
-        late = last_turn_of(rules, "MOVE") - view.turn < cost + 1
+        left = last_turn_of(rules, "MOVE") - view.turn + 1
+        late = cost <= left < cost + 2 or view.turn > last_turn_of(rules, "GATHER")
         full = view.load >= rules.pack
         tired = view.energy < cost + rules.energy.unfed and not foods_in(view, rules)
         carried = any(view.pack.get(kind) for kind in rules.needed)
@@ -177,38 +187,65 @@ class Builder:
 
     def gather(self, view: Observation, rules: Rules) -> Action | None:
         """Pick up what is wanted here."""
-        want = self.wanted(view, rules)
+        return self._gather_here(view, rules, self.wanted(view, rules))
+
+    def _gather_here(self, view: Observation, rules: Rules, want: dict[str, int]) -> Action | None:
+        """As much as can be picked up at a time: the rest of a pile is not worth a second way."""
         free = min(rules.gather_limit, rules.pack - view.load)
-        for kind, number in view.here.items():
-            if want.get(kind) and free > 0:
-                return Action("GATHER", (kind, min(number, want[kind], free)))
-        return None
+        kinds = [kind for kind in view.here if want.get(kind)]
+        return Action("GATHER", (kinds[0], min(view.here[kinds[0]], free))) if kinds and free > 0 else None
 
     def set_out(self, view: Observation, rules: Rules) -> Action | None:
         """Go to a pile that is near and wanted, the seat's own kind before others."""
-        want = self.wanted(view, rules)
-        own = self._own_kind(view, rules)
-        best: tuple[float, Place, Action] | None = None
+        own, sight = self._own_kind(view, rules), rules.levels[view.place.level].sight
+        kinds = lacking(view, rules).keys() & self.wanted(view, rules).keys()
+        return self._nearest(view, rules, {kind: sight * (kind != own) for kind in kinds})
+
+    def _nearest(self, view: Observation, rules: Rules, kinds: dict[str, float]) -> Action | None:
+        """The way to the nearest pile that holds one of the kinds, each with what it counts in steps besides. Piles
+        that are too far for today come last, and those that another sailor is nearer to count as further away."""
+        best: tuple[bool, float, Place, Action] | None = None
         for place, pile in self.chart.piles.items():
-            kinds = [kind for kind in pile if want.get(kind)]
-            way = way_to(rules, view.place, place) if kinds else None
-            if way is not None:
-                score = way[0] + (0 if own in kinds else rules.levels[place.level].sight)
-                if best is None or (score, place) < best[:2]:
-                    best = (score, place, way[1])
-        if best is None or not self._can_return(view, rules, best[1]):
+            extra = min((kinds[kind] for kind in pile if kind in kinds), default=None)
+            way = way_to(rules, view.place, place) if extra is not None else None
+            if extra is None or way is None or way[0] > view.energy - rules.energy.costs.get("GATHER", 0):
+                continue
+            score = way[0] + extra + (view.sight if self._is_claimed(view, place, way[0]) else 0)
+            ranked = (not self._can_return(view, rules, place, way[0]), score, place, way[1])
+            if best is None or ranked[:3] < best[:3]:
+                best = ranked
+        if best is None or (best[0] and not self._may_stay_out(view, rules)):
             return None
-        return best[2]
+        return best[3]
+
+    def _is_claimed(self, view: Observation, place: Place, steps: float) -> bool:
+        """Whether a sailor in sight is nearer to a place."""
+        for other in view.others.values():
+            if other.place is not None and other.place.level == place.level:
+                theirs = abs(other.place.x - place.x) + abs(other.place.y - place.y)
+                if (theirs, other.seat) < (steps, view.seat):
+                    return True
+        return False
+
+    def _may_stay_out(self, view: Observation, rules: Rules) -> bool:
+        """Whether to go where nobody can return from today: early enough, and not tired."""
+        return view.turn < last_turn_of(rules, "GATHER") and view.energy > 2 * rules.energy.unfed
 
     def _own_kind(self, view: Observation, rules: Rules) -> str | None:
         """What this seat looks for first, so that not all go for the same."""
         kinds = sorted(lacking(view, rules))
         return kinds[(view.seat + view.day) % len(kinds)] if kinds else None
 
-    def _can_return(self, view: Observation, rules: Rules, target: Place) -> bool:
-        """Whether energy is left for the way there and home."""
-        there, home = way_to(rules, view.place, target), way_to(rules, target, rules.base)
-        return (there[0] if there else 0) + (home[0] if home else 0) + 5 <= view.energy
+    def _can_return(self, view: Observation, rules: Rules, target: Place, there: float) -> bool:
+        """Whether energy and turns are left for the way there, for gathering, and for the way home."""
+        home = way_to(rules, target, rules.base)
+        way = there + (home[0] if home else 0)
+        in_time = way + 1 <= last_turn_of(rules, "MOVE") - view.turn + 1 and self._opens_in_time(view, rules, there)
+        return in_time and way + rules.energy.costs.get("GATHER", 0) <= view.energy
+
+    def _opens_in_time(self, view: Observation, rules: Rules, there: float) -> bool:
+        """Whether gathering is still possible on arrival."""
+        return view.turn + there <= last_turn_of(rules, "GATHER")
 
     def explore(self, view: Observation, rules: Rules) -> Action | None:
         """Go where nothing was seen yet, on a level on which something lacking can lie."""
@@ -217,10 +254,10 @@ class Builder:
         missing = set(want) - known or set(want)
         levels = {vein.level for vein in rules.veins if vein.kind in missing and vein.kind != TABLET}
         best: tuple[float, Place, Action] | None = None
-        for place in self.chart.unseen or ():
+        for number, place in enumerate(sorted(self.chart.unseen or ())):
             way = way_to(rules, view.place, place) if place.level in levels else None
-            if way is not None:
-                score = way[0] + (place.x * 7 + place.y * 3 + view.seat * 5) % 7
+            if way is not None and self._can_return(view, rules, place, way[0]):
+                score = way[0] + (0 if number % rules.sailors == view.seat - 1 else view.sight)
                 if best is None or (score, place) < best[:2]:
                     best = (score, place, way[1])
-        return best[2] if best and self._can_return(view, rules, best[1]) else None
+        return best[2] if best else None

@@ -43,11 +43,11 @@ SEED = Rules(
 
 TINY = Rules(
     name="tiny",
-    levels=(Level("island", 8, 8, 3),),
+    levels=(Level("island", 8, 8, 4),),
     base=Place(0, 4, 4),
     veins=(
-        *(Vein("WOOD", 0, 5, 4), Vein("METAL", 0, 3, 3), Vein("FIBRE", 0, 3, 3)),
-        *(Vein("APPLE", 0, 4, 4), Vein("BERRY", 0, 4, 4), Vein("MUSHROOM", 0, 3, 4)),
+        *(Vein("WOOD", 0, 8, 3), Vein("METAL", 0, 4, 4), Vein("FIBRE", 0, 4, 4)),
+        *(Vein("APPLE", 0, 5, 3), Vein("BERRY", 0, 5, 3), Vein("MUSHROOM", 0, 4, 3)),
         *(Vein("ANTIDOTE", 0, 1, 1), Vein("TABLET", 0, 3, 1)),
     ),
     phases=_phases(2, 9, 10, 12),
@@ -59,9 +59,8 @@ TINY = Rules(
         Part("RUDDER", 15, {"METAL": 2, "WOOD": 1}, after="HULL"),
         Part("SUPPLIES", 10, {"APPLE": 2, "BERRY": 2}),
     ),
-    fog_sight=1,
     pack=8,
-    gather_limit=3,
+    gather_limit=4,
     build_turns=2,
     messages_kept=4,
     evidence_kept=3,
