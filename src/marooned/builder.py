@@ -43,6 +43,11 @@ def last_turn_of(rules: Rules, name: str) -> int:
     return max((phase.last for phase in rules.phases if name not in phase.closed), default=0)
 
 
+def unhurried(rules: Rules) -> bool:
+    """Whether days are so long that a turn for a meal costs little."""
+    return rules.turns > max(level.width + level.height for level in rules.levels)
+
+
 def foods_in(view: Observation, rules: Rules) -> list[str]:
     """Kinds of food in the pack, those first that the ship needs least."""
     need = rules.needed
@@ -50,10 +55,12 @@ def foods_in(view: Observation, rules: Rules) -> list[str]:
 
 
 class Builder:
-    """Tries its plans in order and does the first that is possible. `chart` is what it remembers of the island."""
+    """Tries its plans in order and does the first that is possible. `chart` is what it remembers of the island,
+    `day_out` the last day on which it chose to sleep away from the base."""
 
     def __init__(self) -> None:
         self.chart = Chart()
+        self.day_out = 0
         self.plans: list[Plan] = [
             *(self.heal, self.answer, self.eat, self.vote, self.keep_stores, self.provide, self.build),
             *(self.forage, self.go_home, self.gather, self.set_out, self.explore),
@@ -91,8 +98,9 @@ class Builder:
         if not foods:
             return None
         working = "GATHER" not in rules.phase(view.turn).closed
-        tired = view.energy <= (0.3 if working else 0.6) * rules.energy.full
-        due = not view.fed and view.turn > last_turn_of(rules, "GATHER")
+        tired = view.energy <= (0.3 if working and not unhurried(rules) else 0.6) * rules.energy.full
+        home = view.place == rules.base and view.turn > last_turn_of(rules, "GATHER")
+        due = not view.fed and (home or view.turn > last_turn_of(rules, "MOVE"))
         return Action("EAT", (foods[0],)) if tired or due else None
 
     def vote(self, view: Observation, rules: Rules) -> Action | None:
@@ -127,7 +135,7 @@ class Builder:
 
     def forage(self, view: Observation, rules: Rules) -> Action | None:
         """Go to the nearest food when there is none in the pack and some is needed."""
-        provided = view.fed or view.day == 1
+        provided = view.fed or (view.day == 1 and not unhurried(rules))
         if foods_in(view, rules) or (provided and view.energy > 0.6 * rules.energy.full):
             return None
         if any(kind in rules.energy.food for kind in view.here):
@@ -177,7 +185,7 @@ class Builder:
             return None
         cost, first = way
         left = last_turn_of(rules, "MOVE") - view.turn + 1
-        late = cost <= left < cost + 2 or view.turn > last_turn_of(rules, "GATHER")
+        late = (left < cost + 2 and self.day_out != view.day) or view.turn > last_turn_of(rules, "GATHER")
         full = view.load >= rules.pack
         tired = view.energy < cost + rules.energy.unfed and not foods_in(view, rules)
         carried = any(view.pack.get(kind) for kind in rules.needed)
@@ -198,7 +206,8 @@ class Builder:
     def set_out(self, view: Observation, rules: Rules) -> Action | None:
         """Go to a pile that is near and wanted, the seat's own kind before others."""
         own, sight = self._own_kind(view, rules), rules.levels[view.place.level].sight
-        kinds = lacking(view, rules).keys() & self.wanted(view, rules).keys()
+        kinds = self.wanted(view, rules).keys()
+        kinds = kinds if unhurried(rules) else kinds & lacking(view, rules).keys()
         return self._nearest(view, rules, {kind: sight * (kind != own) for kind in kinds})
 
     def _nearest(self, view: Observation, rules: Rules, kinds: dict[str, float]) -> Action | None:
@@ -216,6 +225,8 @@ class Builder:
                 best = ranked
         if best is None or (best[0] and not self._may_stay_out(view, rules)):
             return None
+        if best[0]:
+            self.day_out = view.day
         return best[3]
 
     def _is_claimed(self, view: Observation, place: Place, steps: float) -> bool:
@@ -229,7 +240,7 @@ class Builder:
 
     def _may_stay_out(self, view: Observation, rules: Rules) -> bool:
         """Whether to go where nobody can return from today: early enough, and not tired."""
-        return view.turn < last_turn_of(rules, "GATHER") and view.energy > 2 * rules.energy.unfed
+        return view.day > 1 and view.turn < last_turn_of(rules, "GATHER") and view.energy > 2 * rules.energy.unfed
 
     def _own_kind(self, view: Observation, rules: Rules) -> str | None:
         """What this seat looks for first, so that not all go for the same."""

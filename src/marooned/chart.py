@@ -49,10 +49,10 @@ class Chart:
             self.unseen = {
                 Place(level, x, y)
                 for level, size in enumerate(rules.levels)
-                for x in range(min(size.sight, size.width - 1), size.width, size.sight)
-                for y in range(min(size.sight, size.height - 1), size.height, size.sight)
+                for x in range(size.sight // 2, size.width, size.sight)
+                for y in range(size.sight // 2, size.height, size.sight)
             }
-        self.unseen = {place for place in self.unseen if not in_sight(view.place, place, max(1, view.sight - 1))}
+        self.unseen = {place for place in self.unseen if not in_sight(view.place, place, view.sight // 2)}
         gone = [p for p in self.piles if p not in view.piles and in_sight(view.place, p, view.sight)]
         for place in gone:
             del self.piles[place]
