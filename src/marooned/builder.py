@@ -244,8 +244,11 @@ class Builder:
 
     def _own_kind(self, view: Observation, rules: Rules) -> str | None:
         """What this seat looks for first, so that not all go for the same."""
-        kinds = sorted(lacking(view, rules))
-        return kinds[(view.seat + view.day) % len(kinds)] if kinds else None
+        lacks = lacking(view, rules)
+        kinds = [
+            kind for part in rules.parts if part.name not in view.turns_built for kind in part.material if kind in lacks
+        ]
+        return kinds[(view.seat - 1) % len(kinds)] if kinds else None
 
     def _can_return(self, view: Observation, rules: Rules, target: Place, there: float) -> bool:
         """Whether energy and turns are left for the way there, for gathering, and for the way home."""

@@ -25,8 +25,8 @@ SEED = Rules(
     stairs=(Stairs(Place(0, 5, 8), Place(1, 20, 10)), Stairs(Place(1, 9, 20), Place(2, 7, 2))),
     veins=(
         *(Vein("WOOD", 1, 30, 5), Vein("FIBRE", 1, 14, 5), Vein("METAL", 0, 8, 4), Vein("METAL", 2, 8, 4)),
-        *(Vein("APPLE", 1, 18, 4), Vein("BERRY", 1, 14, 4), Vein("BERRY", 0, 6, 4)),
-        *(Vein("MUSHROOM", 2, 10, 4), Vein("MUSHROOM", 1, 6, 4)),
+        *(Vein("APPLE", 1, 30, 5), Vein("BERRY", 1, 24, 5), Vein("BERRY", 0, 6, 5)),
+        *(Vein("MUSHROOM", 2, 14, 5), Vein("MUSHROOM", 1, 14, 5)),
         *(Vein("ANTIDOTE", 0, 2, 1), Vein("ANTIDOTE", 1, 2, 1), Vein("ANTIDOTE", 2, 2, 1)),
         *(Vein("TABLET", 0, 4, 1), Vein("TABLET", 1, 10, 1), Vein("TABLET", 2, 4, 1)),
     ),
