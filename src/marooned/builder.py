@@ -85,11 +85,12 @@ class Builder:
         return next((cure for cure in cures if fault_in(view, rules, cure) is None), None)
 
     def answer(self, view: Observation, rules: Rules) -> Action | None:
-        """Take food from those whom nothing speaks against, if it is needed."""
-        for giver, food in view.offers:
-            trusted = view.suspicion.get(giver, 0) < TRUST_BELOW
-            hungry = not view.fed or view.energy + rules.energy.food[food] <= rules.energy.full
-            return Action("TAKE" if trusted and hungry else "REFUSE", (giver,))
+        """Take food from those whom nothing speaks against, if none was eaten today; refuse it from the suspected."""
+        for giver, _ in view.offers:
+            if view.suspicion.get(giver, 0) >= SUSPECT_FROM:
+                return Action("REFUSE", (giver,))
+            if view.suspicion.get(giver, 0) < TRUST_BELOW and not view.fed:
+                return Action("TAKE", (giver,))
         return None
 
     def eat(self, view: Observation, rules: Rules) -> Action | None:
@@ -245,9 +246,8 @@ class Builder:
     def _own_kind(self, view: Observation, rules: Rules) -> str | None:
         """What this seat looks for first, so that not all go for the same."""
         lacks = lacking(view, rules)
-        kinds = [
-            kind for part in rules.parts if part.name not in view.turns_built for kind in part.material if kind in lacks
-        ]
+        parts = [part for part in rules.parts if part.name not in view.turns_built]
+        kinds = [kind for part in parts for kind in part.material if kind in lacks]
         return kinds[(view.seat - 1) % len(kinds)] if kinds else None
 
     def _can_return(self, view: Observation, rules: Rules, target: Place, there: float) -> bool:

@@ -1,12 +1,15 @@
 """The scripted traitor: looks like a colonist, undoes the ship when nobody sees it, poisons, hides, frames."""
 
 from src.marooned.actions import Action
-from src.marooned.builder import Builder, foods_in
+from src.marooned.builder import SUSPECT_FROM, Builder, foods_in
 from src.marooned.chart import way_to
 from src.marooned.legality import fault_in
 from src.marooned.observation import ACTIVE, Observation
 from src.marooned.rules import Rules
 from src.marooned.things import TABLET, Place, in_sight
+
+OPEN_FROM = 50.0
+"""The percent of the ship from which the scripted traitor does harm in the open."""
 
 
 def witnesses(view: Observation, rules: Rules, place: Place) -> list[int]:
@@ -20,12 +23,11 @@ def witnesses(view: Observation, rules: Rules, place: Place) -> list[int]:
 
 class Saboteur(Builder):
     """Does harm where it is safe, and else gathers like a colonist, without ever helping to build. Once the ship is
-    `open_from` percent built, or in the last days, it no longer cares who sees it."""
-
-    open_from = 60.0
+    `OPEN_FROM` percent built, on the last day, or when it is found out, it no longer cares who sees it."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_open = False
         honest = [plan for plan in self.plans if plan not in (self.build, self.vote, self.answer, self.keep_stores)]
         self.plans = [
             *(self.sabotage, self.poison, self.hide, self.take_tablet, self.frame, self.blame),
@@ -34,11 +36,13 @@ class Saboteur(Builder):
 
     def sabotage(self, view: Observation, rules: Rules) -> Action | None:
         """Undo what is built furthest, unseen or when it is late."""
-        if view.place != rules.base or not view.turns_built:
+        found_out = view.suspicion.get(view.seat, 0) >= SUSPECT_FROM
+        self.is_open |= found_out or view.ship_percent >= OPEN_FROM or view.day >= rules.days
+        if not view.turns_built or (witnesses(view, rules, rules.base) and not self.is_open):
             return None
-        late = view.ship_percent >= self.open_from or view.day >= rules.days
-        if witnesses(view, rules, rules.base) and not late:
-            return None
+        if view.place != rules.base:
+            way = way_to(rules, view.place, rules.base)
+            return way[1] if way and (self.is_open or way[0] <= 2) else None
         part = max(view.turns_built, key=lambda name: (rules.part[name].share, name))
         return Action("SABOTAGE", (part,))
 
