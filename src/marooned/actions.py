@@ -35,12 +35,13 @@ NUMBERS = {"sailor", "number"}
 
 @dataclass(frozen=True)
 class Form:
-    """A row of the table. `syntax` holds the types of the arguments in braces; the last words of `meaning` say what
-    the action does. `role` is the only role that can do it, None if all can."""
+    """A row of the table. `syntax` holds the types of the arguments in braces, `meaning` says what the action does, and
+    `note` what a prompt adds to the example. `role` is the only role that can do it, None if all can."""
 
     syntax: str
     example: str
     meaning: str
+    note: str = ""
     role: str | None = None
 
     @cached_property
@@ -64,28 +65,30 @@ class Form:
 
 
 _TABLE = (
-    Form("MOVE {direction}", "MOVE NORTH", "one step NORTH, SOUTH, EAST or WEST"),
-    Form("UP", "UP", "climb the stairs"),
-    Form("DOWN", "DOWN", "go down the stairs"),
-    Form("GATHER {thing} {number}", "GATHER WOOD 3", "pick up what lies here"),
-    Form("DEPOSIT {stored} {number}", "DEPOSIT WOOD 3", "pack to store, at the base"),
-    Form("WITHDRAW {stored} {number}", "WITHDRAW APPLE 1", "store to pack, at the base"),
-    Form("BUILD {part}", "BUILD HULL", "at the base"),
-    Form("EAT {food}", "EAT APPLE", "from your pack"),
-    Form("OFFER {food} TO {sailor}", "OFFER APPLE TO 2", "food, to one near you"),
-    Form("TAKE FROM {sailor}", "TAKE FROM 2", "eat what was offered"),
-    Form("REFUSE FROM {sailor}", "REFUSE FROM 2", "give it back"),
-    Form("POISON {food} TO {sailor}", "POISON APPLE TO 2", "offer food with a tablet in it", TRAITOR),
-    Form("ANTIDOTE TO {sailor}", "ANTIDOTE TO 2", "cure one near you, or yourself"),
-    Form("SHOW TO {sailor}", "SHOW TO 2", "show your pack"),
-    Form("SEARCH {sailor}", "SEARCH 2", "look into a pack near you"),
-    Form("SABOTAGE {part}", "SABOTAGE HULL", "undo building, at the base", TRAITOR),
-    Form("HIDE {thing}", "HIDE TABLET", "a piece that no search finds", TRAITOR),
-    Form("FRAME {sailor}", "FRAME 2", "leave a false trace, once", TRAITOR),
-    Form("SPEAK {text}", "SPEAK I have wood.", "to all"),
-    Form("WHISPER TO {sailor} {text}", "WHISPER TO 2 Trust me.", "to one"),
-    Form("VOTE {sailor}", "VOTE 2", "to remove a sailor"),
-    Form("WAIT", "WAIT", "do nothing"),
+    Form("MOVE {direction}", "MOVE NORTH", "Take one step.", "or SOUTH, EAST, WEST"),
+    Form("UP", "UP", "Climb the stairs."),
+    Form("DOWN", "DOWN", "Go down the stairs."),
+    Form("GATHER {thing} {number}", "GATHER WOOD 3", "Pick up what lies here."),
+    Form(
+        "DEPOSIT {stored} {number}", "DEPOSIT WOOD 3", "Bring pieces from the pack to the store, at the base.", "base"
+    ),
+    Form("WITHDRAW {stored} {number}", "WITHDRAW APPLE 1", "Take pieces from the store, at the base.", "base"),
+    Form("BUILD {part}", "BUILD HULL", "Build with others in the same turn, at the base.", "base"),
+    Form("EAT {food}", "EAT APPLE", "Eat from the pack."),
+    Form("OFFER {food} TO {sailor}", "OFFER APPLE TO 2", "Offer food to a sailor near by."),
+    Form("TAKE FROM {sailor}", "TAKE FROM 2", "Eat what a sailor offers."),
+    Form("REFUSE FROM {sailor}", "REFUSE FROM 2", "Give back what a sailor offers."),
+    Form("POISON {food} TO {sailor}", "POISON APPLE TO 2", "Offer food with a tablet in it.", "uses a TABLET", TRAITOR),
+    Form("ANTIDOTE TO {sailor}", "ANTIDOTE TO 2", "Cure a sailor near by, or oneself."),
+    Form("SHOW TO {sailor}", "SHOW TO 2", "Show the pack to a sailor in sight.", "your pack"),
+    Form("SEARCH {sailor}", "SEARCH 2", "Look into the pack of a sailor near by."),
+    Form("SABOTAGE {part}", "SABOTAGE HULL", "Undo some of what was built, at the base.", "base", TRAITOR),
+    Form("HIDE {thing}", "HIDE TABLET", "Hide a piece of the pack from searches.", role=TRAITOR),
+    Form("FRAME {sailor}", "FRAME 2", "Leave a false trace, once.", "once", TRAITOR),
+    Form("SPEAK {text}", "SPEAK Hello.", "Say something to all."),
+    Form("WHISPER TO {sailor} {text}", "WHISPER TO 2 Hello.", "Say something that only one sailor hears."),
+    Form("VOTE {sailor}", "VOTE 2", "Vote to remove a sailor.", "remove"),
+    Form("WAIT", "WAIT", "Do nothing."),
 )
 ACTIONS: dict[str, Form] = {form.name: form for form in _TABLE}
 """The table of all actions, by name."""

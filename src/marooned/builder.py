@@ -156,7 +156,7 @@ class Builder:
     def build(self, view: Observation, rules: Rules) -> Action | None:
         """Build with those who are at the base. If enough are there, they share the work on two parts."""
         parts = [part for part in rules.part if why_not_build(view, rules, part) is None]
-        present = [(view.energy, -view.seat)]
+        present = [(rules.shown_energy(view.energy), -view.seat)]
         for other in view.others.values():
             if other.place == rules.base and view.suspicion.get(other.seat, 0) < SUSPECT_FROM:
                 present.append((other.energy, -other.seat))

@@ -20,7 +20,7 @@ class Other(NamedTuple):
 
     seat: int
     status: str
-    energy: float
+    energy: int
     health: str
     place: Place | None
 
@@ -127,9 +127,10 @@ def _piles(state: State, me: Sailor, sight: int) -> dict[Place, dict[str, int]]:
 
 def _other(state: State, me: Sailor, sailor: Sailor, sight: int) -> Other:
     if not sailor.active:
-        return Other(sailor.seat, REMOVED if sailor.alive else DIED, 0.0, "", None)
+        return Other(sailor.seat, REMOVED if sailor.alive else DIED, 0, "", None)
     seen = me.role == TRAITOR or in_sight(me.place, sailor.place, sight)
-    return Other(sailor.seat, ACTIVE, sailor.energy, _health(sailor, state.rules), sailor.place if seen else None)
+    energy = state.rules.shown_energy(sailor.energy)
+    return Other(sailor.seat, ACTIVE, energy, _health(sailor, state.rules), sailor.place if seen else None)
 
 
 def _health(sailor: Sailor, rules: Rules) -> str:

@@ -137,7 +137,8 @@ class RewardTable:
 @dataclass(frozen=True)
 class Rules:
     """Everything that one game is played by. `phases` end with the day's last turn. `reach` is how many steps away a
-    sailor can be to be given something or searched. `room` is how many times the ship's material the island must hold.
+    sailor can be to be given something or searched. `energy_shown` is in which steps others see one's energy. `room` is
+    how many times the ship's material the island must hold.
     An episode's return times `reward_scale` is of the order of 1."""
 
     name: str
@@ -151,6 +152,7 @@ class Rules:
     sailors: int = 5
     fog_sight: int = 2
     fog_chance: float = 0.2
+    energy_shown: int = 10
     reach: int = 1
     pack: int = 20
     gather_limit: int = 5
@@ -216,6 +218,10 @@ class Rules:
     def cost(self, role: str, name: str) -> float:
         """The energy that an action takes from a sailor of a role."""
         return self.costs[role].get(name, 0.0)
+
+    def shown_energy(self, energy: float) -> int:
+        """A sailor's energy as the others see it: in steps, so that it does not betray who pays less for an action."""
+        return round(energy / self.energy_shown) * self.energy_shown
 
     def sight(self, level: int, foggy: bool) -> int:
         """How many cells far one sees on a level."""
