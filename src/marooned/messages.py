@@ -73,7 +73,7 @@ _SPELLINGS |= {f"{thing}S": thing for thing in THINGS} | {direction[0]: directio
 _FILLERS = {"THE", "A", "AN", "SOME", "PIECE", "PIECES", "OF", "SAILOR", "PLAYER", "FOR", "PACK", "FOOD", "MY"}
 _FILLERS |= {"FROM", "TO", "AT", "ON", "TOWARDS", "BASE", "STORE", "IN", "INTO"}
 """Words that carry no argument: the grammar's own prepositions are put back where they belong."""
-_NUMBERED = re.compile(rf"({'|'.join(THINGS)})[_#-]?[0-9]{{2,}}")
+_NUMBERED = re.compile(rf"({'|'.join((*THINGS, *_SPELLINGS))})[_#-]?[0-9]{{2,}}")
 """A piece by number, such as WOOD001; pieces have no numbers, so it means one of them."""
 _COUNTED = {"GATHER", "DEPOSIT", "WITHDRAW"}
 
