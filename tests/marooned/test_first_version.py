@@ -192,7 +192,7 @@ def test_no_honest_sailor_ever_sees_a_tablet_on_the_island(rules):
             view = observe(game, seat)
             assert (TABLET in observation_text(rules, view)) == (seat == 5)
             assert (place in view.piles) == (seat == 5)
-        assert do(game, f"GATHER {TABLET} 1").fault.text == f"no {TABLET} lies here"
+        assert do(game.clone(), f"GATHER {TABLET} 1").fault.text == f"no {TABLET} lies here"
 
 
 def test_a_thing_is_named_by_kind():
