@@ -6,7 +6,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from src.errors import DataError
 from src.marooned.things import DIRECTIONS, FOODS, PARTS, STORABLE, THINGS, TRAITOR
@@ -138,6 +138,16 @@ class Action:
 WAIT = Action("WAIT")
 
 
+@lru_cache(maxsize=4096)
+def action_of(name: str, *args: str | int) -> Action:
+    """The same as `Action(name, args)`, made once: for lists of many actions.
+
+    Raises:
+        ActionError: if the name or an argument is none of the grammar's.
+    """
+    return Action(name, args)
+
+
 def format_action(action: Action) -> str:
     """The action in the exact grammar, such as `GATHER WOOD 3`."""
     form = ACTIONS[action.name]
@@ -156,7 +166,7 @@ def parse_action(text: str) -> Action:
         written = f"it is written as {form.syntax!r}" if form else f"actions are {', '.join(ACTIONS)}"
         raise ActionError(f"{text[:80]!r} is no action; {written}")
     values = (int(word) if kind in NUMBERS else word for kind, word in zip(form.types, found.groups(), strict=True))
-    action = Action(form.name, tuple(values))
-    if format_action(action) != text:
-        raise ActionError(f"{text[:80]!r} is not written as {format_action(action)!r}")
-    return action
+    parsed = Action(form.name, tuple(values))
+    if format_action(parsed) != text:
+        raise ActionError(f"{text[:80]!r} is not written as {format_action(parsed)!r}")
+    return parsed

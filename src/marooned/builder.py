@@ -38,11 +38,6 @@ def spare_food(view: Observation, rules: Rules) -> dict[str, int]:
     return {kind: number for kind, number in spare.items() if number > 0}
 
 
-def last_turn_of(rules: Rules, name: str) -> int:
-    """The last turn of a day in which an action is possible."""
-    return max((phase.last for phase in rules.phases if name not in phase.closed), default=0)
-
-
 def unhurried(rules: Rules) -> bool:
     """Whether days are so long that a turn for a meal costs little."""
     return rules.turns > max(level.width + level.height for level in rules.levels)
@@ -100,8 +95,8 @@ class Builder:
             return None
         working = "GATHER" not in rules.phase(view.turn).closed
         tired = view.energy <= (0.3 if working and not unhurried(rules) else 0.6) * rules.energy.full
-        home = view.place == rules.base and view.turn > last_turn_of(rules, "GATHER")
-        due = not view.fed and (home or view.turn > last_turn_of(rules, "MOVE"))
+        home = view.place == rules.base and view.turn > rules.last_turn("GATHER")
+        due = not view.fed and (home or view.turn > rules.last_turn("MOVE"))
         return Action("EAT", (foods[0],)) if tired or due else None
 
     def vote(self, view: Observation, rules: Rules) -> Action | None:
@@ -185,8 +180,8 @@ class Builder:
         if way is None:
             return None
         cost, first = way
-        left = last_turn_of(rules, "MOVE") - view.turn + 1
-        late = (left < cost + 2 and self.day_out != view.day) or view.turn > last_turn_of(rules, "GATHER")
+        left = rules.last_turn("MOVE") - view.turn + 1
+        late = (left < cost + 2 and self.day_out != view.day) or view.turn > rules.last_turn("GATHER")
         full = view.load >= rules.pack
         tired = view.energy < cost + rules.energy.unfed and not foods_in(view, rules)
         carried = any(view.pack.get(kind) for kind in rules.needed)
@@ -241,7 +236,7 @@ class Builder:
 
     def _may_stay_out(self, view: Observation, rules: Rules) -> bool:
         """Whether to go where nobody can return from today: early enough, and not tired."""
-        return view.day > 1 and view.turn < last_turn_of(rules, "GATHER") and view.energy > 2 * rules.energy.unfed
+        return view.day > 1 and view.turn < rules.last_turn("GATHER") and view.energy > 2 * rules.energy.unfed
 
     def _own_kind(self, view: Observation, rules: Rules) -> str | None:
         """What this seat looks for first, so that not all go for the same."""
@@ -254,12 +249,12 @@ class Builder:
         """Whether energy and turns are left for the way there, for gathering, and for the way home."""
         home = way_to(rules, target, rules.base)
         way = there + (home[0] if home else 0)
-        in_time = way + 1 <= last_turn_of(rules, "MOVE") - view.turn + 1 and self._opens_in_time(view, rules, there)
+        in_time = way + 1 <= rules.last_turn("MOVE") - view.turn + 1 and self._opens_in_time(view, rules, there)
         return in_time and way + rules.energy.costs.get("GATHER", 0) <= view.energy
 
     def _opens_in_time(self, view: Observation, rules: Rules, there: float) -> bool:
         """Whether gathering is still possible on arrival."""
-        return view.turn + there <= last_turn_of(rules, "GATHER")
+        return view.turn + there <= rules.last_turn("GATHER")
 
     def explore(self, view: Observation, rules: Rules) -> Action | None:
         """Go where nothing was seen yet, on a level on which something lacking can lie."""

@@ -1,6 +1,6 @@
 """What a scripted player remembers of the island, and how it finds its way."""
 
-from src.marooned.actions import Action
+from src.marooned.actions import Action, action_of
 from src.marooned.observation import Observation
 from src.marooned.rules import Rules
 from src.marooned.things import Place, in_sight
@@ -18,7 +18,7 @@ def way_to(rules: Rules, place: Place, target: Place) -> tuple[float, Action] | 
         if stairs is None:
             return None
         foot, head, name = (stairs.lower, stairs.upper, "UP") if up else (stairs.upper, stairs.lower, "DOWN")
-        first = first or (Action(name) if place == foot else _step(place, foot))
+        first = first or (action_of(name) if place == foot else _step(place, foot))
         cost += _steps(rules, place, foot) + rules.energy.costs.get(name, 0)
         place = head
     return (cost, first) if first else None
@@ -32,8 +32,8 @@ def _step(place: Place, target: Place) -> Action:
     """One step on the same level, along the longer side first."""
     east, south = target.x - place.x, target.y - place.y
     if abs(east) >= abs(south):
-        return Action("MOVE", ("EAST" if east > 0 else "WEST",))
-    return Action("MOVE", ("SOUTH" if south > 0 else "NORTH",))
+        return action_of("MOVE", "EAST" if east > 0 else "WEST")
+    return action_of("MOVE", "SOUTH" if south > 0 else "NORTH")
 
 
 class Chart:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from src.marooned.actions import ACTIONS, SAMPLE_TEXT, WAIT, Action
+from src.marooned.actions import ACTIONS, SAMPLE_TEXT, WAIT, Action, action_of
 from src.marooned.observation import ACTIVE, Observation, observe
 from src.marooned.rules import Rules
 from src.marooned.things import ANTIDOTE, DIRECTIONS, STORABLE, TABLET, in_sight, steps_between
@@ -70,8 +70,8 @@ def possible_in(view: Observation, rules: Rules) -> list[Action]:
 def _candidates(view: Observation, rules: Rules) -> Iterator[Action]:
     """Actions with arguments that can be possible; it leaves out only what cannot."""
     yield WAIT
-    yield from (Action("MOVE", (direction,)) for direction in DIRECTIONS)
-    yield from (Action("UP"), Action("DOWN"))
+    yield from (action_of("MOVE", direction) for direction in DIRECTIONS)
+    yield from (action_of("UP"), action_of("DOWN"))
     free = rules.pack - view.load
     for name, pieces, most in (
         ("GATHER", view.here, min(free, rules.gather_limit)),
@@ -80,17 +80,17 @@ def _candidates(view: Observation, rules: Rules) -> Iterator[Action]:
     ):
         for kind, there in pieces.items():
             if name == "GATHER" or kind in STORABLE:
-                yield from (Action(name, (kind, number)) for number in range(1, min(there, most, 99) + 1))
-    yield from (Action(name, (part,)) for name in ("BUILD", "SABOTAGE") for part in rules.part)
+                yield from (action_of(name, kind, number) for number in range(1, min(there, most, 99) + 1))
+    yield from (action_of(name, part) for name in ("BUILD", "SABOTAGE") for part in rules.part)
     foods = [kind for kind in view.pack if kind in rules.energy.food]
-    yield from (Action("EAT", (food,)) for food in foods)
-    yield from (Action("HIDE", (kind,)) for kind in view.pack)
-    yield Action("ANTIDOTE", (view.seat,))
-    yield Action("SPEAK", (SAMPLE_TEXT,))
+    yield from (action_of("EAT", food) for food in foods)
+    yield from (action_of("HIDE", kind) for kind in view.pack)
+    yield action_of("ANTIDOTE", view.seat)
+    yield action_of("SPEAK", SAMPLE_TEXT)
     for seat in view.others:
-        yield from (Action(name, (food, seat)) for name in ("OFFER", "POISON") for food in foods)
-        yield from (Action(name, (seat,)) for name in ("TAKE", "REFUSE", "ANTIDOTE", "SHOW", "SEARCH", "FRAME", "VOTE"))
-        yield Action("WHISPER", (seat, SAMPLE_TEXT))
+        yield from (action_of(name, food, seat) for name in ("OFFER", "POISON") for food in foods)
+        yield from (action_of(name, seat) for name in ("TAKE", "REFUSE", "ANTIDOTE", "SHOW", "SEARCH", "FRAME", "VOTE"))
+        yield action_of("WHISPER", seat, SAMPLE_TEXT)
 
 
 def _move(view: Observation, rules: Rules, args: tuple) -> str | None:

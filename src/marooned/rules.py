@@ -209,6 +209,15 @@ class Rules:
         return self._phase_of_turn[turn - 1]
 
     @cached_property
+    def _last_turns(self) -> dict[str, int]:
+        closed = {name for phase in self.phases for name in phase.closed}
+        return {name: max((p.last for p in self.phases if name not in p.closed), default=0) for name in closed}
+
+    def last_turn(self, name: str) -> int:
+        """The last turn of a day in which an action is possible."""
+        return self._last_turns.get(name, self.turns)
+
+    @cached_property
     def costs(self) -> dict[str, dict[str, float]]:
         """Energy by role and action, for the actions that cost some."""
         factors = {COLONIST: 1.0, TRAITOR: self.traitor.cost_factor}
