@@ -3,19 +3,14 @@
 A fault is found in the sailor's own observation, so its reason can tell nothing that the sailor must not know.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from src.marooned.actions import ACTIONS, SAMPLE_TEXT, WAIT, Action, action_of
 from src.marooned.observation import ACTIVE, Observation, observe
 from src.marooned.rules import Rules
+from src.marooned.state import Played
 from src.marooned.things import ANTIDOTE, DIRECTIONS, STORABLE, TABLET, in_sight, steps_between
-
-if TYPE_CHECKING:
-    from src.marooned.game import Game
 
 IMPOSSIBLE = "impossible"
 ENERGY = "energy"
@@ -33,12 +28,12 @@ Check = Callable[[Observation, Rules, tuple], str | None]
 """Says why an action with these arguments is not possible; None if it is."""
 
 
-def fault_of(game: Game, seat: int, action: Action) -> Fault | None:
+def fault_of(game: Played, seat: int, action: Action) -> Fault | None:
     """Why a sailor cannot do this now; None if it is possible. It does not ask whose turn it is."""
     return fault_in(observe(game, seat), game.rules, action)
 
 
-def possible_actions(game: Game, seat: int) -> list[Action]:
+def possible_actions(game: Played, seat: int) -> list[Action]:
     """All actions that a sailor can do now; one sample of those with free text. Empty for one who acts no more."""
     return possible_in(observe(game, seat), game.rules)
 

@@ -1,16 +1,11 @@
 """What one sailor may know. Everything that a player, a prompt or a fault is made from comes from here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from src.marooned.rules import Rules
-from src.marooned.state import Evidence, Said, Sailor, State
+from src.marooned.state import Evidence, Played, Said, Sailor, State
 from src.marooned.things import TABLET, TRAITOR, Place, in_sight
-
-if TYPE_CHECKING:
-    from src.marooned.game import Game
 
 ACTIVE, REMOVED, DIED = "active", "removed", "dead"
 
@@ -66,7 +61,7 @@ class Observation:
         return self.piles.get(self.place, {})
 
 
-def observe(game: Game, seat: int) -> Observation:
+def observe(game: Played, seat: int) -> Observation:
     """What the sailor of a seat knows now.
 
     Raises:

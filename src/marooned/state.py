@@ -1,7 +1,7 @@
 """The state of a game: sailors, island, store, ship, and what was said and found. It can be copied cheaply."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from src.marooned.island import is_foggy, make_piles
 from src.marooned.rules import Rules
@@ -158,6 +158,13 @@ class State:
         kept = (*self.evidence, Evidence(self.day, self.turn, suspect, score, text))
         self.evidence = kept[-self.rules.evidence_kept :]
         self.suspicion[suspect] = min(self.rules.suspicion.most, self.suspicion.get(suspect, 0) + score)
+
+
+class Played(Protocol):
+    """A game, as far as one looks at it to see what is known and possible."""
+
+    rules: Rules
+    state: State
 
 
 def new_state(rules: Rules, seed: int, roles: dict[int, str]) -> State:
