@@ -12,7 +12,8 @@ from config.load import ROOT
 
 ROOMS = (
     *("launch", "ppo", "grpo", "sft", "training", "evaluation", "server", "memory", "viewer", "results"),
-    *("inference_providers", "vllm", "supervision", "message_rules", "toy_language", "classroom", "config", "rollout"),
+    *("inference_providers", "vllm", "supervision", "message_rules", "toy_language", "classroom", "marooned"),
+    *("config", "rollout"),
     *("grading", "models", "system", "errors"),
 )
 """From the roof to the ground. `config` is the folder beside src/, `errors` the one file that stands in no room."""

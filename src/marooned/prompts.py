@@ -1,0 +1,166 @@
+"""The prompts, made from the rules and an observation, so that they cannot contradict them."""
+
+from src.marooned.actions import ACTIONS, Form
+from src.marooned.observation import ACTIVE, Observation
+from src.marooned.rules import Rules
+from src.marooned.things import COLONIST, TRAITOR, Place
+
+_GOALS = {
+    COLONIST: "You are a colonist: build the ship with the others and get away within {days} days of {turns} turns.",
+    TRAITOR: "You are the traitor: keep the ship unfinished for {days} days of {turns} turns, undiscovered.",
+}
+
+
+def system_prompt(rules: Rules, role: str) -> str:
+    """What a player of a role must know of the rules, and how to answer.
+
+    Raises:
+        KeyError: if there is no such role.
+    """
+    energy = rules.energy
+    costs = [(name, cost) for name, cost in rules.costs[role].items() if rules.stairs or name not in ("UP", "DOWN")]
+    costs = [f"{name} {cost:g}" for name, cost in costs if ACTIONS[name].role in (None, role)]
+    goal = _GOALS[role].format(days=rules.days, turns=rules.turns)
+    ship = f"{rules.builders} in the same turn, {rules.build_turns} turns each part, from the store"
+    lines = [
+        f"{rules.sailors} sailors are stranded; one may be a traitor. {goal}",
+        *_island_lines(rules),
+        "Of each day: " + "; ".join(_phase_texts(rules)) + ".",
+        f"Ship, built at the base by {ship}: {'; '.join(_part_text(rules, name) for name in rules.part)}.",
+        f"Energy {energy.full:g}; each night +{energy.fed:g} if you ate, else -{energy.unfed:g}; at 0 you die. "
+        f"Eating: {', '.join(f'{kind} +{gain:g}' for kind, gain in energy.food.items())}. Costs: {', '.join(costs)}.",
+        f"Pack {rules.pack}; GATHER at most {rules.gather_limit}; poison kills in {rules.poison.death} nights.",
+        "Actions: " + "; ".join(_action_text(form) for form in forms_of(rules, role)) + ".",
+        "Answer in two lines:",
+        "REASONING: one short sentence",
+        "ACTION: one action",
+    ]
+    return "\n".join(lines)
+
+
+def forms_of(rules: Rules, role: str) -> list[Form]:
+    """The actions that a role can ever do by these rules."""
+    return [
+        form
+        for form in ACTIONS.values()
+        if form.role in (None, role) and (rules.stairs or form.name not in ("UP", "DOWN"))
+    ]
+
+
+def _island_lines(rules: Rules) -> list[str]:
+    if len(rules.levels) == 1:
+        level = rules.levels[0]
+        size = f"x 0-{level.width - 1} to the EAST, y 0-{level.height - 1} to the SOUTH"
+        return [f"Places: {size}; base ({rules.base.x},{rules.base.y})."]
+    sizes = ", ".join(f"{level.name} {level.width}x{level.height}" for level in rules.levels)
+    stairs = ", ".join(f"{_place_text(rules, s.lower)} UP to {_place_text(rules, s.upper)}" for s in rules.stairs)
+    kinds = []
+    for level, size in enumerate(rules.levels):
+        found = dict.fromkeys(vein.kind for vein in rules.veins if vein.level == level and vein.kind != "TABLET")
+        kinds.append(f"{size.name}: {', '.join(found)}")
+    return [
+        f"Island: {sizes}; x grows to the EAST, y to the SOUTH; base {_place_text(rules, rules.base)}.",
+        f"Stairs: {stairs}.",
+        f"Found in {'; '.join(kinds)}.",
+    ]
+
+
+def _place_text(rules: Rules, place: Place, level: int | None = None) -> str:
+    """A place with its level's name, unless that is the given level or the only one."""
+    known = place.level == level or len(rules.levels) == 1
+    return f"{'' if known else rules.levels[place.level].name + ' '}({place.x},{place.y})"
+
+
+def _phase_texts(rules: Rules) -> list[str]:
+    """What is not possible in which turns."""
+    texts, first = [], 1
+    for phase in rules.phases:
+        closed = [name for name in ACTIONS if name in phase.closed and (rules.stairs or name not in ("UP", "DOWN"))]
+        if closed:
+            turns = f"turns {first}-{phase.last}" if first < phase.last else f"turn {first}"
+            texts.append(f"{turns} no {', '.join(closed)}")
+        first = phase.last + 1
+    return texts
+
+
+def _part_text(rules: Rules, name: str) -> str:
+    part = rules.part[name]
+    after = f" after {part.after}" if part.after else ""
+    return f"{name}{after}, {part.share}%: {', '.join(f'{n} {kind}' for kind, n in part.material.items())}"
+
+
+def _action_text(form: Form) -> str:
+    return f"{form.example} ({form.note})" if form.note else form.example
+
+
+def observation_text(rules: Rules, view: Observation) -> str:
+    """What a sailor knows now, as text."""
+    return "\n".join([*_own_lines(rules, view), *_common_lines(rules, view), *_said_lines(view)])
+
+
+def _own_lines(rules: Rules, view: Observation) -> list[str]:
+    here = _place_text(rules, view.place) + (", the base" if view.place == rules.base else "")
+    fed = "fed" if view.fed else "not fed"
+    hidden = f" (hidden: {_pieces(view.hidden)})" if view.hidden else ""
+    lines = [
+        f"You are sailor {view.seat}, {view.role}. Day {view.day} of {rules.days}, turn {view.turn} of {rules.turns}, "
+        f"{view.phase}{', fog' if view.foggy else ''}.",
+        f"You are at {here}. Energy {view.energy:g}, {fed}{', ' + view.health if view.health else ''}. "
+        f"Pack {view.load}/{rules.pack}: {_pieces(view.pack)}{hidden}.",
+        f"Here: {_pieces(view.here)}. In sight: {_sights(view)}.",
+    ]
+    ways = [name for name in ("UP", "DOWN") if rules.way(view.place, name)]
+    if ways:
+        lines.append(f"Stairs lead {' and '.join(ways)}.")
+    if view.last_fault:
+        lines.append(f"Your last action failed: {view.last_fault}.")
+    return lines
+
+
+def _pieces(pieces: dict[str, int]) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in sorted(pieces.items())) or "nothing"
+
+
+def _sights(view: Observation) -> str:
+    """The piles elsewhere, by kind and size."""
+    places: dict[str, list[str]] = {}
+    for place, pile in sorted(view.piles.items()):
+        if place != view.place:
+            for kind, number in pile.items():
+                places.setdefault(f"{number} {kind}", []).append(f"({place.x},{place.y})")
+    return "; ".join(f"{what} {' '.join(where)}" for what, where in sorted(places.items())) or "nothing"
+
+
+def _common_lines(rules: Rules, view: Observation) -> list[str]:
+    built = [f"{name} {_turns_text(view.turns_built.get(name, 0), rules.build_turns)}" for name in rules.part]
+    others = []
+    for other in view.others.values():
+        if other.status != ACTIVE:
+            others.append(f"{other.seat} {other.status}")
+            continue
+        where = f" {_place_text(rules, other.place, view.place.level)}" if other.place else ""
+        others.append(f"{other.seat} energy {other.energy:g}{where}{', ' + other.health if other.health else ''}")
+    return [
+        f"Store: {_pieces(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built)}.",
+        f"Sailors: {'; '.join(others)}.",
+    ]
+
+
+def _turns_text(turns: int, needed: int) -> str:
+    return "finished" if turns >= needed else f"{turns}/{needed}"
+
+
+def _said_lines(view: Observation) -> list[str]:
+    lines = [f"Sailor {giver} offers you {food}." for giver, food in view.offers]
+    for said in view.messages:
+        sender = "" if said.sender == 0 else "you" if said.sender == view.seat else f"sailor {said.sender}"
+        to = "" if said.to == 0 or said.sender == 0 else " to you" if said.to == view.seat else f" to sailor {said.to}"
+        lines.append(f"Day {said.day}, turn {said.turn}: {sender}{to}{': ' if sender else ''}{said.text}")
+    lines += [f"Evidence, day {found.day}: {found.text}." for found in view.evidence]
+    if view.suspicion:
+        lines.append(
+            "Suspicion: " + ", ".join(f"{seat}: {score}" for seat, score in sorted(view.suspicion.items())) + "."
+        )
+    if view.votes:
+        lines.append("Votes: " + ", ".join(f"{voter} for {seat}" for voter, seat in sorted(view.votes.items())) + ".")
+    return lines

@@ -1,0 +1,65 @@
+"""Prompts follow the rules, and are short."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from src.marooned.actions import ACTIONS
+from src.marooned.game import Game
+from src.marooned.observation import observe
+from src.marooned.players import cast
+from src.marooned.presets import PRESETS, TINY
+from src.marooned.prompts import forms_of, observation_text, system_prompt
+from src.marooned.render import render
+from src.marooned.things import COLONIST, TABLET, TRAITOR, Place
+from tests.marooned.support import do, made
+
+
+@pytest.mark.parametrize("rules", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("role", [COLONIST, TRAITOR])
+def test_a_prompt_names_every_action_of_the_role_and_no_other(rules, role):
+    prompt = system_prompt(rules, role)
+    actions = next(line for line in prompt.splitlines() if line.startswith("Actions"))
+    named = {name for name, form in ACTIONS.items() if form.example in actions}
+    assert named == {form.name for form in forms_of(rules, role)}
+    assert ("SABOTAGE" in prompt) == (role == TRAITOR)
+
+
+def test_a_prompt_follows_the_rules():
+    changed = replace(TINY, pack=17, gather_limit=9, days=8, builders=3, energy=replace(TINY.energy, fed=13))
+    new = set(system_prompt(changed, COLONIST).split()) - set(system_prompt(TINY, COLONIST).split())
+    assert {"17;", "9;", "8", "+13"} <= new
+    assert "by 3 in the same turn" in system_prompt(changed, COLONIST)
+
+
+def test_prompts_are_short():
+    assert len(system_prompt(TINY, COLONIST).split()) <= 220
+    assert len(system_prompt(TINY, TRAITOR).split()) <= 235
+    longest = 0
+    for seed in range(3):
+        game = Game(TINY, seed)
+        players, rng = cast(game), Random(seed)
+        while not game.over:
+            view = observe(game, game.seat)
+            longest = max(longest, len(observation_text(TINY, view).split()))
+            game.step(players[game.seat].act(view, TINY, rng))
+    assert longest <= 200
+
+
+def test_an_observation_says_why_the_last_action_failed():
+    game = made()
+    do(game, "EAT APPLE")
+    assert "Your last action failed: EAT APPLE: your pack holds 0 APPLE." in observation_text(TINY, observe(game, 1))
+    do(game, "WAIT")
+    assert "failed" not in observation_text(TINY, observe(game, 1))
+
+
+def test_the_picture_of_one_sailor_hides_what_the_sailor_does_not_see():
+    game = made()
+    game.state.piles = {Place(0, 0, 0): {TABLET: 1}, Place(0, 3, 4): {"WOOD": 2}}
+    game.state.foggy = True
+    whole, part = render(game), render(game, seat=1)
+    assert "x" in whole.splitlines()[2] and "traitor" in whole
+    rows = part.splitlines()[2:10]
+    assert rows[0] == "" and rows[4] == "    . W 1 . ." and "traitor" not in part

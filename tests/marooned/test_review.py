@@ -1,0 +1,115 @@
+"""The supervisor of rules: categories, corrections, penalties."""
+
+from random import Random
+
+import pytest
+
+from src.marooned.actions import format_action
+from src.marooned.game import Game
+from src.marooned.legality import fault_of
+from src.marooned.messages import format_message
+from src.marooned.observation import observe
+from src.marooned.players import any_action, cast
+from src.marooned.presets import TINY
+from src.marooned.review import DEFAULT_PENALTIES, review_action
+from src.marooned.things import Place
+from tests.marooned.support import made, put
+
+
+@pytest.mark.parametrize(
+    ("text", "category", "corrected"),
+    [
+        ("REASONING: go\nACTION: MOVE NORTH", "none", "MOVE NORTH"),
+        ("REASONING: go\nACTION: I will go north.", "minor", "MOVE NORTH"),
+        ("ACTION: MOVE NORTH", "minor", "MOVE NORTH"),
+        ("MOVE NORTH", "format", "MOVE NORTH"),
+        ("REASONING: go\nACTION: MOVE NORTH\nACTION: WAIT", "format", None),
+        ("REASONING: go\nACTION: MOVE UPWARDS", "format", None),
+        ("REASONING: go\nACTION: UP", "impossible", None),
+        ("REASONING: go\nACTION: GATHER WOOD 3", "impossible", None),
+        ("Once upon a time there was a fox.", "gibberish", None),
+        ("", "gibberish", None),
+    ],
+)
+def test_each_fault_has_its_category_and_a_correction_that_is_possible(text, category, corrected):
+    game = made()
+    review = review_action(game, 1, text)
+    assert (review.category, review.valid) == (category, category == "none")
+    assert bool(review.critique) == (category != "none")
+    assert fault_of(game, 1, review.corrected) is None
+    assert corrected is None or format_action(review.corrected) == corrected
+
+
+def test_too_little_energy_has_a_category_of_its_own():
+    game = made()
+    game.state.turn, game.state.sailors[1].energy = 4, 3
+    game.state.piles = {TINY.base: {"WOOD": 3}}
+    assert review_action(game, 1, "REASONING: wood\nACTION: GATHER WOOD 3").category == "energy"
+
+
+def waiting(game: Game, seat: int = 1) -> tuple[str, str]:
+    review = review_action(game, seat, "REASONING: later\nACTION: WAIT")
+    return review.category, format_action(review.corrected)
+
+
+def test_waiting_is_a_mistake_where_something_useful_is_certain():
+    game = made()
+    assert waiting(game) == ("none", "WAIT")
+    game.state.sailors[1].pack = {"WOOD": 3}
+    assert waiting(game) == ("strategy", "DEPOSIT WOOD 3")
+    game.state.sailors[1].pack, game.state.store = {}, {"WOOD": 6}
+    assert waiting(game) == ("strategy", "BUILD HULL")
+    for seat in (2, 3, 4, 5):
+        put(game, seat, 0, 0)
+    assert waiting(game) == ("none", "WAIT"), "nobody is there to build with"
+    game.state.sailors[1].pack, game.state.sailors[1].energy = {"APPLE": 1}, 10
+    assert waiting(game) == ("strategy", "EAT APPLE")
+
+
+def test_walking_away_with_a_full_pack_is_a_mistake():
+    game = made()
+    put(game, 1, 4, 3)
+    game.state.sailors[1].pack = {"WOOD": TINY.pack}
+    review = review_action(game, 1, "REASONING: on\nACTION: MOVE NORTH")
+    assert (review.category, format_action(review.corrected)) == ("strategy", "MOVE SOUTH")
+    assert review_action(game, 1, "REASONING: on\nACTION: MOVE SOUTH").valid
+    game.state.sailors[1].pack = {"WOOD": TINY.pack - 1}
+    assert review_action(game, 1, "REASONING: on\nACTION: MOVE NORTH").valid
+
+
+def test_the_traitor_is_judged_as_a_traitor():
+    game = made()
+    game.state.turns_built = {"HULL": 2}
+    game.state.sailors[5].pack = {"WOOD": 3}
+    assert waiting(game, 5) == ("none", "WAIT"), "the others are looking"
+    game.state.foggy = True
+    for seat in (1, 2, 3, 4):
+        game.state.sailors[seat].place = Place(0, 0, 0)
+    assert waiting(game, 5) == ("strategy", "SABOTAGE HULL")
+
+
+def test_every_correction_of_random_play_is_possible():
+    game = Game(TINY, 4)
+    players, rng, seen = cast(game), Random(4), set()
+    while not game.over:
+        action = any_action(rng)
+        review = review_action(game, game.seat, format_message("so", action))
+        seen.add(review.category)
+        assert game.clone().step(review.corrected).fault is None
+        assert not review.valid or review.corrected == action
+        game.step(players[game.seat].act(observe(game, game.seat), TINY, rng))
+    assert {"none", "impossible"} <= seen <= set(DEFAULT_PENALTIES)
+
+
+def test_penalties_lie_in_their_ranges():
+    ranges = {"none": (0, 0), "minor": (-0.5, -0.3), "format": (-1, -0.5), "impossible": (-2, -1)}
+    ranges |= {"energy": (-2, -1.5), "strategy": (-3, -2), "gibberish": (-5, -3)}
+    assert DEFAULT_PENALTIES.keys() == ranges.keys()
+    assert all(low <= DEFAULT_PENALTIES[name] <= high for name, (low, high) in ranges.items())
+
+
+def test_who_acts_no_more_is_not_reviewed():
+    game = made()
+    game.state.sailors[1].alive = False
+    with pytest.raises(ValueError, match="acts no more"):
+        review_action(game, 1, "REASONING: a\nACTION: WAIT")
