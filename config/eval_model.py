@@ -12,6 +12,7 @@ from config.base import (
     LoggingConfig,
     SupervisorModelConfig,
     VllmConfig,
+    default_penalties,
 )
 from config.checks import check_generation, check_logging, check_reward_model, check_server
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
@@ -200,7 +201,7 @@ def _check_supervision(config: EvalConfig) -> None:
             "samplings names supervised, but there is no supervisor: set supervisor_model.model_name_or_path, to "
             "rules, rubric or a model, or leave supervised out."
         )
-    check_supervisor(supervisor, config.generation.supervisor, config.generation)
+    check_supervisor(supervisor, config.generation.supervisor, config.generation, default_penalties())
 
 
 def _check_tutors(config: EvalConfig) -> None:

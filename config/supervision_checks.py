@@ -1,5 +1,6 @@
 """Checks of supervision: the supervisor, turn credit, and corrections."""
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +45,8 @@ def check_supervision(config: TrainRLConfig) -> None:
             f"supervisor_model is {config.supervisor_model.model_name_or_path}, but the environment "
             f"{config.environment} asks no supervisor: leave supervisor_model out."
         )
-    check_supervisor(config.supervisor_model, supervision, generation)
+    known = getattr(_environment(config), "default_penalties", default_penalties)()
+    check_supervisor(config.supervisor_model, supervision, generation, known)
     _check_credit(config, train.turn_credit)
     _check_corrections(config, train.corrections)
     changes = supervision.on_invalid in (RETRY, REPLACE)
@@ -57,8 +59,17 @@ def check_supervision(config: TrainRLConfig) -> None:
         )
 
 
-def check_supervisor(supervisor: SupervisorModelConfig | None, supervision: Any, generation: EnvironmentConfig) -> None:
-    """Check how a supervisor is reached, its prompt, and its table of penalties."""
+def check_supervisor(
+    supervisor: SupervisorModelConfig | None,
+    supervision: Any,
+    generation: EnvironmentConfig,
+    known: Mapping[str, float],
+) -> None:
+    """Check how a supervisor is reached, its prompt, and its table of penalties.
+
+    Args:
+        known: the categories of the environment's rules, and their default penalties.
+    """
     check_choice("generation.supervisor.on_invalid", supervision.on_invalid, ON_INVALID)
     for name, penalty in supervision.penalties.items():
         check_finite(f"generation.supervisor.penalties.{name}", penalty)
@@ -66,7 +77,7 @@ def check_supervisor(supervisor: SupervisorModelConfig | None, supervision: Any,
             raise ConfigError(
                 f"generation.supervisor.penalties.{name} is {penalty:g}; a penalty is at most 0: write {-penalty:g}."
             )
-    missing = sorted(set(default_penalties()) - set(supervision.penalties))
+    missing = sorted(set(known) - set(supervision.penalties))
     if missing:
         raise ConfigError(
             f"generation.supervisor.penalties lacks {', '.join(missing)}: give each a number, 0 for one that costs "
@@ -81,11 +92,11 @@ def check_supervisor(supervisor: SupervisorModelConfig | None, supervision: Any,
         return
     check_model("supervisor_model", supervisor, generation)
     embedded = supervisor.model_name_or_path in EMBEDDED_SUPERVISORS
-    unknown = sorted(set(supervision.penalties) - set(default_penalties()))
+    unknown = sorted(set(supervision.penalties) - set(known))
     if embedded and unknown:
         raise ConfigError(
             f"generation.supervisor.penalties names {', '.join(unknown)}, which {supervisor.model_name_or_path} never "
-            f"finds; it knows {', '.join(default_penalties())}."
+            f"finds; it knows {', '.join(known)}."
         )
     if not embedded and supervision.prompt_path is None:
         raise ConfigError(

@@ -17,7 +17,7 @@ from src.rollout.engines import ChatEngine, Sampling
 from src.rollout.reviews import MessageToReview, Review, no_verdict
 from src.supervision.correction_check import checked
 from src.supervision.prompted_review import parse_review, review_messages, review_schema
-from src.supervision.rules_supervisor import review_by_rules
+from src.supervision.rules_supervisor import Rules, review_by_rules
 
 STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all reviews until a user fixes their cause."""
@@ -33,6 +33,7 @@ class ApiSupervisor:
     Args:
         api: answers the requests that the ledger cannot; None sends none.
         timeout_s: the time after which a review counts as failed; None leaves that to the API's own limits.
+        rules: the environment's rules, which review each message first.
 
     Raises:
         ConfigError: without a prompt template.
@@ -45,6 +46,7 @@ class ApiSupervisor:
         ledger: CallLedger,
         api: ChatApi | None,
         timeout_s: float | None = None,
+        rules: Rules = review_by_rules,
     ):
         self._path = _prompt_path(supervision)
         self._replies_per_review = config.replies_per_review
@@ -53,6 +55,7 @@ class ApiSupervisor:
         self._sampling = Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=supervision.max_tokens)
         self._replies = KeptReplies(config, ledger, api)
         self._timeout_s = timeout_s
+        self._rules = rules
 
     async def review(self, about: MessageToReview) -> Review:
         """As `Supervisor.review`.
@@ -68,7 +71,9 @@ class ApiSupervisor:
             answer, _ = await self._replies.get(request, lambda text: _can_be_read(text, self._categories))
             return answer.text
 
-        return await review_by_model(about, reply, self._replies_per_review, self._categories, self._timeout_s)
+        return await review_by_model(
+            about, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
+        )
 
 
 class EngineSupervisor:
@@ -76,6 +81,7 @@ class EngineSupervisor:
 
     Args:
         timeout_s: the time after which a review counts as failed; None leaves that to the engine's own limits.
+        rules: the environment's rules, which review each message first.
 
     Raises:
         ConfigError: without a prompt template.
@@ -88,6 +94,7 @@ class EngineSupervisor:
         engine: ChatEngine,
         sampling: Sampling,
         timeout_s: float | None = None,
+        rules: Rules = review_by_rules,
     ):
         self._path = _prompt_path(supervision)
         self._replies_per_review = config.replies_per_review
@@ -95,6 +102,7 @@ class EngineSupervisor:
         self._engine = engine
         self._sampling = replace(sampling, max_tokens=supervision.max_tokens)
         self._timeout_s = timeout_s
+        self._rules = rules
 
     async def review(self, about: MessageToReview) -> Review:
         """As `Supervisor.review`.
@@ -111,11 +119,18 @@ class EngineSupervisor:
                 raise ContextOverflow(f"The supervisor's context had room for {found.tokens} tokens of an answer only.")
             return found.text
 
-        return await review_by_model(about, reply, self._replies_per_review, self._categories, self._timeout_s)
+        return await review_by_model(
+            about, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
+        )
 
 
 async def review_by_model(
-    about: MessageToReview, reply: Reply, replies: int, categories: tuple[str, ...], timeout_s: float | None
+    about: MessageToReview,
+    reply: Reply,
+    replies: int,
+    categories: tuple[str, ...],
+    timeout_s: float | None,
+    rules: Rules,
 ) -> Review:
     """The rules' review if they find the message invalid, otherwise the first of up to `replies` replies that can be
     read. A failure that concerns this message alone becomes a review without a verdict, which holds the error.
@@ -125,7 +140,7 @@ async def review_by_model(
     """
     text = ""
     try:
-        found = review_by_rules(about)
+        found = rules(about)
         if found.valid is False:
             return found
         async with asyncio.timeout(timeout_s):
@@ -133,7 +148,7 @@ async def review_by_model(
                 text = await reply(number)
                 if number + 1 == replies or _can_be_read(text, categories):
                     break
-        return checked(parse_review(text, categories), about)
+        return checked(parse_review(text, categories), about, rules)
     except STOPS:
         raise
     except Exception as error:  # whatever it is, it says nothing about the message

@@ -13,6 +13,7 @@ from src.marooned.rules import Rules, RulesError
 from src.marooned.state import Event, new_state
 from src.marooned.things import COLONIST, TRAITOR
 
+UNREADABLE = Fault("format", "the message held no action")
 UNLOGGED = {"turn", "energy"}
 """Kinds of events that every step has; the log leaves them out."""
 
@@ -74,8 +75,9 @@ class Game:
         """How much of the ship is built, in [0, 1]."""
         return self.state.ship_percent() / 100
 
-    def step(self, action: Action) -> StepResult:
+    def step(self, action: Action | None) -> StepResult:
         """The sailor whose turn it is acts. The last one of a round ends it: building is done, and perhaps the day.
+        None stands for a message that holds no action: it fails, as an action does that is not possible.
 
         Raises:
             GameOver: if the game is over.
@@ -84,11 +86,11 @@ class Game:
         if seat is None:
             raise GameOver(f"the game is over ({state.outcome}); start another one")
         sailor, day, turn = state.sailors[seat], state.day, state.turn
-        fault = fault_of(self, seat, action)
-        sailor.fault = "" if fault is None else f"{action}: {fault.text}"
+        fault = UNREADABLE if action is None else fault_of(self, seat, action)
+        sailor.fault = "" if fault is None else fault.text if action is None else f"{action}: {fault.text}"
         events = [Event("turn", seat)]
         if fault is not None:
-            events.append(Event("failed", seat, f"{action}: {fault.text}"))
+            events.append(Event("failed", seat, sailor.fault))
         events += apply(state, sailor, action if fault is None else WAIT)
         later = [other for other, each in state.sailors.items() if other > seat and each.active]
         state.seat = later[0] if later else None
@@ -101,7 +103,7 @@ class Game:
         for each, amount in rewards.items():
             self.returns[each] += amount
         self.steps += 1
-        return StepResult(seat, action, rewards, tuple(events), fault)
+        return StepResult(seat, action or WAIT, rewards, tuple(events), fault)
 
     def clone(self) -> "Game":
         """A copy that goes its own way."""

@@ -6,7 +6,7 @@ and the way from tokens to tensors are the same for all environments. docs/envir
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -15,6 +15,7 @@ from ..errors import DataError
 from .engines import Sampling
 from .problem import Problem
 from .requests import SampleRequest
+from .reviews import MessageToReview, Review
 from .scheduler import ConcurrentSchedule, Phase, Registration
 from .seats import POLICY_SEAT, LoadedModels, Seats
 from .tokens import TokenBuffer, Turn
@@ -132,11 +133,13 @@ class Environment(ABC, Generic[E, R]):
     Attributes:
         Record: the class of a finished episode's record; a subclass of `Trajectory` with the environment's own fields.
         phases: the phases of an episode under `generation.schedule: phased`.
+        review_by_rules: the supervisor `rules` of this environment, as a static method; None for the classroom's.
         seats: the models in the seats.
     """
 
     Record: ClassVar[type[Trajectory]] = Trajectory
     phases: ClassVar[Sequence[Phase]]
+    review_by_rules: ClassVar[Callable[[MessageToReview], Review] | None] = None
     seats: LoadedModels
 
     # Opening -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENTS = {
     "classroom": "src.classroom",
+    "marooned": "src.marooned",
 }
 """Maps a name to the environment's package. A package's dotted name can also be used directly."""
 

@@ -107,6 +107,12 @@ def decide(review: Review, supervision: SupervisionOptions, drafts: int) -> str:
     return ACCEPT
 
 
+def unreviewed(draft: SampledDraft, place: tuple[int, int]) -> ReviewedMessage:
+    """A message as it enters an episode that nobody supervises; `place` as for `settle`."""
+    message = settle([draft], Review(), False, place, lambda *_: None)
+    return replace(message, turn=replace(message.turn, review=None))
+
+
 def settle(
     drafts: Sequence[SampledDraft],
     review: Review,

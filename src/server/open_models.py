@@ -22,6 +22,7 @@ from src.rollout.registry import environment_of, models_on_engines, phases_of
 from src.rollout.reviews import Supervisor
 from src.rollout.seats import POLICY_SEAT, Seats
 from src.supervision.embedded import embedded_supervisor
+from src.supervision.rules_supervisor import review_by_rules
 from src.toy_language.rubric_judge import RubricJudge
 from src.toy_language.scripted_teacher import ScriptedTeacher
 
@@ -81,13 +82,15 @@ def _supervisor(
     model = getattr(config, "supervisor_model", None)  # an evaluation has none
     if model is None:
         return None
+    rules = environment_of(config).review_by_rules or review_by_rules
     if model.model_name_or_path in EMBEDDED_SUPERVISORS:
-        return embedded_supervisor(model.model_name_or_path)
+        return embedded_supervisor(model.model_name_or_path, rules)
     supervision = config.generation.supervisor
     if "supervisor" in apis:
-        return ApiSupervisor(model, supervision, apis["supervisor"].ledger, apis["supervisor"])
+        api = apis["supervisor"]
+        return ApiSupervisor(model, supervision, api.ledger, api, rules=rules)
     sampling = Sampling.of(model.vllm, supervision.max_tokens)
-    return EngineSupervisor(model, supervision, engines["supervisor"], sampling)
+    return EngineSupervisor(model, supervision, engines["supervisor"], sampling, rules=rules)
 
 
 def embedded_judge(name: str) -> EmbeddedJudge:

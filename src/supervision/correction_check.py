@@ -6,17 +6,20 @@ from src.classroom.conversation import END_OF_CONVERSATION
 from src.rollout.reviews import MessageToReview, Review
 from src.rollout.text import has_surrogates
 from src.supervision.faults import special_token
-from src.supervision.rules_supervisor import review_by_rules
+from src.supervision.rules_supervisor import Rules, review_by_rules
 
 MOST_CHARACTERS = 1200
 """A longer correction is refused. A good message of a tutor has at most 80 words, about 500 characters."""
 
 
-def check_correction(correction: str, about: MessageToReview) -> str:
+def check_correction(correction: str, about: MessageToReview, rules: Rules = review_by_rules) -> str:
     """Why a correction of the message is refused; "" if it is accepted.
 
     The rules see it in place of the message, with the same facts. If no rules apply to the problem, only its form is
     checked.
+
+    Args:
+        rules: the environment's rules.
     """
     if not correction.replace(END_OF_CONVERSATION, "").strip():
         return "it is empty"
@@ -30,16 +33,16 @@ def check_correction(correction: str, about: MessageToReview) -> str:
         return "it holds characters that cannot be stored"
     if END_OF_CONVERSATION in correction.strip().removesuffix(END_OF_CONVERSATION):
         return f"{END_OF_CONVERSATION} is not at its end"
-    found = review_by_rules(replace(about, message=correction, cut=False))
+    found = rules(replace(about, message=correction, cut=False))
     return f"{found.category}: {found.critique}" if found.valid is False else ""
 
 
-def checked(review: Review, about: MessageToReview) -> Review:
+def checked(review: Review, about: MessageToReview, rules: Rules = review_by_rules) -> Review:
     """The review, without its correction if that is refused; then it says why. A review of a valid message, or without
     a verdict, has no correction."""
     if review.correction is None:
         return review
     if review.valid is not False:
         return replace(review, correction=None)
-    reason = check_correction(review.correction, about)
+    reason = check_correction(review.correction, about, rules)
     return replace(review, correction=None, refused_correction=reason) if reason else review

@@ -1,5 +1,7 @@
 """The embedded supervisor `rules`: reviews messages in any lesson and on any maths problem by rules on the text."""
 
+from collections.abc import Callable
+
 from src.message_rules.plans import read_plan
 from src.rollout.reviews import MessageToReview, Review
 from src.supervision.faults import Fault, faults_of_form, review_of
@@ -7,17 +9,27 @@ from src.supervision.language_rules import language_correction, language_faults
 from src.supervision.maths_rules import maths_correction, maths_faults
 from src.supervision.rubric_supervisor import review_by_rubric
 
+Rules = Callable[[MessageToReview], Review]
+"""Rules that review a message."""
+
 
 class RulesSupervisor:
     """A supervisor without a model. The same message with the same facts always gets the same review.
 
-    Lessons of the quickstart are reviewed by the rubric, problems with a reference answer by the rules for maths,
-    lesson plans by the rules for languages. On any other problem only the form of a message is reviewed.
+    Args:
+        rules: the environment's rules; None for those of the classroom.
+
+    In the classroom, lessons of the quickstart are reviewed by the rubric, problems with a reference answer by the
+    rules for maths, lesson plans by the rules for languages. On any other problem only the form of a message is
+    reviewed.
     """
 
+    def __init__(self, rules: Rules | None = None):
+        self._rules = rules or review_by_rules
+
     async def review(self, about: MessageToReview) -> Review:
-        """The review; without a verdict if the problem is neither, and the form of the message is right."""
-        return review_by_rules(about)
+        """The review; without a verdict if rules say nothing about such a message."""
+        return self._rules(about)
 
 
 def review_by_rules(about: MessageToReview) -> Review:

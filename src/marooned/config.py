@@ -1,0 +1,58 @@
+"""What a configuration may say of Marooned."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from config.base import EnvironmentConfig, SupervisionConfig
+from config.values import check_choice
+from src.errors import ConfigError
+from src.marooned.players import PLAYERS
+from src.marooned.presets import PRESETS
+from src.marooned.review import DEFAULT_PENALTIES, NONE
+
+HAS_SUPERVISOR = True
+A_ROW_PER_MESSAGE = True
+REWARD_NAMES = ("return", "ship", "readable", "possible")
+STEP_REWARD = "step"
+TURN_REWARD_NAMES = (STEP_REWARD,)
+
+
+def default_penalties() -> dict[str, float]:
+    """The price of each category of an invalid action."""
+    return {category: price for category, price in DEFAULT_PENALTIES.items() if category != NONE}
+
+
+@dataclass
+class Generation(EnvironmentConfig):
+    """The `generation` block. `preset` names the rules: `tiny` or `seed`. The model plays the seat that a problem
+    names; `colonists` and `traitors` are the scripted players of the others. Without `has_traitor` all are colonists. A
+    game is cut after `max_turns` decisions of the model. `supervisor`: as for the classroom, with the categories of this
+    game.
+    """
+
+    preset: str = "tiny"
+    has_traitor: bool = True
+    colonists: str = "builder"
+    traitors: str = "traitor"
+    supervisor: SupervisionConfig = field(default_factory=lambda: SupervisionConfig(penalties=default_penalties()))
+
+
+def default_weights(generation: Generation) -> dict[str, float]:
+    """The scaled return of the seat under training alone."""
+    return {"return": 1.0}
+
+
+def check(config: Any) -> None:
+    """Raises:
+    ConfigError: for a preset or a player that does not exist, and for a critique shown to the model, which has a
+        prompt of its own for each decision.
+    """
+    generation = config.generation
+    check_choice("generation.preset", generation.preset, tuple(PRESETS))
+    for key in ("colonists", "traitors"):
+        check_choice(f"generation.{key}", getattr(generation, key), tuple(PLAYERS))
+    if generation.supervisor.show_critique:
+        raise ConfigError(
+            "generation.supervisor.show_critique is true, but in Marooned an action is written again from the same "
+            "prompt, without the critique: leave it out."
+        )

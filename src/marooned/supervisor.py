@@ -1,0 +1,59 @@
+"""The supervisor of the game by rules: what is possible now is known exactly."""
+
+from dataclasses import dataclass
+from random import Random
+
+from src.marooned.actions import ACTIONS, Action
+from src.marooned.episode import Episode
+from src.marooned.game import Game
+from src.marooned.messages import format_message, parse_message
+from src.marooned.observation import Observation
+from src.marooned.prompts import observation_text
+from src.marooned.review import review_action
+from src.marooned.rules import Rules
+from src.rollout.engines import ConversationFacts
+from src.rollout.reviews import MessageToReview, Review
+from src.rollout.supervision import SampledDraft
+from src.rollout.thoughts import visible_text
+
+
+@dataclass(frozen=True)
+class DecisionFacts(ConversationFacts):
+    """What the program knows of a decision: the game, who decides, and what a scripted player would do."""
+
+    game: Game | None = None
+    seat: int = 0
+    shadow: Action | None = None
+
+
+@dataclass(frozen=True)
+class _Does:
+    """A player who does one thing."""
+
+    action: Action
+
+    def act(self, view: Observation, rules: Rules, rng: Random) -> Action:
+        return self.action
+
+
+def about_decision(episode: Episode, draft: SampledDraft) -> MessageToReview:
+    """What a supervisor is shown of a decision: what the sailor knows, the message, and the sailor's role. The role is
+    in the observation, and the rules have the game itself."""
+    game = episode.game
+    shown = [{"role": "game", "content": observation_text(game.rules, episode.view)}]
+    facts = DecisionFacts(game=game, seat=episode.seat, shadow=episode.shadow)
+    text = visible_text(draft.turn.text)
+    return MessageToReview(shown, text, episode.problem.text, facts=facts, cut=not draft.turn.ended)
+
+
+def review_by_rules(about: MessageToReview) -> Review:
+    """The rules' review of a decision; its correction is a possible action in the exact grammar."""
+    facts = about.facts
+    player = None if facts.shadow is None else _Does(facts.shadow)
+    found = review_action(facts.game, facts.seat, about.message, player)
+    if found.valid:
+        return Review(valid=True)
+    message = parse_message(about.message)
+    keeps = message.reasoning if found.corrected == message.action else ""
+    correction = format_message(keeps or ACTIONS[found.corrected.name].meaning, found.corrected)
+    return Review(False, found.category, critique=found.critique, correction=correction)
