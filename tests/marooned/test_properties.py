@@ -44,7 +44,7 @@ def test_nothing_is_lost_energy_is_accounted_for_and_the_dead_do_not_act(drawn):
     rules, seed = drawn
     energy = dict.fromkeys(rules.seats, rules.energy.full)
     gone = set()
-    for game, result in played(rules, seed, steps=400):
+    for game, result in played(rules, seed, steps=600):
         assert result.seat not in gone
         gone |= {event.seat for event in result.events if event.kind in ("died", "removed")}
         assert held(game) == rules.lying_about
