@@ -17,23 +17,25 @@ TRUST_BELOW = 25
 """The suspicion from which nothing is taken from a sailor."""
 
 
-def lacking(view: Observation, rules: Rules) -> dict[str, int]:
-    """What the parts that are not begun still need beyond the store, by kind."""
+def needed(view: Observation, rules: Rules) -> dict[str, int]:
+    """What the parts that are not begun need, by kind."""
     need: dict[str, int] = {}
     for part in rules.parts:
         if part.name not in view.turns_built:
             for kind, number in part.material.items():
                 need[kind] = need.get(kind, 0) + number
-    return {kind: n - view.store.get(kind, 0) for kind, n in need.items() if n > view.store.get(kind, 0)}
+    return need
+
+
+def lacking(view: Observation, rules: Rules) -> dict[str, int]:
+    """What the parts that are not begun still need beyond the store, by kind."""
+    store = view.store
+    return {kind: n - store.get(kind, 0) for kind, n in needed(view, rules).items() if n > store.get(kind, 0)}
 
 
 def spare_food(view: Observation, rules: Rules) -> dict[str, int]:
     """Food of the store that the ship does not need."""
-    need: dict[str, int] = {}
-    for part in rules.parts:
-        if part.name not in view.turns_built:
-            for kind, number in part.material.items():
-                need[kind] = need.get(kind, 0) + number
+    need = needed(view, rules)
     spare = {kind: view.store.get(kind, 0) - need.get(kind, 0) for kind in rules.energy.food}
     return {kind: number for kind, number in spare.items() if number > 0}
 

@@ -53,8 +53,9 @@ def review_action(game: Game, seat: int, text: str, player: Player | None = None
     if message.action is None:
         category, critique = _why_unreadable(text, message)
         meant = _meant(text, message)
-        fits = meant is not None and fault_in(view, game.rules, meant) is None
-        return ActionReview(False, category, critique, meant if fits and meant else _better(view, game.rules, player))
+        if meant is None or fault_in(view, game.rules, meant) is not None:
+            meant = _better(view, game.rules, player)
+        return ActionReview(False, category, critique, meant)
     fault = fault_in(view, game.rules, message.action)
     if fault is not None:
         critique = f"{format_action(message.action)} is not possible: {fault.text}."
@@ -118,9 +119,8 @@ def _waits_with_material(view: Observation, rules: Rules, action: Action) -> Mis
     useful = [kind for kind in lacking(view, rules) if view.pack.get(kind) and kind not in rules.energy.food]
     if not useful:
         return None
-    return f"You wait at the base with {useful[0]} that the ship needs", Action(
-        "DEPOSIT", (useful[0], view.pack[useful[0]])
-    )
+    deposit = Action("DEPOSIT", (useful[0], view.pack[useful[0]]))
+    return f"You wait at the base with {useful[0]} that the ship needs", deposit
 
 
 def _waits_instead_of_building(view: Observation, rules: Rules, action: Action) -> Mistake | None:
