@@ -26,8 +26,8 @@ def default_penalties() -> dict[str, float]:
 class Generation(EnvironmentConfig):
     """The `generation` block. `preset` names the rules: `tiny` or `seed`. The model plays the seat that a problem
     names; `colonists` and `traitors` are the scripted players of the others. Without `has_traitor` all are colonists. A
-    game is cut after `max_turns` decisions of the model. `supervisor`: as for the classroom, with the categories of this
-    game.
+    game is cut after `max_turns` decisions of the model. `supervisor`: as for the classroom, with this game's
+    categories.
     """
 
     preset: str = "tiny"
