@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from src.errors import DataError
-from src.marooned.things import DIRECTIONS, FOODS, PARTS, STORABLE, THINGS, TRAITOR
+from src.marooned.things import DIRECTIONS, FOODS, PARTS, THINGS, TRAITOR
 
 LONGEST_TEXT = 200
 """Characters of a spoken text; the rest is cut off."""
@@ -24,7 +24,6 @@ class ActionError(DataError, ValueError):
 WORDS: dict[str, tuple[str, ...]] = {
     "direction": tuple(DIRECTIONS),
     "thing": THINGS,
-    "stored": STORABLE,
     "part": PARTS,
     "food": FOODS,
     "sailor": tuple("123456789"),
@@ -69,25 +68,25 @@ _TABLE = (
     Form("UP", "UP", "Climb the stairs."),
     Form("DOWN", "DOWN", "Go down the stairs."),
     Form("GATHER {thing} {number}", "GATHER WOOD 3", "Pick up what lies here."),
-    Form(
-        "DEPOSIT {stored} {number}", "DEPOSIT WOOD 3", "Bring pieces from the pack to the store, at the base.", "base"
-    ),
-    Form("WITHDRAW {stored} {number}", "WITHDRAW APPLE 1", "Take pieces from the store, at the base.", "base"),
+    Form("DEPOSIT {thing} {number}", "DEPOSIT WOOD 3", "Bring pieces from the pack to the store, at the base.", "base"),
+    Form("WITHDRAW {thing} {number}", "WITHDRAW APPLE 1", "Take pieces from the store, at the base.", "base"),
     Form("BUILD {part}", "BUILD HULL", "Build with others in the same turn, at the base.", "base"),
     Form("EAT {food}", "EAT APPLE", "Eat from the pack."),
-    Form("OFFER {food} TO {sailor}", "OFFER APPLE TO 2", "Offer food to a sailor near by."),
-    Form("TAKE FROM {sailor}", "TAKE FROM 2", "Eat what a sailor offers."),
+    Form("OFFER {food} TO {sailor}", "OFFER APPLE TO 2", "Offer food to a sailor near by.", "near"),
+    Form("TAKE FROM {sailor}", "TAKE FROM 2", "Eat what a sailor near by offers.", "near"),
     Form("REFUSE FROM {sailor}", "REFUSE FROM 2", "Give back what a sailor offers."),
-    Form("POISON {food} TO {sailor}", "POISON APPLE TO 2", "Offer food with a tablet in it.", "uses a TABLET", TRAITOR),
-    Form("ANTIDOTE TO {sailor}", "ANTIDOTE TO 2", "Cure a sailor near by, or oneself."),
+    Form(
+        "POISON {food} TO {sailor}", "POISON APPLE TO 2", "Offer food with a tablet in it.", "near; a TABLET", TRAITOR
+    ),
+    Form("ANTIDOTE TO {sailor}", "ANTIDOTE TO 2", "Cure a sailor near by, or oneself.", "near"),
     Form("SHOW TO {sailor}", "SHOW TO 2", "Show the pack to a sailor in sight.", "your pack"),
-    Form("SEARCH {sailor}", "SEARCH 2", "Look into the pack of a sailor near by."),
+    Form("SEARCH {sailor}", "SEARCH 2", "Look into the pack of a sailor near by.", "near"),
     Form("SABOTAGE {part}", "SABOTAGE HULL", "Undo some of what was built, at the base.", "base", TRAITOR),
     Form("HIDE {thing}", "HIDE TABLET", "Hide a piece of the pack from searches.", role=TRAITOR),
     Form("FRAME {sailor}", "FRAME 2", "Leave a false trace, once.", "once", TRAITOR),
     Form("SPEAK {text}", "SPEAK Hello.", "Say something to all."),
     Form("WHISPER TO {sailor} {text}", "WHISPER TO 2 Hello.", "Say something that only one sailor hears."),
-    Form("VOTE {sailor}", "VOTE 2", "Vote to remove a sailor.", "remove"),
+    Form("VOTE {sailor}", "VOTE 2", "Vote to remove a sailor."),
     Form("WAIT", "WAIT", "Do nothing."),
 )
 ACTIONS: dict[str, Form] = {form.name: form for form in _TABLE}

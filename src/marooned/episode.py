@@ -14,7 +14,7 @@ from src.marooned.game import Game
 from src.marooned.legality import Fault
 from src.marooned.messages import INVALID, VALID, Message, parse_message
 from src.marooned.observation import Observation, observe
-from src.marooned.players import Player, cast
+from src.marooned.players import Player, cast, play_others
 from src.marooned.render import render
 from src.marooned.rules import Rules
 from src.rollout.problem import Problem
@@ -185,10 +185,7 @@ class Episode:
 
     def _until_own_turn(self) -> None:
         game = self.game
-        while game.seat not in (None, self.seat) and game.state.sailors[self.seat].active:
-            other = game.seat
-            rng = Random(f"{game.seed}|{game.steps}|others")
-            game.step(self.players[other].act(observe(game, other), game.rules, rng))
+        play_others(game, self.seat, self.players)
         if game.seat == self.seat:
             rng = Random(f"{game.seed}|{game.steps}|shadow")
             self.shadow = self.players[self.seat].act(self.view, game.rules, rng)

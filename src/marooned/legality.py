@@ -119,7 +119,10 @@ def _not_at_base(view: Observation, rules: Rules) -> str | None:
 
 
 def _deposit(view: Observation, rules: Rules, args: tuple) -> str | None:
-    return _not_at_base(view, rules) or _not_in_pack(view, args[0], args[1])
+    kind, number = args
+    return _not_at_base(view, rules) or (
+        _not_in_pack(view, kind, number) if kind in STORABLE else f"the store takes no {kind}"
+    )
 
 
 def _not_in_pack(view: Observation, kind: str, number: int = 1) -> str | None:

@@ -48,6 +48,11 @@ def parse_message(text: str) -> Message:
     return Message(reasoning, action_text.strip(), INVALID if action is None else REPAIRABLE, action)
 
 
+def read_action(text: str) -> Action | None:
+    """The action that a message means, mended if need be; None if there is none. An action alone is enough."""
+    return parse_message(text).action if _LABEL.search(text) else repair(text)
+
+
 def _reasoning_of(text: str, labels: list[re.Match[str]]) -> str:
     """What stands between the label of the reasoning, or the beginning, and the next label."""
     start = next((label.end() for label in labels if label[1].upper() == "REASONING"), 0)

@@ -22,6 +22,7 @@ def system_prompt(rules: Rules, role: str) -> str:
     costs = [f"{name} {cost:g}" for name, cost in costs if ACTIONS[name].role in (None, role)]
     goal = _GOALS[role].format(days=rules.days, turns=rules.turns)
     ship = f"{rules.builders} in the same turn, {rules.build_turns} turns each part, from the store"
+    near = f"{rules.reach} step{'' if rules.reach == 1 else 's'}"
     lines = [
         f"{rules.sailors} sailors are stranded; one may be a traitor. {goal}",
         *_island_lines(rules),
@@ -30,6 +31,8 @@ def system_prompt(rules: Rules, role: str) -> str:
         f"Energy {energy.full:g}; each night +{energy.fed:g} if you ate, else -{energy.unfed:g}; at 0 you die. "
         f"Eating: {', '.join(f'{kind} +{gain:g}' for kind, gain in energy.food.items())}. Costs: {', '.join(costs)}.",
         f"Pack {rules.pack}; GATHER at most {rules.gather_limit}; poison kills in {rules.poison.death} nights.",
+        f"You see {_sight_text(rules)} cells far, in fog {rules.fog_sight}; near is {near} away. "
+        f"The sailor with most VOTEs, {rules.least_votes} or more, is removed at night.",
         "Actions: " + "; ".join(_action_text(form) for form in forms_of(rules, role)) + ".",
         "Answer in two lines:",
         "REASONING: one short sentence",
@@ -63,6 +66,13 @@ def _island_lines(rules: Rules) -> list[str]:
         f"Stairs: {stairs}.",
         f"Found in {'; '.join(kinds)}.",
     ]
+
+
+def _sight_text(rules: Rules) -> str:
+    """How far one sees without fog: one number, or one for each level."""
+    if len({level.sight for level in rules.levels}) == 1:
+        return str(rules.levels[0].sight)
+    return ", ".join(f"{level.name} {level.sight}" for level in rules.levels)
 
 
 def _place_text(rules: Rules, place: Place, level: int | None = None) -> str:

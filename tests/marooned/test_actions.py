@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.marooned.actions import ACTIONS, LONGEST_TEXT, WORDS, Action, ActionError, format_action, parse_action
-from src.marooned.messages import INVALID, REPAIRABLE, VALID, format_message, parse_message, repair
+from src.marooned.messages import INVALID, REPAIRABLE, VALID, format_message, parse_message, read_action, repair
 
 SAID = st.text(min_size=1).filter(lambda text: any(letter.isprintable() and letter != " " for letter in text))
 ARGUMENTS = {
@@ -48,7 +48,6 @@ def test_the_parser_accepts_only_what_the_formatter_writes(text):
         *[("DANCE", ()), ("MOVE", ()), ("MOVE", ("UPWARDS",)), ("GATHER", ("WOOD", 0)), ("GATHER", ("WOOD", "3"))],
         *[
             ("GATHER", ("WOOD", True)),
-            ("DEPOSIT", ("TABLET", 1)),
             ("EAT", ("WOOD",)),
             ("VOTE", (10,)),
             ("SPEAK", ("\n",)),
@@ -111,3 +110,21 @@ def test_the_grades_of_a_message():
         assert parse_message(text).grade == REPAIRABLE, text
     for text in ("WAIT", "", "REASONING: a", "REASONING: a\nACTION: WAIT\nACTION: UP", "ACTION: WAIT\nThen more."):
         assert parse_message(text).grade == INVALID, text
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("REASONING: so\nACTION: MOVE NORTH", "MOVE NORTH"),
+        ("ACTION: go north.", "MOVE NORTH"),
+        ("MOVE NORTH", "MOVE NORTH"),
+        ("I will go north.", "MOVE NORTH"),
+        ("REASONING: MOVE NORTH", None),
+        ("ACTION: WAIT\nACTION: WAIT", None),
+        ("glub", None),
+        ("", None),
+    ],
+)
+def test_an_action_can_stand_alone_where_other_tools_write_it(text, read):
+    action = read_action(text)
+    assert (None if action is None else format_action(action)) == read

@@ -5,15 +5,17 @@ from random import Random
 
 import pytest
 
-from src.marooned.actions import ACTIONS
+from src.marooned.actions import ACTIONS, parse_action
 from src.marooned.game import Game
+from src.marooned.legality import fault_of
 from src.marooned.observation import observe
 from src.marooned.players import cast
 from src.marooned.presets import PRESETS, TINY
 from src.marooned.prompts import forms_of, observation_text, system_prompt
 from src.marooned.render import render
-from src.marooned.things import COLONIST, TABLET, TRAITOR, Place
-from tests.marooned.support import do, made
+from src.marooned.state import Offer
+from src.marooned.things import ANTIDOTE, COLONIST, TABLET, TRAITOR, Place
+from tests.marooned.support import do, made, put
 
 
 @pytest.mark.parametrize("rules", PRESETS.values(), ids=PRESETS)
@@ -33,9 +35,34 @@ def test_a_prompt_follows_the_rules():
     assert "by 3 in the same turn" in system_prompt(changed, COLONIST)
 
 
+@pytest.mark.parametrize("rules", PRESETS.values(), ids=PRESETS)
+def test_a_prompt_says_what_a_vote_does_how_far_one_sees_and_what_is_near(rules):
+    changed = replace(rules, least_votes=3, fog_sight=2, reach=2)
+    assert "most VOTEs, 2 or more, is removed at night" in system_prompt(rules, COLONIST)
+    assert "most VOTEs, 3 or more, is removed at night" in system_prompt(changed, COLONIST)
+    sight = {"tiny": "4", "seed": "mountain 5, ground 5, cave 3"}[rules.name]
+    assert f"You see {sight} cells far, in fog 2; near is 1 step away." in system_prompt(rules, COLONIST)
+    assert "near is 2 steps away." in system_prompt(changed, COLONIST)
+    near = {name for name, form in ACTIONS.items() if form.note.startswith("near")}
+    assert near == {name for name in ACTIONS if needs_to_be_near(name)}
+
+
+def needs_to_be_near(name: str) -> bool:
+    """Whether an action towards sailor 2 is refused because sailor 2 is too far away."""
+    game = made()
+    put(game, 2, 0, 4)
+    game.state.sailors[5].pack = {"APPLE": 1, TABLET: 1, ANTIDOTE: 1}
+    game.state.offers = (Offer(2, 5, "APPLE", False),)
+    form = ACTIONS[name]
+    if "sailor" not in form.types:
+        return False
+    fault = fault_of(game, 5, parse_action(form.example))
+    return fault is not None and fault.text == "2 is not near you"
+
+
 def test_prompts_are_short():
-    assert len(system_prompt(TINY, COLONIST).split()) <= 220
-    assert len(system_prompt(TINY, TRAITOR).split()) <= 235
+    assert len(system_prompt(TINY, COLONIST).split()) <= 250
+    assert len(system_prompt(TINY, TRAITOR).split()) <= 265
     longest = 0
     for seed in range(3):
         game = Game(TINY, seed)

@@ -27,6 +27,8 @@ from tests.marooned.support import made, put
         ("REASONING: go\nACTION: MOVE UPWARDS", "format", None),
         ("REASONING: go\nACTION: UP", "impossible", None),
         ("REASONING: go\nACTION: GATHER WOOD 3", "impossible", None),
+        ("REASONING: go\nACTION: DEPOSIT TABLET 1", "impossible", None),
+        ("REASONING: go\nACTION: WITHDRAW TABLET 1", "impossible", None),
         ("Once upon a time there was a fox.", "gibberish", None),
         ("", "gibberish", None),
     ],
