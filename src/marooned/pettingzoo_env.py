@@ -1,7 +1,7 @@
 """Marooned for PettingZoo: the agents `sailor_1`, `sailor_2`, … take turns.
 
-An observation is a dict: `text` is what the sailor knows now, as a model reads it. With `actions="discrete"` an action
-is the number of a command in a fixed list, and the observation has an `action_mask` of those that are possible now. With
+An observation is a dict: `text` is what the sailor knows now, as a model reads it. With `actions="discrete"` an
+action is the number of a command in a fixed list, and the observation has an `action_mask` of the possible ones. With
 `actions="text"` an action is a message (`REASONING: …`, `ACTION: …`) or a command alone, such as `MOVE NORTH`.
 An action that is not possible, or that cannot be read, becomes WAIT and costs a little.
 
