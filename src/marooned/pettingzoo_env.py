@@ -23,6 +23,7 @@ from src.marooned.presets import PRESETS
 from src.marooned.prompts import observation_text, system_prompt
 from src.marooned.render import render
 from src.marooned.rules import Rules
+from src.marooned.things import STORABLE
 
 try:
     import numpy as np
@@ -62,6 +63,8 @@ def _actions_of(name: str, rules: Rules) -> Iterator[Action]:
         return
     pieces = rules.gather_limit if name == "GATHER" else rules.pack
     words = {**WORDS, "part": tuple(rules.part), "food": tuple(rules.energy.food), "text": (SAMPLE_TEXT,)}
+    if name in ("DEPOSIT", "WITHDRAW"):
+        words["thing"] = STORABLE
     words |= {"number": range(1, min(pieces, 99) + 1), "sailor": rules.seats}
     found: list[tuple[str | int, ...]] = [()]
     for kind in ACTIONS[name].types:

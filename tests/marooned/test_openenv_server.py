@@ -137,6 +137,8 @@ def test_a_command_alone_counts_and_what_cannot_be_read_costs_a_little(client) -
         ({"seat": 6}, "1, 2, 3, 4, 5"),
         ({"colonists": "x"}, "builder"),
         ({"x": 1}, "no option x"),
+        ({"seed": -1}, "from 0"),
+        ({"seed": "1"}, "from 0"),
     ],
 )
 def test_a_wrong_option_is_named_and_the_session_goes_on(client, options: dict, why: str) -> None:

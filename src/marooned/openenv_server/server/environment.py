@@ -59,6 +59,8 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
         _check("colonists", colonists, PLAYERS)
         _check("traitors", traitors, PLAYERS)
         _check("has_traitor", has_traitor, (True, False))
+        if seed is not None and (type(seed) is not int or seed < 0):
+            raise ValueError(f"seed is {seed!r}; it can be any whole number from 0")
         rules = PRESETS[preset]
         island = Random().randrange(ISLANDS) if seed is None else seed
         seat = Random(f"{island}:seat").choice(rules.seats) if seat is None else seat
