@@ -1,5 +1,5 @@
-"""Marooned from nothing: makes a sailor that has half forgotten the rules, trains it on the tiny island with a supervisor,
-and measures it on held-out islands before and after.
+"""Marooned from nothing: makes a sailor that has half forgotten the rules, trains it on the tiny island with a
+supervisor, and measures it on held-out islands before and after.
 
     python -m src.launch.marooned [key=value …]               everything
     python -m src.launch.marooned --models-only [key=value …] only the model that the training starts from
@@ -23,6 +23,7 @@ from src.launch.commands import logged_steps, server_command, trainer_command, w
 from src.launch.quickstart import StageFailed, Stages, run_program
 from src.launch.quickstart_plan import SFT_PREFIX, quoted
 from src.launch.server_process import ServerProcess, SupervisedServer
+from src.marooned.episode import GameRecord
 from src.results.learning import describe_learning, learning_of
 from src.results.run_folder import load_run
 from src.server.client import ClassroomClient
@@ -88,10 +89,10 @@ class Marooned:
         print(f"\nfigures: {path}\nplots: {self.folder / 'plots'}")
         print(f"the page with the games: python vllm_server.py --view {self.folder}")
 
-    def _measured(self, when: str, server: SupervisedServer, stages: Stages) -> list:
+    def _measured(self, when: str, server: SupervisedServer, stages: Stages) -> list[GameRecord]:
         problems = held_out(self.folder / "world" / "islands_heldout.jsonl")
         with stages.stage(f"measured on held-out islands {when} the training", "eval"):
-            client = ClassroomClient(server.process.url, log=server.process.log)
+            client = ClassroomClient(server.process.url, log=server.process.log, record=GameRecord)
             return measure(client, problems, GAMES, self.folder / "eval" / f"{when}.parquet")
 
 
