@@ -274,6 +274,7 @@ class Environment(environment.Environment[Episode, Replayed]):
             role=episode.role,
             outcome=episode.game.outcome or "",
             ship_progress=episode.game.ship_progress,
+            fell=not episode.game.state.sailors[episode.seat].active,
             decisions=episode.decisions,
         )
 

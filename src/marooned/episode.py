@@ -54,13 +54,16 @@ class Decision:
 
 
 class GameRecord(Trajectory):
-    """A finished game of one seat. `outcome` is the game's; "" if it was cut after the most decisions."""
+    """A finished game of one seat. `outcome` is the game's; "" if it was not decided. `fell` says that the sailor of
+    the seat died or was removed before that. The most decisions are a part of the task: a game that ends there is not
+    truncated, and its return is what was earned until then."""
 
     preset: str = ""
     seat: int = 0
     role: str = ""
     outcome: str = ""
     ship_progress: float = 0.0
+    fell: bool = False
     decisions: list[Decision] = []
 
 
