@@ -104,7 +104,8 @@ def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -
         if record.reward is None:
             continue
         values = values_of(model, critic, record)
-        messages, _, _ = step_tensors([steps_of(record, ProcessRewards([None] * 1000, []), 0.0)], len(values), "cpu")
+        steps = steps_of(record, ProcessRewards([None] * 1000, []), 0.0)
+        messages, _, _ = step_tensors([steps], 1, len(values), torch.device("cpu"))
         returns = torch.full_like(values, record.reward).unsqueeze(0)
         for name, mask in (("tokens", messages >= 0), ("turns", first_tokens(messages))):
             sums[name] += torch.stack([moments(returns - values, mask), moments(returns, mask)])

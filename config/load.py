@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from dataclasses import field, fields, is_dataclass, make_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -238,8 +238,12 @@ def _with_environment(schema: type[Config], raw: DictConfig) -> type[Config]:
     if not {"environment", "generation"} <= set(groups) or not isinstance(raw.get("environment"), str):
         return schema
     own = module_of(raw.environment, "config").Generation
-    if own is groups["generation"]:
-        return schema
+    return schema if own is groups["generation"] else _with_generation(schema, own)
+
+
+@cache
+def _with_generation(schema: type[Config], own: type) -> type[Config]:
+    """Made once, so that equal configurations are equal."""
     return make_dataclass(schema.__name__, [("generation", own, field(default_factory=own))], bases=(schema,))
 
 

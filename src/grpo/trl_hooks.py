@@ -15,7 +15,7 @@ from trl.trainer.utils import pad
 
 from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
 from src.training.checkpoints import EpochOrderSampler
-from src.training.row_batch import ROWS, padded
+from src.training.row_batch import ROWS, ConversationRows, padded
 
 TokenRow = tuple[list[int], list[int]]
 """Prompt ids and completion ids."""
@@ -105,7 +105,7 @@ class TrlHooks(GRPOTrainer):
         """TRL's method, with the rows beside the conversations appended to its lists of tokens. TRL's own metrics are
         of the conversations alone."""
         ids, completions, mask, texts, logprobs, extra, images, tool_images = super()._generate(prompts)
-        self._rows, planned = None, extra.pop(ROWS, None)
+        self._rows, planned = None, self._pop_rows(extra)
         if planned is not None:
             beside, owners = flatten(planned)
             parts, pad = self.args.steps_per_generation, self._tokenizer.pad_token_id
@@ -116,6 +116,10 @@ class TrlHooks(GRPOTrainer):
             mask = [*mask, *(each.row.mask for each in own)]
             logprobs = [*logprobs, *(each.row.logprobs for each in own)]
         return ids, completions, mask, texts, logprobs, extra, images, tool_images
+
+    def _pop_rows(self, extra: dict[str, Any]) -> Sequence[ConversationRows] | None:
+        """Take the rows beside the conversations out of the rollout's columns; None if this training has none."""
+        return extra.pop(ROWS, None)
 
     def _tensors_of_rows(self, rows: BatchRows, output: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The advantage of every token, and what the cross-entropy needs: its targets, their number over all ranks, and

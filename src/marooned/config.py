@@ -25,15 +25,17 @@ def default_penalties() -> dict[str, float]:
 @dataclass
 class Generation(EnvironmentConfig):
     """The `generation` block. `preset` names the rules: `tiny` or `seed`. The model plays the seat that a problem
-    names; `colonists` and `traitors` are the scripted players of the others. Without `has_traitor` all are colonists. A
-    game is cut after `max_turns` decisions of the model. `supervisor`: as for the classroom, with this game's
-    categories.
+    names. The other colonists are the scripted players in `colonists`, over and over in this order, and the traitor is
+    `traitor`; without `has_traitor` there is none. A game is cut after `max_turns` decisions of the model. With
+    `show_rules` each prompt begins with the rules; a model that was made for the game needs none. `supervisor`: as for
+    the classroom, with this game's categories.
     """
 
     preset: str = "tiny"
     has_traitor: bool = True
-    colonists: str = "builder"
-    traitors: str = "traitor"
+    colonists: list[str] = field(default_factory=lambda: ["builder"])
+    traitor: str = "traitor"
+    show_rules: bool = True
     supervisor: SupervisionConfig = field(default_factory=lambda: SupervisionConfig(penalties=default_penalties()))
 
 
@@ -49,8 +51,11 @@ def check(config: Any) -> None:
     """
     generation = config.generation
     check_choice("generation.preset", generation.preset, tuple(PRESETS))
-    for key in ("colonists", "traitors"):
-        check_choice(f"generation.{key}", getattr(generation, key), tuple(PLAYERS))
+    if not generation.colonists:
+        raise ConfigError(f"generation.colonists is empty: name one or more of {', '.join(PLAYERS)}.")
+    for name in generation.colonists:
+        check_choice("generation.colonists", name, tuple(PLAYERS))
+    check_choice("generation.traitor", generation.traitor, tuple(PLAYERS))
     if generation.supervisor.show_critique:
         raise ConfigError(
             "generation.supervisor.show_critique is true, but in Marooned an action is written again from the same "

@@ -13,8 +13,7 @@ from src.errors import DataError, EngineFailure, ProviderFailure, StorageError
 from src.marooned.config import STEP_REWARD, Generation
 from src.marooned.episode import DECISION, REVIEW, REWARDS, Episode, GameRecord
 from src.marooned.metrics import batch_metrics
-from src.marooned.presets import PRESETS
-from src.marooned.prompts import observation_text, system_prompt
+from src.marooned.prompts import decision_prompt
 from src.marooned.supervisor import about_decision, review_by_rules
 from src.rollout import environment
 from src.rollout.chat_template import encode_chat, encode_further_text
@@ -83,7 +82,6 @@ class Environment(environment.Environment[Episode, Replayed]):
     ):
         self.seats = seats
         self._generation = generation
-        self._rules = PRESETS[generation.preset]
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
         self._journal = journal
@@ -123,7 +121,8 @@ class Environment(environment.Environment[Episode, Replayed]):
     ) -> None:
         """Refuse what is no game, and games whose first prompt leaves no room for a decision."""
         for problem in problems:
-            needed = len(encode_chat(tokenizer, first_messages(open_game("check", problem, config.generation))))
+            episode = Episode.of("check", problem, config.generation)
+            needed = len(encode_chat(tokenizer, prompt_of(episode, config.generation.show_rules)))
             if needed + 1 >= limit:
                 raise DataError(
                     f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's "
@@ -141,7 +140,7 @@ class Environment(environment.Environment[Episode, Replayed]):
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Episode:
         """A game before the first decision of the seat."""
-        episode = open_game(id, problem, self._generation)
+        episode = Episode.of(id, problem, self._generation)
         if request.supervised and self.seats.supervisor is not None:
             episode.supervised = is_supervised(self._generation.supervisor, problem, request.seed, request.step)
         return episode
@@ -205,7 +204,8 @@ class Environment(environment.Environment[Episode, Replayed]):
     def _prompt_of(self, episode: Episode) -> tuple[int, ...]:
         """The prompt of the decision that is due, made once."""
         if not episode.prompt_ids:
-            episode.prompt_ids = tuple(encode_chat(self.seats.policy.tokenizer, first_messages(episode)))
+            messages = prompt_of(episode, self._generation.show_rules)
+            episode.prompt_ids = tuple(encode_chat(self.seats.policy.tokenizer, messages))
         return episode.prompt_ids
 
     async def _review(self, play: Play[Episode, Replayed]) -> None:
@@ -274,6 +274,7 @@ class Environment(environment.Environment[Episode, Replayed]):
             role=episode.role,
             outcome=episode.game.outcome or "",
             ship_progress=episode.game.ship_progress,
+            fell=not episode.game.state.sailors[episode.seat].active,
             decisions=episode.decisions,
         )
 
@@ -283,22 +284,6 @@ class Environment(environment.Environment[Episode, Replayed]):
         return batch_metrics(records)
 
 
-def open_game(id: str, problem: Problem, generation: Generation) -> Episode:
-    """The game of a problem before the first decision of its seat.
-
-    Raises:
-        DataError: if the problem is no game.
-    """
-    rules = PRESETS[generation.preset]
-    return Episode.of(
-        id, problem, rules, generation.has_traitor, generation.colonists, generation.traitors, generation.max_turns
-    )
-
-
-def first_messages(episode: Episode) -> list[dict[str, str]]:
-    """The prompt of a decision: the rules, and what the sailor knows now."""
-    rules = episode.game.rules
-    return [
-        {"role": "system", "content": system_prompt(rules, episode.role)},
-        {"role": "user", "content": observation_text(rules, episode.view)},
-    ]
+def prompt_of(episode: Episode, show_rules: bool) -> list[dict[str, str]]:
+    """The prompt of a decision: the rules, if they are to be shown, and what the sailor knows now."""
+    return decision_prompt(episode.game.rules, episode.view, show_rules)

@@ -6,17 +6,20 @@ Everything but the model's messages follows from the problem, so that a game can
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from random import Random
 
 from src.errors import DataError
 from src.marooned.actions import Action
+from src.marooned.config import Generation
 from src.marooned.game import Game
 from src.marooned.legality import Fault
 from src.marooned.messages import INVALID, VALID, Message, parse_message
 from src.marooned.observation import Observation, observe
-from src.marooned.players import Player, cast, play_others
+from src.marooned.players import PLAYERS, Player, play_others
+from src.marooned.presets import PRESETS
 from src.marooned.render import render
-from src.marooned.rules import Rules
+from src.marooned.things import COLONIST, TRAITOR
 from src.rollout.problem import Problem
 from src.rollout.reviews import Review
 from src.rollout.supervision import SampledDraft
@@ -51,13 +54,16 @@ class Decision:
 
 
 class GameRecord(Trajectory):
-    """A finished game of one seat. `outcome` is the game's; "" if it was cut after the most decisions."""
+    """A finished game of one seat. `outcome` is the game's; "" if it was not decided. `fell` says that the sailor of
+    the seat died or was removed before that. The most decisions are a part of the task: a game that ends there is not
+    truncated, and its return is what was earned until then."""
 
     preset: str = ""
     seat: int = 0
     role: str = ""
     outcome: str = ""
     ship_progress: float = 0.0
+    fell: bool = False
     decisions: list[Decision] = []
 
 
@@ -107,19 +113,18 @@ class Episode:
     rejected: bool = False
 
     @classmethod
-    def of(
-        cls, id: str, problem: Problem, rules: Rules, has_traitor: bool, colonists: str, traitors: str, most: int
-    ) -> "Episode":
+    def of(cls, id: str, problem: Problem, generation: Generation) -> "Episode":
         """A new game, played by the others up to the first decision of the seat.
 
         Raises:
             DataError: if the problem is no game, or if there is no such seat.
         """
         seed, seat = island_of(problem)
+        rules = PRESETS[generation.preset]
         if seat not in rules.seats:
             raise DataError(f"Problem {problem.id}: there is no seat {seat}; there are {rules.sailors}.")
-        game = Game(rules, seed, traitor=has_traitor)
-        episode = cls(id, problem, game, seat, cast(game, colonists, traitors), most)
+        game = Game(rules, seed, traitor=generation.has_traitor)
+        episode = cls(id, problem, game, seat, cast_around(game, seat, generation), generation.max_turns)
         episode._until_own_turn()
         episode._next_decision()
         return episode
@@ -191,6 +196,15 @@ class Episode:
             self.shadow = self.players[self.seat].act(self.view, game.rules, rng)
 
 
+def cast_around(game: Game, seat: int, generation: Generation) -> dict[int, Player]:
+    """A scripted player for each seat. The one in the seat under training is a good one of its role: it says what would
+    be right."""
+    names = cycle(generation.colonists)
+    others = {each: role for each, role in game.roles.items() if each != seat}
+    players = {each: PLAYERS[generation.traitor if role == TRAITOR else next(names)]() for each, role in others.items()}
+    return players | {seat: PLAYERS["traitor" if game.roles[seat] == TRAITOR else "builder"]()}
+
+
 def _decision(day: int, turn: int, message: Message, fault: Fault | None, reward: float) -> Decision:
     action = "" if message.action is None else str(message.action)
     return Decision(day, turn, action, message.grade, "" if fault is None else fault.text, reward)
@@ -207,7 +221,7 @@ def scaled_return(episode: Episode) -> float:
 def ship(episode: Episode) -> float:
     """How much of the ship is built, in [0, 1]; for the traitor, how much is not."""
     progress = episode.game.ship_progress
-    return progress if episode.role == "colonist" else 1 - progress
+    return progress if episode.role == COLONIST else 1 - progress
 
 
 def readable(episode: Episode) -> float:

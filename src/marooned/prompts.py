@@ -103,6 +103,13 @@ def _action_text(form: Form) -> str:
     return f"{form.example} ({form.note})" if form.note else form.example
 
 
+def decision_prompt(rules: Rules, view: Observation, show_rules: bool = True) -> list[dict[str, str]]:
+    """The chat messages that ask a sailor for a decision: the rules, if they are to be shown, and what the sailor knows
+    now."""
+    known = {"role": "user", "content": observation_text(rules, view)}
+    return [{"role": "system", "content": system_prompt(rules, view.role)}, known] if show_rules else [known]
+
+
 def observation_text(rules: Rules, view: Observation) -> str:
     """What a sailor knows now, as text."""
     return "\n".join([*_own_lines(rules, view), *_common_lines(rules, view), *_said_lines(view)])

@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 _CHAT_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message['role'] + '\\n' }}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{%- generation %}{{- message['content'] + '<|im_end|>' }}{%- endgeneration %}"
+    "{%- else %}{{- message['content'] + '<|im_end|>' }}{%- endif %}{{- '\\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
+"""ChatML. The generation markers enclose what the loss of a fine-tuning counts."""
 _SIZES = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
@@ -21,7 +24,13 @@ _TURN_START, _TURN_END, _PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
 
 
 def write_tiny_chat_model(
-    folder: str | Path, texts: Iterable[str] = (), *, vocabulary: int = 512, context: int = 4096, seed: int = 0
+    folder: str | Path,
+    texts: Iterable[str] = (),
+    *,
+    vocabulary: int = 512,
+    context: int = 4096,
+    seed: int = 0,
+    sizes: Mapping[str, int] = _SIZES,
 ) -> Path:
     """Write tokenizer and model into a folder, for transformers and vLLM alike.
 
@@ -30,6 +39,7 @@ def write_tiny_chat_model(
         vocabulary: the most tokens.
         context: the length of the model's context in tokens.
         seed: equal seeds give equal weights.
+        sizes: widths and numbers of layers and heads, as `Qwen3Config` takes them.
 
     Returns:
         The folder.
@@ -55,7 +65,7 @@ def write_tiny_chat_model(
         model_max_length=context,
     )
     tokenizer.chat_template = _CHAT_TEMPLATE
-    untrained_qwen3(tokenizer, _SIZES, context, seed).save_pretrained(folder)
+    untrained_qwen3(tokenizer, sizes, context, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from config.train_rl_model import PPOConfig
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.ppo.advantages import NO_STEP, Estimates, estimate, mean_and_variance, moments, token_rewards, whitened
+from src.ppo.episodes import EpisodeTokens
 from src.ppo.losses import (
     approximate_kl,
     explained_variance,
@@ -22,8 +23,9 @@ from src.ppo.losses import (
     policy_loss,
     value_loss,
 )
-from src.ppo.steps import EpisodeSteps, StepPlanner, step_tensors
+from src.ppo.steps import EpisodeSteps, StepPlanner, rows_by_episode, step_tensors
 from src.ppo.value_head import ValueHead
+from src.training.row_batch import ConversationRows
 
 SIGNATURES = {
     "_get_per_token_logps_and_entropies": (
@@ -56,10 +58,12 @@ class PPOHooks(ClassroomGRPOTrainer):
     Attributes:
         ppo: the configuration of PPO.
         value_head: the critic.
+        has_rows_beside: whether messages have prompts of their own, and so rows of their own.
     """
 
     ppo: PPOConfig
     value_head: ValueHead
+    has_rows_beside: bool = False
     _steps: Sequence[EpisodeSteps] = ()
     _scores: Tensor | None = None
     _states: Tensor | None = None
@@ -85,10 +89,9 @@ class PPOHooks(ClassroomGRPOTrainer):
                 self._old_states = self._states.detach()
         return scored
 
-    def _generate(self, prompts: list[Any]) -> tuple:
-        *parts, extra, images, tool_images = super()._generate(prompts)
+    def _pop_rows(self, extra: dict[str, Any]) -> Sequence[ConversationRows] | None:
         self._steps = extra.pop(StepPlanner.column)
-        return (*parts, extra, images, tool_images)
+        return [each.rows for each in self._steps] if self.has_rows_beside else None
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> Tensor:
         rewards = super()._calculate_rewards(*arguments, **named)
@@ -106,22 +109,28 @@ class PPOHooks(ClassroomGRPOTrainer):
         """Called on all processes before a batch is sampled."""
 
     def _targets(self, completion_mask: Tensor) -> dict[str, Tensor]:
-        """Advantages, returns and old values of the batch. A conversation without a verdict has no step."""
-        ppo, device, own = self.ppo, completion_mask.device, len(completion_mask)
-        messages, process, truncated = step_tensors(self._steps, completion_mask.size(1), device)
-        start = self.accelerator.process_index * own
-        scores = self._scores[start : start + own]
+        """Advantages, returns and old values of the batch. A conversation without a verdict has no step.
+
+        Steps are counted along episodes, which may be several rows; all tensors inside are of episodes.
+        """
+        ppo, (rows, length) = self.ppo, completion_mask.shape
+        messages, process, truncated = step_tensors(self._steps, rows, length, completion_mask.device)
+        tokens = EpisodeTokens.of(rows_by_episode(self._steps), completion_mask.sum(dim=1))
+        messages, process = tokens.joined(messages, NO_STEP), tokens.joined(process, 0.0)
+        start = self.accelerator.process_index * len(messages)
+        scores = self._scores[start : start + len(messages)]
         messages[scores.isnan()] = NO_STEP
         goes_on = truncated & ppo.bootstrap_truncated
         states = self._old_states.float()
-        last = states.gather(1, completion_mask.sum(dim=1, keepdim=True)).squeeze(1)
+        last = states.gather(1, completion_mask.sum(dim=1, keepdim=True)).squeeze(1)[tokens.last_rows]
         outcome = torch.where(goes_on | scores.isnan(), 0.0, scores)
         rewards = token_rewards(messages, process, outcome)
         if ppo.center_values and self.state.global_step == 0:
             mean = self._mean_return(rewards, messages)
             self.value_head.offset.fill_(mean)
             states, last = states + mean, last + mean
-        values = states[:, :-1]
+        old_values = states[:, :-1]
+        values = tokens.joined(old_values, 0.0)
         ends = torch.where(goes_on, last, 0.0)
         found, of_critic = (
             estimate(rewards, values, messages, ends, ppo.gamma, lam, ppo.gae_over) for lam in (ppo.lam, ppo.value_lam)
@@ -131,12 +140,14 @@ class PPOHooks(ClassroomGRPOTrainer):
         advantages = whitened(found.advantages, mask, summed) if ppo.whiten_advantages else found.advantages
         counts = torch.stack([mask.sum(), found.value_mask.sum()])
         items = self.accelerator.reduce(counts, reduction="sum").clamp(min=1)
-        return {
+        of_rows = {
             "advantages": advantages,
             "returns": of_critic.returns,
-            "old_values": values,
             "policy_mask": mask,
             "value_mask": found.value_mask,
+        }
+        return {name: tokens.apart(each, length, rows) for name, each in of_rows.items()} | {
+            "old_values": old_values,
             "policy_items": items[0],
             "value_items": items[1],
         }

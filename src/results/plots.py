@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from src.classroom.verdicts import CRITERIA, Criterion
+from src.results.marooned_plot import MAROONED_PANELS
 from src.results.panels import (
     BLACK,
     BLUE,
@@ -255,4 +256,5 @@ _PLOTS: dict[str, tuple[Panel, ...]] = {
     "signal": (_variance, _gradient),
     "supervision": SUPERVISION_PANELS,
     "ppo": PPO_PANELS,
+    "marooned": MAROONED_PANELS,
 }

@@ -47,6 +47,11 @@ class Trajectory(BaseModel):
     meta: dict[str, Any]
 
     @property
+    def truncated(self) -> bool:
+        """Whether the episode was cut before its end, so that it might have gone on."""
+        return self.overflow is not None
+
+    @property
     def refused(self) -> bool:
         """Whether the episode counts as rejected because its judge refused the policy's content."""
         return False

@@ -50,6 +50,11 @@ class ConversationRows:
     beside: list[RowBeside]
 
 
+def has_a_row_per_message(config: TrainRLConfig) -> bool:
+    """Whether every message of the configured environment has a prompt of its own."""
+    return getattr(module_of(config.environment, "config"), "A_ROW_PER_MESSAGE", False)
+
+
 class RowPlanner:
     """Finds the rows of each batch: one `ConversationRows` for each conversation.
 
@@ -66,8 +71,7 @@ class RowPlanner:
         self._group_size = train.num_samples_per_problem
         self._conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
         self._seed = config.seed
-        module = module_of(config.environment, "config")
-        self._has_rows = config.supervisor_model is not None or getattr(module, "A_ROW_PER_MESSAGE", False)
+        self._has_rows = config.supervisor_model is not None or has_a_row_per_message(config)
 
     @property
     def is_needed(self) -> bool:

@@ -155,7 +155,9 @@ def test_what_is_no_game_is_refused(tokenizer, tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("generation.preset=large", "generation.preset"),
-        ("generation.colonists=nobody", "generation.colonists"),
+        ("generation.colonists=[nobody]", "generation.colonists"),
+        ("generation.colonists=[]", "is empty"),
+        ("generation.traitor=nobody", "generation.traitor"),
         ("generation.supervisor.show_critique=true", "without the critique"),
         ("+generation.supervisor.penalties.leak=-1", "leak"),
         ("generation.supervisor.penalties.format=1", "at most 0"),

@@ -163,7 +163,7 @@ def test_sessions_do_not_disturb_each_other(address: str) -> None:
 
 
 def test_a_game_is_over_after_its_last_day(client) -> None:
-    result = client.reset(seed=0, seat=1, colonists="waiter", traitors="waiter")
+    result = client.reset(seed=0, seat=1, colonists="waiter", traitor="waiter")
     while not result.done:
         result = client.step(MaroonedAction(message="WAIT"))
     assert result.observation.possible == []

@@ -1,6 +1,7 @@
 """The PPO trainer on recorded batches: its gradients, its critic, and what stops it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from src.ppo.advantages import NO_STEP
 from src.ppo.trainer import critic_path
 from src.ppo.value_head import HEAD_FILE
 from src.rollout.problem import Problem
+from src.rollout.rows import TrainingRow, rows_of
+from src.rollout.tokens import Branch
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
 
 PPO = ["train.algorithm=ppo", "train.beta=0", "train.mu=1", "judge_model.max_failed_share=1"]
@@ -98,11 +101,63 @@ def test_with_a_critic_at_zero_and_lambda_1_it_is_reinforce(trainer_of, over: st
             assert found[name].abs().max() > 1e-4, name
 
 
-def scored(model: torch.nn.Module, record: ConversationRecord) -> torch.Tensor:
+def in_rows(index: int, problem: Problem) -> ConversationRecord:
+    """As `unjudged`, but each message stands behind a prompt of its own: the first is the row of the conversation."""
+    record = unjudged(index, problem)
+    end, branches = record.turns[0].span[1], []
+    for place in (2, 4):
+        own = slice(*record.turns[place].span)
+        tokens = (tuple(record.completion_ids[own]), tuple(record.logprobs[own]))
+        branches.append(Branch("policy", place, 0, *tokens, prompt_ids=(30 + place, 40 + index, 50)))
+    turns = [replace(turn, span=turn.span if place == 0 else None) for place, turn in enumerate(record.turns)]
+    first = {name: getattr(record, name)[:end] for name in ("completion_ids", "mask", "logprobs")}
+    return record.model_copy(update=first | {"branches": branches, "turns": turns})
+
+
+@pytest.mark.parametrize("over", ["tokens", "turns"])
+def test_rows_of_their_own_are_the_steps_of_one_episode(trainer_of, over: str) -> None:
+    """With a critic at zero and λ = 1 it is REINFORCE over the tokens of all rows; and with γ = 0.5 the steps before
+    the last one have the outcome's share that is due to them, whichever row they stand in."""
+    overrides = [*PLAIN, f"train.ppo.gae_over={over}", "train.ppo.value_weight=0"]
+    trainer = trainer_of(*overrides, play=in_rows)
+    trainer.has_rows_beside = True
+    _, found = trainer.loss_and_gradients(trainer.batch())
+    records = [record for record in (in_rows(i, lesson(i)) for i in range(8)) if record.reward is not None]
+    rows = [(record, row) for record in records for row in rows_of(record)]
+    assert len(rows) == 3 * len(records)
+    tokens = sum(sum(row.mask) for _, row in rows)
+    trainer.model.zero_grad()
+    for record, row in rows:
+        logps = scored(trainer.model, row)
+        ratio = torch.exp(logps.detach() - torch.tensor(row.logprobs)).clamp(max=2.0)
+        (-(torch.tensor(row.mask) * record.reward * ratio * logps).sum() / tokens).backward()
+    for name, each in trainer.model.named_parameters():
+        if each.grad is not None and "value_head" not in name:
+            assert torch.allclose(found[name], each.grad, rtol=0, atol=1e-6), name
+            assert found[name].abs().max() > 1e-4, name
+
+    trainer = trainer_of(*overrides, "train.ppo.gamma=0.5", play=in_rows, name="discounted")
+    trainer.has_rows_beside = True
+    paid = {}
+    for each in trainer.batch():
+        for ids, mask, advantages in zip(each["completion_ids"], each["policy_mask"], each["advantages"], strict=True):
+            paid[tuple(ids[mask].tolist())] = advantages[mask].tolist()
+    for record in records:
+        order = rows_of(record)
+        later = 0
+        for number, row in reversed(list(enumerate(order))):
+            sampled = [token for token, own in zip(row.completion_ids, row.mask, strict=True) if own]
+            count = len(sampled)
+            steps = [2 - number] * count if over == "turns" else [later + count - 1 - i for i in range(count)]
+            assert paid[tuple(sampled)] == pytest.approx([record.reward * 0.5**each for each in steps])
+            later += count
+
+
+def scored(model: torch.nn.Module, row: ConversationRecord | TrainingRow) -> torch.Tensor:
     """The log-prob of every completion token, from the model's logits."""
-    ids = torch.tensor([[*record.prompt_ids, *record.completion_ids]])
+    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
     logps = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-    return logps[-len(record.completion_ids) :].gather(1, torch.tensor(record.completion_ids).unsqueeze(1)).squeeze(1)
+    return logps[-len(row.completion_ids) :].gather(1, torch.tensor(row.completion_ids).unsqueeze(1)).squeeze(1)
 
 
 def test_the_values_are_those_of_the_states_before_the_tokens(trainer_of) -> None:
@@ -287,10 +342,10 @@ def test_turn_rewards_are_paid_at_their_message_s_last_token_as_a_mean(trainer_o
     trainer.batch()
     for steps, index in zip(trainer._steps, range(8), strict=True):
         record = priced(index, lesson(index))
-        paid = {place: value for place, value in enumerate(steps.process) if value}
+        paid = {place: value for place, value in enumerate(steps.process[0]) if value}
         ends = [record.turns[turn].span[1] - 1 for turn in (0, 4)]
         assert paid == {ends[0]: pytest.approx(0.4 * 1 / 2), ends[1]: pytest.approx(0.4 * -0.5 / 2)}
-        assert steps.messages[ends[1]] == 2 and steps.messages[ends[1] + 1] == NO_STEP
+        assert steps.messages[0][ends[1]] == 2 and steps.messages[0][ends[1] + 1] == NO_STEP
 
 
 def test_shuffled_rewards_are_those_of_other_conversations(trainer_of) -> None:

@@ -12,7 +12,8 @@ export function dialogue(conversation) {
 }
 
 export function message(turn, i, conversation) {
-  const names = { teacher: "Tutor", student: conversation.student_name ?? "Student" };
+  const inGame = conversation.turns?.some((each) => each.role === "game");
+  const names = { teacher: inGame ? "Sailor" : "Tutor", student: conversation.student_name ?? "Student", game: "Island" };
   const name = names[turn.role] ?? `${turn.role[0].toUpperCase()}${turn.role.slice(1)}`;
   const beside = hasVersions(turn);
   return el("li", { class: `message ${turn.role}${beside ? " beside" : ""}` },

@@ -37,7 +37,7 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
         seat: int | None = None,
         has_traitor: bool = True,
         colonists: str = "builder",
-        traitors: str = "traitor",
+        traitor: str = "traitor",
         **unknown: Any,
     ) -> MaroonedObservation:
         """Begin a game, and play it up to the first decision of the seat.
@@ -48,7 +48,7 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
             preset: the rules, `tiny` or `seed`.
             seat: the sailor to play, from 1; None takes the one that follows from the island.
             has_traitor: whether one of the sailors is a traitor; which one follows from the island.
-            colonists, traitors: the scripted players of the others.
+            colonists, traitor: the scripted players of the others, by name.
 
         Raises:
             ValueError: for an option that does not exist, or cannot have this value.
@@ -57,7 +57,7 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
             raise ValueError(f"reset has no option {', '.join(sorted(unknown))}")
         _check("preset", preset, PRESETS)
         _check("colonists", colonists, PLAYERS)
-        _check("traitors", traitors, PLAYERS)
+        _check("traitor", traitor, PLAYERS)
         _check("has_traitor", has_traitor, (True, False))
         if seed is not None and (type(seed) is not int or seed < 0):
             raise ValueError(f"seed is {seed!r}; it can be any whole number from 0")
@@ -66,7 +66,7 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
         seat = Random(f"{island}:seat").choice(rules.seats) if seat is None else seat
         _check("seat", seat, rules.seats)
         self._game = Game(rules, island, traitor=has_traitor)
-        self._players = cast(self._game, colonists, traitors)
+        self._players = cast(self._game, colonists, traitor)
         self._state = MaroonedState(
             episode_id=str(uuid4()) if episode_id is None else episode_id,
             preset=preset,

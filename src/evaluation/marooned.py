@@ -1,0 +1,102 @@
+"""Measures a model's games of Marooned on held-out islands, before and after a training."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from src.marooned.episode import GameRecord
+from src.marooned.messages import VALID
+from src.results.rollout_files import read_records, write_records
+from src.results.statistics import paired_change
+from src.rollout.intervals import Estimate, mean_with_ci
+from src.rollout.requests import SampleRequest
+from src.server.client import ClassroomClient
+
+Figures = dict[str, dict[str, list[float]]]
+"""By figure and problem, its value in each game."""
+
+LABELS = {
+    "valid": "valid actions (in the exact grammar, and possible)",
+    "readable": "actions in the exact grammar",
+    "ship": "ship finished",
+    "reward": "reward",
+    "decisions": "decisions a game",
+}
+SEED = 2024
+
+
+def measure(client: ClassroomClient, problems: Sequence[str], games: int, path: Path) -> list[GameRecord]:
+    """Play each problem `games` times with the policy that the server holds, without a supervisor and with fixed seeds,
+    and write the games into a Parquet file. A file that is there is read instead.
+
+    Raises:
+        ClassroomError: as `ClassroomClient.sample`.
+    """
+    if path.is_file():
+        return read_records(path, GameRecord)
+    policy = client.health().policy
+    request = SampleRequest(
+        problems=list(problems) * games,
+        answers=[""] * len(problems) * games,
+        request_id=f"measured-{path.stem}-{policy.version}",
+        seed=SEED,
+        step=0,
+        run_id=policy.run_id,
+        policy_version=policy.version,
+        fixed_seeds=True,
+    )
+    records = client.sample(request).conversations
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_records(path, records)
+    return records
+
+
+def figures_of(records: Sequence[GameRecord]) -> Figures:
+    """The figures of games, by island."""
+    found: Figures = {name: defaultdict(list) for name in LABELS}
+    for record in records:
+        own = record.decisions
+        if not own or record.reward is None:
+            continue
+        values = {
+            "valid": sum(each.grade == VALID and not each.fault for each in own) / len(own),
+            "readable": sum(each.grade == VALID for each in own) / len(own),
+            "ship": record.ship_progress,
+            "reward": record.reward,
+            "decisions": float(len(own)),
+        }
+        for name, value in values.items():
+            found[name][record.problem].append(value)
+    return {name: dict(by_problem) for name, by_problem in found.items()}
+
+
+def compared(before: Figures, after: Figures) -> dict[str, dict[str, Estimate]]:
+    """By figure: its mean before and after, and the mean change on the same islands, with 95 % intervals over
+    islands."""
+    return {
+        name: {
+            "before": mean_with_ci(before[name]),
+            "after": mean_with_ci(after[name]),
+            "change": paired_change(before[name], after[name]),
+        }
+        for name in LABELS
+    }
+
+
+def table(figures: Mapping[str, Mapping[str, Estimate]]) -> str:
+    """The comparison as text."""
+    lines = [f"{'':52}{'before':>8}{'after':>8}   change [95 % interval over islands]"]
+    for name, label in LABELS.items():
+        before, after, change = (figures[name][key] for key in ("before", "after", "change"))
+        if change["ci95"] is None:
+            continue
+        low, high = change["ci95"]
+        values = f"{before['mean']:8.3f}{after['mean']:8.3f}   {change['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+        lines.append(f"{label:52}{values}")
+    return "\n".join(lines)
+
+
+def held_out(path: Path) -> list[str]:
+    """The problems of a JSONL file."""
+    return [json.loads(line)["problem"] for line in path.read_text(encoding="utf-8").splitlines()]

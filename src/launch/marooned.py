@@ -1,0 +1,128 @@
+"""Marooned from nothing: makes a sailor that has half forgotten the rules, trains it on the tiny island with a
+supervisor, and measures it on held-out islands before and after.
+
+    python -m src.launch.marooned [key=value …]               everything
+    python -m src.launch.marooned --models-only [key=value …] only the model that the training starts from
+
+Overrides are those of server and trainer; such as begin with `sft.` go to the fine-tuning. Started again with the same
+folder, it goes on where it was.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from config.checks import check_train_rl
+from config.load import USER_ERRORS, load, read_keys
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError
+from src.evaluation.marooned import compared, figures_of, held_out, measure, table
+from src.launch.commands import logged_steps, server_command, trainer_command, with_accelerate_config, with_precision
+from src.launch.quickstart import StageFailed, Stages, run_program
+from src.launch.quickstart_plan import SFT_PREFIX, quoted
+from src.launch.server_process import ServerProcess, SupervisedServer
+from src.marooned.episode import GameRecord
+from src.results.learning import describe_learning, learning_of
+from src.results.run_folder import load_run
+from src.server.client import ClassroomClient
+from src.system.processes import Interrupted, Signals
+
+NAME = ["--config-name", "marooned"]
+GAMES = 2
+"""Games on each held-out island."""
+
+
+class Marooned:
+    """The stages of a run.
+
+    Args:
+        overrides: those of server and trainer, and of the fine-tuning.
+
+    Raises:
+        ConfigError: if server and trainer would refuse their configuration.
+    """
+
+    def __init__(self, overrides: Sequence[str]):
+        self._sft = [each.removeprefix(SFT_PREFIX) for each in overrides if each.startswith(SFT_PREFIX)]
+        self._arguments = [*NAME, *(each for each in overrides if not each.startswith(SFT_PREFIX))]
+        self.config = load(TrainRLConfig, "train_rl", self._arguments, check_train_rl)
+        self.folder = Path(self.config.logging.save_dir)
+
+    def make_models(self, stages: Stages, signals: Signals) -> None:
+        """Make the world and the model that the training starts from, unless they are there."""
+        world, model = self.folder / "world", self.folder / "sft" / "model"
+        titles = ("islands, and decisions of scripted sailors", "a tiny model learns to write decisions (train_sft.py)")
+        if model.is_dir():
+            for title in titles:
+                stages.skip(title, "is there")
+            return
+        seed = str(self.config.seed)
+        with stages.stage(titles[0], "world"):
+            command = [sys.executable, "-m", "src.marooned.world", "--out", str(world), "--seed", seed]
+            run_program("the making of the world", command, self.folder / "world.log", signals)
+        with stages.stage(titles[1], "sft"):
+            place = f"logging.save_dir={quoted(self.folder / 'sft')}"
+            command = [sys.executable, "train_sft.py", *NAME, place, f"seed={seed}", *self._sft]
+            run_program("train_sft.py", command, self.folder / "sft.log", signals)
+
+    def run(self, signals: Signals) -> None:
+        """All stages; prints what came of it."""
+        stages = Stages(6, self.folder)
+        self.make_models(stages, signals)
+        log = self.folder / "server.log"
+        start = partial(ServerProcess, server_command(self._arguments), self.config.generation, signals, log)
+        with SupervisedServer(start, logged_steps(self.folder)) as server:
+            with stages.stage(f"the server loads the model (vllm_server.py), log {log}", "server_start"):
+                server.process.wait_until_ready()
+            before = self._measured("before", server, stages)
+            with stages.stage("training (train_rl.py)", "training"):
+                flags = with_precision(with_accelerate_config([]), self.config.train.dtype)
+                command = trainer_command(flags, self._arguments)
+                run_program("train_rl.py", command, self.folder / "trainer.log", signals, server.restart_if_ended)
+            after = self._measured("after", server, stages)
+        figures = compared(figures_of(before), figures_of(after))
+        path = self.folder / "summary.json"
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        print(f"\n{table(figures)}\n\n{describe_learning(learning_of(load_run(self.folder))[0])}")
+        print(f"\nfigures: {path}\nplots: {self.folder / 'plots'}")
+        print(f"the page with the games: python vllm_server.py --view {self.folder}")
+
+    def _measured(self, when: str, server: SupervisedServer, stages: Stages) -> list[GameRecord]:
+        problems = held_out(self.folder / "world" / "islands_heldout.jsonl")
+        with stages.stage(f"measured on held-out islands {when} the training", "eval"):
+            client = ClassroomClient(server.process.url, log=server.process.log, record=GameRecord)
+            return measure(client, problems, GAMES, self.folder / "eval" / f"{when}.parquet")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit status."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    read_keys()
+    try:
+        flags = [each for each in arguments if each.startswith("-")]
+        if flags not in ([], ["--models-only"]):
+            raise ConfigError(f"Marooned takes overrides and --models-only, not {' '.join(flags)}.")
+        run = Marooned([each for each in arguments if not each.startswith("-")])
+        with Signals() as signals:
+            if flags:
+                run.make_models(Stages(2, run.folder), signals)
+            else:
+                run.run(signals)
+    except Interrupted as interruption:
+        print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
+        return interruption.status
+    except StageFailed as failure:
+        print(f"\nerror: {failure}", file=sys.stderr)
+        return failure.exit_status
+    except USER_ERRORS as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""Makes what a training on the tiny island starts from: games to train on and to measure, a corpus of decisions, and an
+untrained model with a tokenizer.
+
+python -m src.marooned.world --out runs/marooned/world --seed 42
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from src.marooned.corpus import make_corpus
+from src.marooned.islands import islands
+from src.marooned.things import COLONIST
+from src.models.tiny_chat_model import write_tiny_chat_model
+
+PRESET = "tiny"
+TRAINED, HELD_OUT, HELD_OUT_FROM = 400, 48, 100_000
+GAMES, PER_GAME = 600, 16
+CONTEXT, VOCABULARY = 2048, 1024
+SIZES = {
+    **{"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+}
+_STAMP = "world.json"
+
+
+def build_world(out: Path, seed: int) -> bool:
+    """Write the world of a seed into the folder `out`, whole or not at all; a world of this seed stays as it is.
+
+    Returns:
+        Whether anything was written.
+
+    Raises:
+        FileExistsError: if `out` holds something else.
+    """
+    stamp, known = {"seed": seed}, out / _STAMP
+    if known.is_file() and json.loads(known.read_text(encoding="utf-8")) == stamp:
+        return False
+    if out.exists() and not known.is_file() and any(out.iterdir()):
+        raise FileExistsError(f"{out} holds something else than a world of Marooned: name another --out.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        fresh = Path(temporary) / "world"
+        fresh.mkdir()
+        _write(fresh, seed)
+        (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+        if out.exists():
+            shutil.move(out, Path(temporary) / "old")
+        fresh.rename(out)
+    return True
+
+
+def _write(folder: Path, seed: int) -> None:
+    for name, first, count in (("train", 0, TRAINED), ("heldout", HELD_OUT_FROM, HELD_OUT)):
+        rows = ({"problem": each, "answer": ""} for each in islands(PRESET, first, count, COLONIST))
+        _write_jsonl(folder / f"islands_{name}.jsonl", rows)
+    corpus = make_corpus(PRESET, GAMES, PER_GAME, seed)
+    _write_jsonl(folder / "corpus.jsonl", corpus)
+    texts = (message["content"] for row in corpus for message in row["messages"])
+    write_tiny_chat_model(folder / "blank", texts, vocabulary=VOCABULARY, context=CONTEXT, seed=seed, sizes=SIZES)
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Make the world of the tiny island.")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--seed", type=int, default=42)
+    arguments = parser.parse_args()
+    made = build_world(arguments.out, arguments.seed)
+    print(f"{arguments.out}: {'made' if made else 'is there already'}")
+
+
+if __name__ == "__main__":
+    main()
