@@ -73,7 +73,7 @@ _TABLE = (
     Form("BUILD {part}", "BUILD HULL", "Build with others in the same turn, at the base.", "base"),
     Form("EAT {food}", "EAT APPLE", "Eat from the pack."),
     Form("OFFER {food} TO {sailor}", "OFFER APPLE TO 2", "Offer food to a sailor near by.", "near"),
-    Form("TAKE FROM {sailor}", "TAKE FROM 2", "Eat what a sailor near by offers.", "near"),
+    Form("TAKE FROM {sailor}", "TAKE FROM 2", "Eat what a sailor offers.", "near"),
     Form("REFUSE FROM {sailor}", "REFUSE FROM 2", "Give back what a sailor offers."),
     Form(
         "POISON {food} TO {sailor}", "POISON APPLE TO 2", "Offer food with a tablet in it.", "near; a TABLET", TRAITOR

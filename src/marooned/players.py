@@ -11,7 +11,7 @@ from src.marooned.legality import possible_in
 from src.marooned.observation import Observation, observe
 from src.marooned.rules import Rules
 from src.marooned.saboteur import Saboteur
-from src.marooned.things import TRAITOR
+from src.marooned.things import STORABLE, TRAITOR
 
 
 class Player(Protocol):
@@ -45,14 +45,15 @@ class RandomPlayer:
 
 
 def any_action(rng: Random) -> Action:
-    """Any action of the grammar, possible or not."""
+    """Any action of the grammar, possible or not; but nobody thinks of poison in the store."""
     form = rng.choice(list(ACTIONS.values()))
+    words = {**WORDS, "thing": STORABLE} if form.name in ("DEPOSIT", "WITHDRAW") else WORDS
     drawn: Mapping[str, Callable[[], str | int]] = {
         "number": lambda: rng.randint(1, 9),
         "sailor": lambda: rng.randint(1, 9),
         "text": lambda: SAMPLE_TEXT,
     }
-    return Action(form.name, tuple(drawn[kind]() if kind in drawn else rng.choice(WORDS[kind]) for kind in form.types))
+    return Action(form.name, tuple(drawn[kind]() if kind in drawn else rng.choice(words[kind]) for kind in form.types))
 
 
 PLAYERS: dict[str, Callable[[], Player]] = {
