@@ -20,8 +20,6 @@ EMBEDDED_JUDGES = ("rubric", RULES)
 EMBEDDED_SUPERVISORS = ("rubric", RULES)
 """Supervisors without a model, as `model_name_or_path` names them."""
 
-"""What happens to a message that the supervisor calls invalid."""
-
 SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")
 """How a tutor is sampled in an evaluation. `supervised` is `sampled` with a supervisor that reads each message."""
 
