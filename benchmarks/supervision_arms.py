@@ -40,6 +40,7 @@ from src.results.statistics import paired_change
 from src.rollout.requests import SampleRequest
 from src.rollout.reviews import MessageToReview, Review, priced
 from src.rollout.thoughts import visible_text
+from src.rollout.trajectory import Trajectory
 from src.server.client import ClassroomClient
 from src.supervision.rubric_supervisor import review_by_rubric
 from src.system.processes import Signals
@@ -79,10 +80,19 @@ class Bench:
     Attributes:
         arms: the overrides of each arm.
         configs: the configurations of arms that have another one than the quickstart.
+        record: the class of its records.
+        every: the steps between two measured versions.
     """
 
     arms: Mapping[str, Sequence[str]] = ARMS
     configs: Mapping[str, str] = {}
+    record: type[Trajectory] = ConversationRecord
+    every = EVERY
+
+    @property
+    def measured_steps(self) -> range:
+        """The steps after which a version is measured."""
+        return range(0, self.steps + 1, self.every)
 
     def __init__(self, folder: Path, models: Path, steps: int, port: int):
         self.folder, self.models, self.steps, self.port = folder, models, steps, port
@@ -130,7 +140,7 @@ class Bench:
         """Play the held-out lessons with every `EVERY`th version of an arm, and write the results down."""
         run = self.folder / arm / str(seed)
         run_id = (run / "run_id").read_text(encoding="utf-8")
-        for step in range(0, self.steps + 1, EVERY):
+        for step in self.measured_steps:
             if (arm, seed, step) in self.measured():
                 continue
             policy = PolicyVersion(run_id, self.version(arm, step))
@@ -149,7 +159,8 @@ class Bench:
             line = {"arm": arm, "seed": seed, "step": step, **self.figures(arm, seed, step, records)}
             with self.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            print(f"{arm} {seed} after {step} steps: reward {fmean(line['rewards'].values()):.3f}", flush=True)
+            rewards = [record.reward for record in records if record.reward is not None]
+            print(f"{arm} {seed} after {step} steps: reward {fmean(rewards):.3f}", flush=True)
 
 
 def figures(records: Sequence[ConversationRecord]) -> dict[str, dict[str, float]]:
@@ -178,13 +189,14 @@ def reviews_of(record: ConversationRecord) -> Iterator[Review]:
 @contextmanager
 def evaluation_server(bench: Bench) -> Iterator[ClassroomClient]:
     """A server on the benchmark's folder, which holds the policies of all arms."""
-    config = load(TrainRLConfig, "train_rl", bench.overrides(bench.folder), check_train_rl)
-    command = server_command(bench.overrides(bench.folder))
+    overrides = bench.overrides(bench.folder)
+    config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+    command = server_command(overrides)
     with Signals() as signals:
         server = ServerProcess(command, config.generation, signals, bench.folder / "server.log")
         try:
             server.wait_until_ready()
-            yield ClassroomClient(server.url, log=server.log)
+            yield ClassroomClient(server.url, log=server.log, record=bench.record)
         finally:
             server.stop()
 
@@ -284,9 +296,8 @@ def main() -> None:
 
 def measure(bench: Bench, wanted: Sequence[tuple[str, int]], lessons: Sequence[str]) -> None:
     """Train each (arm, seed), measure the versions of all of them on one server, and delete their weights."""
-    steps = range(0, bench.steps + 1, EVERY)
     known = bench.measured()
-    due = [(arm, seed) for arm, seed in wanted if not {(arm, seed, step) for step in steps} <= known]
+    due = [(arm, seed) for arm, seed in wanted if not {(arm, seed, step) for step in bench.measured_steps} <= known]
     runs = [bench.train(arm, seed) for arm, seed in due]
     if not due:
         return

@@ -1,10 +1,13 @@
 """Kills the trainer, the server and the engines of real runs with SIGKILL, again and again, restarts each killed
 program with its own command, and compares the results with those of an undisturbed run:
 
-    python -m tests.support.kills [--kills 10] [--steps 18] [--targets trainer server engine] [--folder runs/kills]
+    python -m tests.support.kills [--config-name quickstart] [--kills 10] [--steps 18]
+                                  [--targets trainer server engine] [--folder runs/kills]
 
-The phases of a step (rollout, judging, publish, optimizer step, checkpoint) are hit in turn, at a random moment. The
-exit status is 1 if a run differs, loses a conversation or asks for a verdict twice.
+The phases of a step (rollout, judging or review, publish, optimizer step, checkpoint) are hit in turn, at a random
+moment. With `--config-name quickstart_supervised` or `marooned`, a supervisor reads the messages, and corrections are
+trained on between the steps. The exit status is 1 if a run differs, loses a conversation, asks for a verdict twice, or
+makes its supervised passes at other steps.
 """
 
 import argparse
@@ -26,11 +29,14 @@ from config.load import ROOT
 from src.errors import ClassroomError
 from src.launch.commands import server_command, trainer_command
 from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.seats import POLICY_SEAT
 from src.server.client import ClassroomClient
 from src.system.processes import Child, Signals
 from tests.conftest import free_port, quickstart_overrides
 
-PHASES = ("rollout", "judging", "publish", "optimizer step", "checkpoint")
+PHASES = ("rollout", "judging", "review", "publish", "optimizer step", "checkpoint")
+_NOT_IN = {"quickstart": "review", "quickstart_supervised": None, "marooned": "judging"}
+"""The phase that a configuration does not have."""
 _RUN_LIMIT_S = 1800.0
 _PHASE_LIMIT_S = 40.0
 
@@ -45,6 +51,7 @@ class Outcome:
         played_twice: the number of conversations with a turn that was sampled more than once.
         judged_twice: the number of verdicts that were asked for more than once.
         lost: the number of conversations that were never finished.
+        passes: the number of supervised passes after each step; empty without a supervisor.
     """
 
     steps: list[int]
@@ -52,6 +59,7 @@ class Outcome:
     played_twice: int
     judged_twice: int
     lost: int
+    passes: list[float]
     kills: Counter = field(default_factory=Counter)
     seconds: float = 0.0
 
@@ -59,11 +67,12 @@ class Outcome:
 class Run:
     """A server and a trainer on one run folder. Each is restarted whenever it is found dead."""
 
-    def __init__(self, folder: Path, world: Path, steps: int, signals: Signals):
+    def __init__(self, config_name: str, folder: Path, world: Path, steps: int, signals: Signals):
         self.folder, self.steps, self._signals = folder, steps, signals
+        self.phases = [phase for phase in PHASES if phase != _NOT_IN[config_name]]
         port = free_port()
         self._overrides = [
-            *quickstart_overrides(folder, world / "blank", world, port),
+            *overrides_of(config_name, folder, world, port),
             f"train.max_steps={steps}",
             "logging.save_steps=2",
         ]
@@ -124,6 +133,15 @@ def _is_training(process: psutil.Process) -> bool:
     return "train_rl.py" in command and "accelerate.commands.launch" not in command
 
 
+_PHASE_OF_EVENT = {
+    "conversation": "optimizer step",
+    "verdict": "judging",
+    "draft": "review",
+    "turn": "rollout",
+}
+"""By event of the journal: what a run does now. Of several new events, the first here tells."""
+
+
 class Watch:
     """Tells from the run folder which phase a run is in."""
 
@@ -138,10 +156,7 @@ class Watch:
         if any(self._policy.glob("*.unfinished")):
             return "publish"
         events = self._new_events()
-        for event, phase in (("conversation", "optimizer step"), ("verdict", "judging"), ("turn", "rollout")):
-            if event in events:
-                return phase
-        return None
+        return next((phase for event, phase in _PHASE_OF_EVENT.items() if event in events), None)
 
     def _new_events(self) -> set[str]:
         if not self._journal.exists():
@@ -156,7 +171,7 @@ class Watch:
 def play(run: Run, target: str | None, kills: int, generator: random.Random) -> Counter:
     """Let a run go on to its end, and kill `target` this many times on the way; returns the kills by phase."""
     done: Counter = Counter()
-    wanted = [PHASES[i % len(PHASES)] for i in range(kills)] if target else []
+    wanted = [run.phases[i % len(run.phases)] for i in range(kills)] if target else []
     watch, moving_since = Watch(run.folder), None
     deadline = time.monotonic() + _RUN_LIMIT_S
     while run.go_on():
@@ -194,6 +209,10 @@ def outcome_of(folder: Path) -> Outcome:
     events = list(read_journal(folder / JOURNAL_NAME))
     records = {event["conversation"]: event["record"] for event in events if event["event"] == "conversation"}
     turns = Counter(event["conversation"] for event in events if event["event"] == "turn")
+    drafts = Counter(event["conversation"] for event in events if event["event"] == "draft")
+    twice = {name for name, count in turns.items() if name in records and count > len(records[name]["turns"])}
+    twice |= {name for name, count in drafts.items() if name in records and count > _messages(records[name])}
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     verdicts = Counter(_verdict_key(event) for event in events if event["event"] == "verdict")
     schedules = defaultdict(list)
     for record in sorted(records.values(), key=lambda each: (each["step"], each["index"])):
@@ -201,12 +220,18 @@ def outcome_of(folder: Path) -> Outcome:
         schedules[record["step"]].append((record["problem_id"], personas))
     begun = {event["request"] for event in events if event["event"] == "batch"}
     return Outcome(
-        steps=[json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()],
+        steps=[line["step"] for line in metrics],
         schedules=dict(schedules),
-        played_twice=sum(count > len(records[name]["turns"]) for name, count in turns.items() if name in records),
+        played_twice=len(twice),
         judged_twice=sum(count > 1 for count in verdicts.values()),
         lost=sum(16 - sum(name.startswith(request) for name in records) for request in begun),
+        passes=[line["corrections/passes"] for line in metrics if "corrections/passes" in line],
     )
+
+
+def _messages(record: dict) -> int:
+    """The number of messages of the policy that entered a conversation."""
+    return sum(turn["role"] == POLICY_SEAT for turn in record["turns"])
 
 
 def _verdict_key(event: dict) -> tuple[str, str, int]:
@@ -222,17 +247,39 @@ def agrees(schedule: list, wanted: list) -> bool:
     )
 
 
-def make_world(folder: Path) -> Path:
-    world = folder / "world"
+def make_world(folder: Path, config_name: str) -> Path:
+    """The untrained model, and the lessons or islands of a configuration."""
+    module = "src.marooned.world" if config_name == "marooned" else "src.toy_language.build"
+    world = folder / module.split(".")[1]
     if not world.is_dir():
-        command = [sys.executable, "-m", "src.toy_language.build", "--out", str(world)]
+        command = [sys.executable, "-m", module, "--out", str(world)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return world
 
 
+def overrides_of(config_name: str, folder: Path, world: Path, port: int) -> list[str]:
+    """Batches of 16 short conversations with an untrained model, and supervised passes where corrections are made."""
+    if config_name != "marooned":
+        overrides = quickstart_overrides(folder, world / "blank", world, port)
+        overrides[overrides.index("quickstart")] = config_name
+        return overrides + (["train.corrections.min_examples=32"] if config_name != "quickstart" else [])
+    return [
+        *("--config-name", config_name),
+        f"logging.save_dir={folder}",
+        f"generation.server_port={port}",
+        "generation.max_turns=6",
+        "generation.max_tokens_per_turn=16",
+        f"teacher_model.model_name_or_path={world / 'blank'}",
+        f"dataset.train_datasets=[{{name_or_path: {world / 'islands_train.jsonl'}}}]",
+        "train.number_of_problems_per_batch=4",
+        "train.num_samples_per_problem=4",
+        "train.corrections={interval: 3, min_examples: 32}",
+    ]
+
+
 def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
     """Make the undisturbed run, then one run for each target."""
-    world = make_world(arguments.folder)
+    world = make_world(arguments.folder, arguments.config_name)
     with Signals() as signals:
         for target in [None, *arguments.targets]:
             name = target or "none"
@@ -240,7 +287,7 @@ def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
             shutil.rmtree(folder, ignore_errors=True)
             print(f"{name}: {arguments.steps} steps", flush=True)
             started = time.monotonic()
-            run = Run(folder, world, arguments.steps, signals)
+            run = Run(arguments.config_name, folder, world, arguments.steps, signals)
             try:
                 kills = play(run, target, arguments.kills, random.Random(f"{arguments.seed}|{name}"))
             finally:
@@ -252,6 +299,7 @@ def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config-name", choices=list(_NOT_IN), default="quickstart")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--targets", nargs="*", default=["trainer", "server", "engine"])
@@ -262,32 +310,30 @@ def main() -> int:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     outcomes = dict(run_all(arguments))
     alone, good = outcomes["none"], True
-    heads = (
-        "killed",
-        "kills",
-        *PHASES,
-        "steps",
-        "same problems and errors",
-        "twice played",
-        "twice judged",
-        "lost",
-        "s",
-    )
+    phases = [phase for phase in PHASES if phase != _NOT_IN[arguments.config_name]]
+    ends = ("steps", "same problems and errors", "same passes", "twice played", "twice judged", "lost", "s")
+    heads = ("killed", "kills", *phases, *ends)
     rows = [heads]
     for name, outcome in outcomes.items():
         same = outcome.schedules.keys() == alone.schedules.keys() and all(
             agrees(outcome.schedules[step], alone.schedules[step]) for step in alone.schedules
         )
         steps_whole = outcome.steps == list(range(1, arguments.steps + 1))
-        good &= same and steps_whole and not outcome.judged_twice and not outcome.lost
-        phases = [outcome.kills[phase] for phase in PHASES]
+        same_passes = outcome.passes == alone.passes
+        good &= same and steps_whole and same_passes and not outcome.judged_twice and not outcome.lost
+        kills = [outcome.kills[phase] for phase in phases]
         steps = len(outcome.steps) if steps_whole else f"{outcome.steps}"
+        answers = ("yes" if same else "NO", _passes(outcome.passes) if same_passes else "NO")
         counts = (outcome.played_twice, outcome.judged_twice, outcome.lost, round(outcome.seconds))
-        rows.append((name, sum(phases), *phases, steps, "yes" if same else "NO", *counts))
+        rows.append((name, sum(kills), *kills, steps, *answers, *counts))
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(heads))]
     for row in rows:
         print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))
     return 0 if good else 1
+
+
+def _passes(passes: list[float]) -> str:
+    return f"yes ({passes[-1]:.0f})" if passes else "yes"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""The benchmark of the island game trains what it says, and its report compares arms island by island."""
+
+from pathlib import Path
+
+from benchmarks.marooned_arms import FIGURES, MaroonedBench, report
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+
+
+def config_of(arm: str) -> TrainRLConfig:
+    bench = MaroonedBench(Path("bench"), Path("models"), 30, 8047)
+    return load(TrainRLConfig, "train_rl", [*bench.overrides(Path("run")), *bench.arms[arm]], check_train_rl)
+
+
+def test_each_arm_has_what_its_name_says() -> None:
+    rl, corrections, both = (config_of(arm) for arm in ("rl", "corrections", "both"))
+    assert rl.supervisor_model is None and rl.train.corrections.mode == "none" and rl.train.turn_credit.mode == "none"
+    assert corrections.train.learning_rate == 0 and corrections.train.turn_credit.mode == "none"
+    assert corrections.train.corrections.learning_rate == both.train.learning_rate
+    assert both == load(
+        TrainRLConfig, "train_rl", MaroonedBench(Path("bench"), Path("models"), 30, 8047).overrides(Path("run"))
+    )
+
+
+def test_the_report_compares_the_same_islands() -> None:
+    """Each island is as much better with corrections as any other: the interval has no width."""
+    gained = {"rl": 0.1, "corrections": 0.4}
+    lines = [
+        {
+            "arm": arm,
+            "seed": seed,
+            "step": step,
+            **{name: {f"island {i}": i / 10 + gain * step / 10 for i in range(4)} for name in FIGURES},
+        }
+        for arm, gain in gained.items()
+        for seed in (1, 2)
+        for step in (0, 10)
+    ]
+    table = [line.split() for line in report(lines).splitlines()]
+    assert ["valid", "rl", "corrections"] in table
+    assert ["change", "+0.100", "[+0.100,", "+0.100]", "+0.400", "[+0.400,", "+0.400]"] in table
+    assert ["to", "rl", "+0.000", "[+0.000,", "+0.000]", "+0.300", "[+0.300,", "+0.300]"] in table
+
+
+def test_a_seed_that_not_all_arms_have_is_left_out() -> None:
+    values = {name: {"island 1": 0.5, "island 2": 0.7} for name in FIGURES}
+    lines = [{"arm": "rl", "seed": seed, "step": step, **values} for seed in (1, 2) for step in (0, 10)]
+    lines += [{"arm": "both", "seed": 2, "step": step, **values} for step in (0, 10)]
+    assert report(lines).startswith("seeds [2];")
