@@ -8,7 +8,7 @@ from src.marooned.episode import Episode
 from src.marooned.game import Game
 from src.marooned.messages import format_message, parse_message
 from src.marooned.observation import Observation
-from src.marooned.prompts import observation_text
+from src.marooned.prompts import observation_text, system_prompt
 from src.marooned.review import review_action
 from src.marooned.rules import Rules
 from src.rollout.engines import ConversationFacts
@@ -37,10 +37,13 @@ class _Does:
 
 
 def about_decision(episode: Episode, draft: SampledDraft) -> MessageToReview:
-    """What a supervisor is shown of a decision: what the sailor knows, the message, and the sailor's role. The role is
-    in the observation, and the rules have the game itself."""
+    """What a supervisor is shown of a decision: the rules for the sailor's role, what the sailor knows, and the message.
+    A supervisor of rules has the game itself."""
     game = episode.game
-    shown = [{"role": "game", "content": observation_text(game.rules, episode.view)}]
+    shown = [
+        {"role": "rules", "content": system_prompt(game.rules, episode.role)},
+        {"role": "game", "content": observation_text(game.rules, episode.view)},
+    ]
     facts = DecisionFacts(game=game, seat=episode.seat, shadow=episode.shadow)
     text = visible_text(draft.turn.text)
     return MessageToReview(shown, text, episode.problem.text, facts=facts, cut=not draft.turn.ended)
