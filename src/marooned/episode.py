@@ -190,7 +190,7 @@ class Episode:
 
     def _until_own_turn(self) -> None:
         game = self.game
-        play_others(game, self.seat, self.players)
+        play_others(game, self.players, self.seat)
         if game.seat == self.seat:
             rng = Random(f"{game.seed}|{game.steps}|shadow")
             self.shadow = self.players[self.seat].act(self.view, game.rules, rng)

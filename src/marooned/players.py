@@ -71,10 +71,10 @@ def cast(game: Game, colonists: str = "builder", traitor: str = "traitor") -> di
     return {seat: PLAYERS[traitor if role == TRAITOR else colonists]() for seat, role in game.roles.items()}
 
 
-def play_others(game: Game, seat: int, players: Mapping[int, Player]) -> None:
-    """Let the others play until the sailor of a seat has a decision to make, acts no more, or the game is over. Equal
-    for equal games: what a player draws follows from the seed and the step."""
-    while game.seat not in (None, seat) and game.state.sailors[seat].active:
+def play_others(game: Game, players: Mapping[int, Player], *seats: int) -> None:
+    """Let the others play until a sailor of these seats has a decision to make, none of them acts any more, or the game
+    is over. Equal for equal games: what a player draws follows from the seed and the step."""
+    while game.seat not in (None, *seats) and any(game.state.sailors[seat].active for seat in seats):
         rng = Random(f"{game.seed}|{game.steps}|others")
         game.step(players[game.seat].act(observe(game, game.seat), game.rules, rng))
 

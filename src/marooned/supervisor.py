@@ -37,8 +37,8 @@ class _Does:
 
 
 def about_decision(episode: Episode, draft: SampledDraft) -> MessageToReview:
-    """What a supervisor is shown of a decision: the rules for the sailor's role, what the sailor knows, and the message.
-    A supervisor of rules has the game itself."""
+    """What a supervisor is shown of a decision: the rules for the sailor's role, what the sailor knows, and the
+    message. A supervisor of rules has the game itself."""
     game = episode.game
     shown = [
         {"role": "rules", "content": system_prompt(game.rules, episode.role)},

@@ -28,6 +28,11 @@ class LoadedModels:
         """The model under training."""
         raise NotImplementedError
 
+    @property
+    def spent_usd(self) -> float | None:
+        """Dollars that this run spent on all seats behind an API; None if there are no such seats."""
+        return sum(api.ledger.spent_usd for api in self.apis.values()) if self.apis else None
+
     def health(self) -> dict[str, EngineHealth]:
         """The health of each seat except an embedded judge.
 

@@ -19,6 +19,7 @@ from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import Classroom
 from src.errors import ClassroomError, ConfigError, EngineFailure, UnknownConversation
+from src.marooned.environment import Environment as Marooned
 from src.models.policy_folder import inside_run_folder
 from src.models.policy_version import PolicyVersion
 from src.rollout.registry import environment_of
@@ -46,6 +47,7 @@ from src.server.schemas import (
 from src.system.ports import refuse_taken_port
 from src.system.run_lock import claim
 from src.viewer.chat import ServerTutor
+from src.viewer.game_table import GameTable
 from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files
 
@@ -138,6 +140,8 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             await add_openai_routes(app, service.environment.seats.policy, timeout_s)
             if isinstance(service.environment, Classroom):
                 app.state.tutor = ServerTutor(service.environment.seats, config.generation, timeout_s / 2)
+            elif isinstance(service.environment, Marooned):
+                app.state.table = GameTable.of(config, service.environment.seats, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield

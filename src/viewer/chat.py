@@ -61,9 +61,8 @@ class ServerTutor:
 
     @property
     def spent_usd(self) -> float | None:
-        """Dollars that this run spent on all seats behind an API; None if there are no such seats."""
-        apis = self._seats.apis.values()
-        return sum(api.ledger.spent_usd for api in apis) if apis else None
+        """As `LoadedModels.spent_usd`."""
+        return self._seats.spent_usd
 
     @property
     def _kind(self) -> ConversationType:

@@ -2,7 +2,7 @@
 event loop, in which conversations are played."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request
 
@@ -11,6 +11,7 @@ from src.errors import DataError
 from src.viewer.chat import ChatTutor
 from src.viewer.desk import DeskQuery, TeachersDesk
 from src.viewer.filters import LARGEST_PAGE, ListQuery
+from src.viewer.game_table import GameTable
 from src.viewer.metrics import RunMetrics
 from src.viewer.reader import LARGEST_GROUP, RunReader
 from src.viewer.schemas import (
@@ -23,6 +24,8 @@ from src.viewer.schemas import (
     Decided,
     DecisionBody,
     Desk,
+    GameBody,
+    GameMoment,
     Group,
     Guards,
     Lessons,
@@ -34,6 +37,8 @@ from src.viewer.schemas import (
 )
 from src.viewer.static_files import add_page
 
+MAROONED = "marooned"
+"""The environment whose games a person can join."""
 OFF_WITHOUT_A_MODEL = (
     "This page shows what a run left; no model is loaded. Start the server on the same folder to talk to its tutor: "
     "python vllm_server.py --config-name … logging.save_dir="
@@ -46,9 +51,10 @@ def add_viewer(app: FastAPI, run_folder: Path, live: bool) -> None:
     are written to it.
 
     Args:
-        live: whether this server plays conversations; a teacher to talk to is in `app.state.tutor` if there is one.
+        live: whether this server plays conversations. A teacher to talk to is in `app.state.tutor`, a game to join in
+            `app.state.table`, if there is one.
     """
-    app.state.tutor = None
+    app.state.tutor = app.state.table = None
     add_page(app)
     routes = APIRouter(prefix="/api")
     reader, run_metrics = RunReader(run_folder), RunMetrics(run_folder)
@@ -68,6 +74,7 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, run_metrics: RunMetric
             folder=str(reader.folder),
             live=live,
             supervised=run_metrics.is_supervised(),
+            game=config.get("environment") == MAROONED,
             steps=list(sets.steps),
             evaluations=list(sets.evaluations),
             personas=list((config.get("generation") or {}).get("student_personas_prompts_paths") or {}),
@@ -79,16 +86,16 @@ def _add_run_routes(routes: APIRouter, reader: RunReader, run_metrics: RunMetric
     @routes.get("/pulse")
     def pulse(request: Request) -> Pulse:
         sets, playing = reader.sets(), reader.playing()
-        tutor: ChatTutor | None = request.app.state.tutor
+        model: ChatTutor | GameTable | None = request.app.state.tutor or request.app.state.table
         return Pulse(
             shelf=f"{sets.latest_step} {len(sets.steps)} {sets.settled_until()}",
             metrics=run_metrics.stamp(),
             journal=reader.tails.stamp(),
             latest_step=sets.latest_step,
-            policy=tutor.policy if tutor else reader.tails.policy,
+            policy=model.policy if model else reader.tails.policy,
             playing=sum(row.state != "END" for row in playing),
             played=sum(row.state == "END" for row in playing),
-            spent_usd=tutor.spent_usd if tutor else None,
+            spent_usd=model.spent_usd if model else None,
         )
 
     @routes.get("/metrics")
@@ -155,23 +162,27 @@ def _add_desk_routes(routes: APIRouter, desk: TeachersDesk) -> None:
 
 
 def _add_chat_routes(routes: APIRouter, run_folder: Path, live: bool) -> None:
-    def tutor(request: Request) -> ChatTutor:
-        chat = _chat_availability(request, run_folder, live)
-        if not chat.on:
-            raise DataError(chat.why)
-        return request.app.state.tutor
+    def partner(request: Request, name: str) -> Any:
+        found = getattr(request.app.state, name)
+        if found is None:
+            raise DataError(_chat_availability(request, run_folder, live).why or OFF_WITHOUT_A_TUTOR)
+        return found
 
     @routes.post("/chat/opening")
     def opening(body: ChatBody, request: Request) -> ChatOpening:
-        return tutor(request).opening(body)
+        return partner(request, "tutor").opening(body)
 
     @routes.post("/chat")
     async def chat(body: ChatBody, request: Request) -> ChatReply:
-        return await tutor(request).reply(body)
+        return await partner(request, "tutor").reply(body)
+
+    @routes.post("/game")
+    async def game(body: GameBody, request: Request) -> GameMoment:
+        return await partner(request, "table").play(body)
 
 
 def _chat_availability(request: Request, run_folder: Path, live: bool) -> ChatAvailability:
     if not live:
         return ChatAvailability(on=False, why=f"{OFF_WITHOUT_A_MODEL}{run_folder}")
-    on = request.app.state.tutor is not None
+    on = (request.app.state.tutor or request.app.state.table) is not None
     return ChatAvailability(on=on, why="" if on else OFF_WITHOUT_A_TUTOR)

@@ -1,6 +1,6 @@
 """The request and response models of the viewer's routes."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -20,12 +20,13 @@ class ChatAvailability(BaseModel):
 class RunInfo(BaseModel):
     """Response of `GET /api/run`: what is in the run folder. `live` is true if this server plays conversations itself.
     `facts` are the settings that the page shows: (label, value). `criteria` are the judge's criteria: the highest score
-    by name. `supervised` says whether the run has a supervisor."""
+    by name. `supervised` says whether the run has a supervisor, `game` whether games are played in place of lessons."""
 
     name: str
     folder: str
     live: bool
     supervised: bool
+    game: bool
     steps: list[int]
     evaluations: list[str]
     personas: list[str]
@@ -267,6 +268,33 @@ class ChatReply(BaseModel):
     tokens: int
     ended: bool
     over: bool
+    policy: str
+
+
+class GameBody(BaseModel):
+    """Body of `POST /api/game`: the game, such as `island 17, seat 3` with the model's seat; the person's seat; the
+    messages of both so far, in the order of play; and what the person does now, if it is the person's turn."""
+
+    problem: str = Field(min_length=1, max_length=200)
+    seat: int = Field(ge=1, le=9)
+    said: list[Annotated[str, Field(max_length=100_000)]] = Field(default_factory=list, max_length=20_000)
+    action: str = Field("", max_length=2_000)
+
+
+class GameMoment(BaseModel):
+    """Response of `POST /api/game`. `said` are the new messages, the person's and the model's; `fault` says why the
+    person's action was not done, which costs no turn. `shown` is what the
+    person's sailor sees, and the whole island once the game is over. `possible` are actions that the person can do,
+    `due` whose decision is next, `role` and `rules` the person's."""
+
+    said: list[str]
+    fault: str
+    shown: str
+    possible: list[str]
+    due: Literal["person", "model", "nobody"]
+    role: str
+    rules: str
+    outcome: str
     policy: str
 
 

@@ -133,7 +133,7 @@ def test_the_shipped_supervised_files_change_nothing_but_the_supervision(base: s
         setattr(shipped.train, each, getattr(plain.train, each))
     shipped.generation.supervisor = plain.generation.supervisor
     shipped.logging.save_dir, shipped.logging.wandb_run_name = plain.logging.save_dir, plain.logging.wandb_run_name
-    shipped.train.max_steps = plain.train.max_steps  # the supervised quickstart is shorter: it needs fewer conversations
+    shipped.train.max_steps = plain.train.max_steps  # the quickstart needs fewer when it is supervised
     assert shipped == plain
 
 

@@ -83,7 +83,7 @@ def test_a_game_over_the_protocol_is_the_game_of_the_rules(client, seed: int, se
     game = Game(rules, seed)
     players, rng, paid = cast(game), Random(0), 0.0
     low, high = declared_range()
-    play_others(game, seat, players)
+    play_others(game, players, seat)
     result = client.reset(seed=seed, seat=seat, preset=preset)
     seen = result.observation
     assert (seen.prompt, seen.reward) == (system_prompt(rules, game.roles[seat]), None)
@@ -96,7 +96,7 @@ def test_a_game_over_the_protocol_is_the_game_of_the_rules(client, seed: int, se
         assert action.args[-1:] == ("Hello.",) or str(action) in result.observation.possible
         result = client.step(MaroonedAction(message=format_message("so", action)))
         assert game.step(action).fault is None
-        play_others(game, seat, players)
+        play_others(game, players, seat)
         assert result.observation.fault == "" and low <= result.reward <= high
         paid += result.reward
         steps += 1

@@ -9,10 +9,11 @@ import { conversationPage } from "./conversation_page.js";
 import { groupPage } from "./group_page.js";
 import { comparePage } from "./compare_page.js";
 import { chatPage } from "./chat_page.js";
+import { gamePage } from "./game_page.js";
 import { deskPage } from "./desk_page.js";
 
 const PAGES = { run: runPage, conversations: listPage, conversation: conversationPage, group: groupPage,
-  compare: comparePage, chat: chatPage, desk: deskPage };
+  compare: comparePage, chat: (host, ...given) => (given[1].game ? gamePage : chatPage)(host, ...given), desk: deskPage };
 const TABS = [["run", "Run"], ["conversations", "Conversations"], ["compare", "Before and after"],
   ["chat", "Talk to the tutor"], ["desk", "Teacher's desk"]];
 const OF_TAB = { conversation: "conversations", group: "conversations" };
@@ -48,7 +49,7 @@ async function open() {
     state.page = page ?? {};
     show(main, host);
     state.page.shown?.();
-    document.title = `${TABS.find(([key]) => key === (OF_TAB[name] ?? name))[1]} – ${state.run.name}`;
+    document.title = `${labelOf(OF_TAB[name] ?? name)} – ${state.run.name}`;
     complain(null);
   } catch (error) {
     if (turn !== state.turn) return;
@@ -60,10 +61,12 @@ async function open() {
   }
 }
 
+const labelOf = (tab) => tab === "chat" && state.run?.game ? "Take a seat" : TABS.find(([key]) => key === tab)[1];
+
 function drawTabs(current) {
   const shown = TABS.filter(([name]) => name !== "desk" || current === "desk" || state.run?.supervised);
-  show(document.getElementById("nav"), shown.map(([name, label]) =>
-    el("a", { href: link(name), "aria-current": name === current ? "page" : null }, label)));
+  show(document.getElementById("nav"), shown.map(([name]) =>
+    el("a", { href: link(name), "aria-current": name === current ? "page" : null }, labelOf(name))));
 }
 
 function drawStatus(pulse) {

@@ -74,7 +74,7 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
             seat=seat,
             role=self._game.roles[seat],
         )
-        play_others(self._game, seat, self._players)
+        play_others(self._game, self._players, seat)
         return self._seen("", prompt=system_prompt(rules, self._state.role))
 
     def step(self, action: MaroonedAction, timeout_s: float | None = None, **kwargs: Any) -> MaroonedObservation:
@@ -89,7 +89,7 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
         if game.seat != seat:
             raise RuntimeError("the game is over for this sailor: call reset")
         fault = game.step(read_action(action.message)).fault
-        play_others(game, seat, self._players)
+        play_others(game, self._players, seat)
         self._state.step_count += 1
         return self._seen("" if fault is None else fault.text)
 
