@@ -59,7 +59,8 @@ CISPO = "cispo"
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", CISPO, "sapo")
 CISPO_LARGEST_RATIO = 5.0
 """What TRL recommends for `epsilon_high` with this loss, after ScaleRL; TRL's own default is `epsilon`."""
-REWARD_SCALES = ("group", "batch", "none")
+BY_BATCH, UNSCALED = "batch", "none"
+REWARD_SCALES = ("group", BY_BATCH, UNSCALED)
 IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 TRAINING_DTYPES = ("float32", "bfloat16", "float16")
 ENGINE_DTYPES = ("auto", "bfloat16", "float16", "float32")

@@ -39,9 +39,11 @@ class BatchRows:
         rows = []
         for advantage, own in zip(outcome, self.conversations, strict=True):
             credit = outcome.new_tensor(own.token_credit)
-            rows.append(advantage + torch.nn.functional.pad(credit, (0, length - len(credit))))
+            base = advantage if own.has_outcome else torch.zeros_like(advantage)
+            rows.append(base + torch.nn.functional.pad(credit, (0, length - len(credit))))
         for each, owner in zip(self.beside, self.owners, strict=True):
-            base = outcome[owner] if each.has_outcome and owner is not None else outcome.new_zeros(())
+            has_outcome = each.has_outcome and owner is not None and self.conversations[owner].has_outcome
+            base = outcome[owner] if has_outcome else outcome.new_zeros(())
             rows.append((base + each.credit).expand(length))
         return torch.stack(rows)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from config.base import EnvironmentConfig, SupervisionConfig
-from config.values import check_choice
+from config.values import GRPO, check_choice
 from src.errors import ConfigError
 from src.marooned.players import PLAYERS
 from src.marooned.presets import PRESETS
@@ -26,7 +26,9 @@ def default_penalties() -> dict[str, float]:
 class Generation(EnvironmentConfig):
     """The `generation` block. `preset` names the rules: `tiny` or `seed`. The model plays the seat that a problem
     names. The other colonists are the scripted players in `colonists`, over and over in this order, and the traitor is
-    `traitor`; without `has_traitor` there is none. A game is cut after `max_turns` decisions of the model. With
+    `traitor`; without `has_traitor` there is none. With `self_play` the model plays all seats: every decision is
+    trained with the reward of its own seat, and colonists and traitor have baselines of their own. A game is cut after
+    `max_turns` decisions of the model, in self-play for each seat. With
     `show_rules` each prompt begins with the rules; a model that was made for the game needs none. `supervisor`: as for
     the classroom, with this game's categories.
     """
@@ -35,6 +37,7 @@ class Generation(EnvironmentConfig):
     has_traitor: bool = True
     colonists: list[str] = field(default_factory=lambda: ["builder"])
     traitor: str = "traitor"
+    self_play: bool = False
     show_rules: bool = True
     supervisor: SupervisionConfig = field(default_factory=lambda: SupervisionConfig(penalties=default_penalties()))
 
@@ -56,8 +59,26 @@ def check(config: Any) -> None:
     for name in generation.colonists:
         check_choice("generation.colonists", name, tuple(PLAYERS))
     check_choice("generation.traitor", generation.traitor, tuple(PLAYERS))
+    if generation.self_play:
+        _check_self_play(config)
     if generation.supervisor.show_critique:
         raise ConfigError(
             "generation.supervisor.show_critique is true, but in Marooned an action is written again from the same "
             "prompt, without the critique: leave it out."
+        )
+
+
+def _check_self_play(config: Any) -> None:
+    train = getattr(config, "train", None)  # an evaluation trains nothing
+    if train is None:
+        return
+    if train.algorithm != GRPO:
+        raise ConfigError(
+            f"generation.self_play is true, but train.algorithm is {train.algorithm}, whose steps are those of one "
+            "player: set train.algorithm=grpo, or self_play to false."
+        )
+    if train.shuffle_rewards:
+        raise ConfigError(
+            "train.shuffle_rewards is true, but in self-play every seat has a reward of its own, which it does not "
+            "shuffle: set generation.self_play to false for this control."
         )

@@ -11,7 +11,7 @@ from config.train_rl_model import TrainRLConfig
 from config.values import EMBEDDED_SUPERVISORS, SUPERVISOR_REWARD
 from src.errors import DataError, EngineFailure, ProviderFailure, StorageError
 from src.marooned.config import STEP_REWARD, Generation
-from src.marooned.episode import DECISION, REVIEW, REWARDS, Episode, GameRecord
+from src.marooned.episode import DECISION, REVIEW, REWARDS, Episode, GameRecord, SeatReward
 from src.marooned.metrics import batch_metrics
 from src.marooned.prompts import decision_prompt
 from src.marooned.supervisor import about_decision, review_by_rules
@@ -24,7 +24,7 @@ from src.rollout.problem import Problem
 from src.rollout.replay import add_tokens, add_turn
 from src.rollout.requests import SampleRequest
 from src.rollout.reviews import Review, no_verdict, priced
-from src.rollout.runner import check_answer
+from src.rollout.runner import check_answer, weighted_sum
 from src.rollout.scheduler import Phase
 from src.rollout.seats import POLICY_SEAT, Seats
 from src.rollout.supervision import (
@@ -54,13 +54,13 @@ class Replayed:
 
 
 class Environment(environment.Environment[Episode, Replayed]):
-    """Games of Marooned with one seat under training.
+    """Games of Marooned with one seat under training, or with all of them in self-play.
 
     Args:
         generation: limits, rules, players, and supervision.
         context: the context length of the policy's model, in tokens.
         sampling: how decisions are sampled.
-        rewards: the names of the rewards to compute.
+        rewards: the rewards to compute, and their weights.
         turn_rewards: the names of the rewards of single decisions to record.
         supervisor_name: the supervisor's model; "" if nobody supervises.
     """
@@ -76,7 +76,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         sampling: Sampling,
         seats: Seats,
         journal: Journal,
-        rewards: Sequence[str],
+        rewards: Mapping[str, float],
         turn_rewards: Sequence[str] = (),
         supervisor_name: str = "",
     ):
@@ -85,7 +85,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
         self._journal = journal
-        self._rewards = tuple(rewards)
+        self._weights = dict(rewards)
         self._turn_rewards = tuple(turn_rewards)
         self._supervisor_name = supervisor_name
 
@@ -111,9 +111,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         supervised = {} if seats.supervisor is None else {SUPERVISOR_REWARD: 1.0}
         supervisor = "" if seats.supervisor is None else config.supervisor_model.model_name_or_path
         turn_rewards = list(supervised | named)
-        return cls(
-            generation, options.max_length, sampling, seats, journal, list(reward_weights), turn_rewards, supervisor
-        )
+        return cls(generation, options.max_length, sampling, seats, journal, reward_weights, turn_rewards, supervisor)
 
     @classmethod
     def check_problems(
@@ -135,8 +133,13 @@ class Environment(environment.Environment[Episode, Replayed]):
     @property
     def identity(self) -> tuple[Any, ...]:
         """The class, `generation` without the server's keys, the context, the sampling, rewards, and the supervisor."""
-        own = (type(self).__qualname__, self._generation.identity(), self._limit, self._sampling, self._rewards)
+        own = (type(self).__qualname__, self._generation.identity(), self._limit, self._sampling, self._rewarded)
         return (*own, self._turn_rewards, self._supervisor_name)
+
+    @property
+    def _rewarded(self) -> tuple[Any, ...]:
+        """What a record holds of the rewards: in self-play, sums with these weights."""
+        return tuple(self._weights.items()) if self._generation.self_play else tuple(self._weights)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Episode:
         """A game before the first decision of the seat."""
@@ -253,7 +256,20 @@ class Environment(environment.Environment[Episode, Replayed]):
     # Finished games ----------------------------------------------------------------------------------------------
 
     def _score(self, episode: Episode) -> None:
-        episode.rewards = {name: REWARDS[name](episode) for name in self._rewards}
+        episode.rewards = self._rewards_of(episode, episode.seat)
+
+    def _rewards_of(self, episode: Episode, seat: int) -> dict[str, float | None]:
+        return {name: REWARDS[name](episode, seat) for name in self._weights}
+
+    def _seats(self, episode: Episode) -> list[SeatReward]:
+        """What each seat of self-play had; none for a game that could not be scored."""
+        if not self._generation.self_play or not episode.rewards:
+            return []
+        roles = episode.game.roles
+        return [
+            SeatReward(seat, roles[seat], weighted_sum(self._rewards_of(episode, seat), self._weights))
+            for seat in episode.own
+        ]
 
     def trajectory(self, play: Play[Episode, Replayed], reward: float | None) -> GameRecord:
         """The record of a finished game."""
@@ -276,6 +292,7 @@ class Environment(environment.Environment[Episode, Replayed]):
             ship_progress=episode.game.ship_progress,
             fell=not episode.game.state.sailors[episode.seat].active,
             decisions=episode.decisions,
+            seats=self._seats(episode),
         )
 
     @classmethod

@@ -4,7 +4,7 @@ Everything but the model's messages follows from the problem, so that a game can
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from random import Random
@@ -25,7 +25,7 @@ from src.rollout.reviews import Review
 from src.rollout.supervision import SampledDraft
 from src.rollout.thoughts import visible_text
 from src.rollout.tokens import TokenBuffer, Turn
-from src.rollout.trajectory import Trajectory
+from src.rollout.trajectory import PlayerOutcome, Trajectory
 
 DECISION, REVIEW, END = "DECISION", "REVIEW", "END"
 GAME = "game"
@@ -39,6 +39,7 @@ class Decision:
 
     Attributes:
         day, turn: when it was made.
+        seat: whose it was.
         action: the action that was meant; "" if none could be read.
         grade: `valid`, `repairable` or `invalid`.
         fault: why the action was not possible; "" if it was.
@@ -51,12 +52,29 @@ class Decision:
     grade: str
     fault: str
     reward: float = 0.0
+    seat: int = 0
+
+
+@dataclass(frozen=True)
+class SeatReward:
+    """What a seat had of a game that the model played alone.
+
+    Attributes:
+        seat, role: the seat, and the role of its sailor.
+        reward: the weighted sum of its rewards.
+    """
+
+    seat: int
+    role: str
+    reward: float | None
 
 
 class GameRecord(Trajectory):
-    """A finished game of one seat. `outcome` is the game's; "" if it was not decided. `fell` says that the sailor of
-    the seat died or was removed before that. The most decisions are a part of the task: a game that ends there is not
-    truncated, and its return is what was earned until then."""
+    """A finished game. `seat` and `role` are those under training. `outcome` is the game's; "" if it was not decided.
+    `fell` says that the sailor of the seat died or was removed before that. The most decisions are a part of the task:
+    a game that ends there is not truncated, and its return is what was earned until then. `seats` is empty but in
+    self-play, where the model plays all seats: then `decisions` holds those of all of them, and `reward` is that of the
+    seat that the problem names."""
 
     preset: str = ""
     seat: int = 0
@@ -65,6 +83,19 @@ class GameRecord(Trajectory):
     ship_progress: float = 0.0
     fell: bool = False
     decisions: list[Decision] = []
+    seats: list[SeatReward] = []
+
+    @property
+    def players(self) -> list[PlayerOutcome]:
+        """The seats of self-play, with the numbers of their decisions."""
+        return [
+            PlayerOutcome(
+                each.role,
+                each.reward,
+                tuple(number for number, decision in enumerate(self.decisions) if decision.seat == each.seat),
+            )
+            for each in self.seats
+        ]
 
 
 def island_of(problem: Problem) -> tuple[int, int]:
@@ -89,13 +120,15 @@ def problem_text(seed: int, seat: int) -> str:
 
 @dataclass
 class Episode:
-    """A game that is being played. `prompt_ids` is the prompt of the decision that is due, () before it is made.
-    `shadow` is what a scripted player of the same role would do now: it sees what the model sees, and remembers."""
+    """A game that is being played. The model plays `own` seats: that of the problem, or in self-play all of them.
+    `prompt_ids` is the prompt of the decision that is due, () before it is made. `shadow` is what a scripted player of
+    the same role would do now: it sees what the model sees, and remembers."""
 
     id: str
     problem: Problem
     game: Game
     seat: int
+    own: tuple[int, ...]
     players: Mapping[int, Player]
     most_decisions: int
     supervised: bool = False
@@ -111,6 +144,7 @@ class Episode:
     failure: str | None = None
     overflow: str | None = None
     rejected: bool = False
+    _unpaid: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, id: str, problem: Problem, generation: Generation) -> "Episode":
@@ -124,7 +158,9 @@ class Episode:
         if seat not in rules.seats:
             raise DataError(f"Problem {problem.id}: there is no seat {seat}; there are {rules.sailors}.")
         game = Game(rules, seed, traitor=generation.has_traitor)
-        episode = cls(id, problem, game, seat, cast_around(game, seat, generation), generation.max_turns)
+        own = rules.seats if generation.self_play else (seat,)
+        players = cast_around(game, own, generation)
+        episode = cls(id, problem, game, seat, tuple(own), players, generation.max_turns)
         episode._until_own_turn()
         episode._next_decision()
         return episode
@@ -141,18 +177,23 @@ class Episode:
 
     @property
     def role(self) -> str:
-        """The role of the seat."""
+        """The role of the seat that the problem names."""
         return self.game.roles[self.seat]
 
     @property
+    def due(self) -> int:
+        """The seat whose decision the model makes now."""
+        return self.game.seat if self.game.seat in self.own else self.seat
+
+    @property
     def view(self) -> Observation:
-        """What the sailor of the seat knows now."""
-        return observe(self.game, self.seat)
+        """What the sailor who decides knows now."""
+        return observe(self.game, self.due)
 
     @property
     def plays_on(self) -> bool:
-        """Whether the sailor of the seat has another decision to make."""
-        return self.game.seat == self.seat and len(self.decisions) < self.most_decisions
+        """Whether a sailor of the model has another decision to make."""
+        return self.game.seat in self.own and len(self.decisions) < self.most_decisions * len(self.own)
 
     def add_draft(self, draft: SampledDraft) -> None:
         """Put a message before the supervisor."""
@@ -171,69 +212,87 @@ class Episode:
             self.sampled += 1
         self.turns.append(turn)
         self.drafts, self.prompt_ids = [], ()
-        message, before = parse_message(visible_text(turn.text)), self.game.returns[self.seat]
+        message, seat = parse_message(visible_text(turn.text)), self.due
+        self._unpaid[seat] = (len(self.decisions), self.game.returns[seat])
         day, number = self.game.state.day, self.game.state.turn
         done = self.game.step(message.action)
+        self.decisions.append(_decision(day, number, message, done.fault, seat))
         self._until_own_turn()
-        reward = (self.game.returns[self.seat] - before) * self.game.rules.reward_scale
-        self.decisions.append(_decision(day, number, message, done.fault, reward))
         self._next_decision()
 
     def cut(self, reason: str) -> None:
         """End the game here because a context is full."""
         self.overflow, self.state = reason, END
+        self._pay(*self.own)
 
     def _next_decision(self) -> None:
         self.state = DECISION if self.plays_on else END
         if self.plays_on:
-            self.turns.append(Turn(GAME, render(self.game, self.seat)))
+            self._pay(self.due)
+            self.turns.append(Turn(GAME, render(self.game, self.due)))
+        else:
+            self._pay(*self.own)
+
+    def _pay(self, *seats: int) -> None:
+        """The last decision of these seats gets what it earned until now."""
+        for seat in seats:
+            if (unpaid := self._unpaid.pop(seat, None)) is not None:
+                place, before = unpaid
+                earned = (self.game.returns[seat] - before) * self.game.rules.reward_scale
+                self.decisions[place] = replace(self.decisions[place], reward=earned)
 
     def _until_own_turn(self) -> None:
         game = self.game
-        play_others(game, self.players, self.seat)
-        if game.seat == self.seat:
+        play_others(game, self.players, *self.own)
+        if game.seat in self.own:
             rng = Random(f"{game.seed}|{game.steps}|shadow")
-            self.shadow = self.players[self.seat].act(self.view, game.rules, rng)
+            self.shadow = self.players[game.seat].act(self.view, game.rules, rng)
 
 
-def cast_around(game: Game, seat: int, generation: Generation) -> dict[int, Player]:
-    """A scripted player for each seat. The one in the seat under training is a good one of its role: it says what would
+def cast_around(game: Game, own: Collection[int], generation: Generation) -> dict[int, Player]:
+    """A scripted player for each seat. Those in the model's own seats are good ones of their roles: they say what would
     be right."""
     names = cycle(generation.colonists)
-    others = {each: role for each, role in game.roles.items() if each != seat}
+    others = {each: role for each, role in game.roles.items() if each not in own}
     players = {each: PLAYERS[generation.traitor if role == TRAITOR else next(names)]() for each, role in others.items()}
-    return players | {seat: PLAYERS["traitor" if game.roles[seat] == TRAITOR else "builder"]()}
+    return players | {seat: PLAYERS["traitor" if game.roles[seat] == TRAITOR else "builder"]() for seat in own}
 
 
-def _decision(day: int, turn: int, message: Message, fault: Fault | None, reward: float) -> Decision:
+def _decision(day: int, turn: int, message: Message, fault: Fault | None, seat: int) -> Decision:
     action = "" if message.action is None else str(message.action)
-    return Decision(day, turn, action, message.grade, "" if fault is None else fault.text, reward)
+    return Decision(day, turn, action, message.grade, "" if fault is None else fault.text, seat=seat)
 
 
 # Rewards -------------------------------------------------------------------------------------------------------------
 
 
-def scaled_return(episode: Episode) -> float:
+def scaled_return(episode: Episode, seat: int) -> float:
     """What the rules paid the seat, scaled to be of the order of 1."""
-    return sum(each.reward for each in episode.decisions)
+    return sum(each.reward for each in _decisions(episode, seat))
 
 
-def ship(episode: Episode) -> float:
+def ship(episode: Episode, seat: int) -> float:
     """How much of the ship is built, in [0, 1]; for the traitor, how much is not."""
     progress = episode.game.ship_progress
-    return progress if episode.role == COLONIST else 1 - progress
+    return progress if episode.game.roles[seat] == COLONIST else 1 - progress
 
 
-def readable(episode: Episode) -> float:
-    """The share of messages in the exact grammar."""
-    return sum(each.grade == VALID for each in episode.decisions) / max(len(episode.decisions), 1)
+def readable(episode: Episode, seat: int) -> float:
+    """The share of the seat's messages in the exact grammar."""
+    own = _decisions(episode, seat)
+    return sum(each.grade == VALID for each in own) / max(len(own), 1)
 
 
-def possible(episode: Episode) -> float:
-    """The share of messages with an action that was possible."""
-    return sum(each.grade != INVALID and not each.fault for each in episode.decisions) / max(len(episode.decisions), 1)
+def possible(episode: Episode, seat: int) -> float:
+    """The share of the seat's messages with an action that was possible."""
+    own = _decisions(episode, seat)
+    return sum(each.grade != INVALID and not each.fault for each in own) / max(len(own), 1)
 
 
-REWARDS: dict[str, Callable[[Episode], float]] = {
+def _decisions(episode: Episode, seat: int) -> list[Decision]:
+    return [each for each in episode.decisions if each.seat == seat]
+
+
+REWARDS: dict[str, Callable[[Episode, int], float]] = {
     **{"return": scaled_return, "ship": ship, "readable": readable, "possible": possible},
 }

@@ -22,10 +22,16 @@ def batch_metrics(records: Sequence[GameRecord]) -> dict[str, float]:
         metrics |= {f"marooned/{grade}_share": fmean(each.grade == grade for each in decisions) for grade in GRADES}
         metrics["marooned/possible_share"] = fmean(each.grade != INVALID and not each.fault for each in decisions)
     for role in (COLONIST, TRAITOR):
-        rewards = [record.reward for record in records if record.role == role and record.reward is not None]
+        rewards = [reward for record in records for own, reward in _rewards(record) if own == role]
         if rewards:
             metrics[f"marooned/reward_of_{role}"] = fmean(rewards)
     return metrics
+
+
+def _rewards(record: GameRecord) -> list[tuple[str, float]]:
+    """(role, reward) of the seat under training, or of all seats in self-play."""
+    found = [(each.role, each.reward) for each in record.seats] or [(record.role, record.reward)]
+    return [(role, reward) for role, reward in found if reward is not None]
 
 
 GRADES = (VALID, REPAIRABLE, INVALID)

@@ -41,10 +41,10 @@ def about_decision(episode: Episode, draft: SampledDraft) -> MessageToReview:
     message. A supervisor of rules has the game itself."""
     game = episode.game
     shown = [
-        {"role": "rules", "content": system_prompt(game.rules, episode.role)},
+        {"role": "rules", "content": system_prompt(game.rules, game.roles[episode.due])},
         {"role": "game", "content": observation_text(game.rules, episode.view)},
     ]
-    facts = DecisionFacts(game=game, seat=episode.seat, shadow=episode.shadow)
+    facts = DecisionFacts(game=game, seat=episode.due, shadow=episode.shadow)
     text = visible_text(draft.turn.text)
     return MessageToReview(shown, text, episode.problem.text, facts=facts, cut=not draft.turn.ended)
 

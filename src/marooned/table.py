@@ -50,7 +50,7 @@ class Table:
         if person == model:
             raise DataError(f"Seat {person} is the model's: take another one.")
         game = Game(rules, seed, traitor=generation.has_traitor)
-        table = cls(game, model, person, cast_around(game, model, generation))
+        table = cls(game, model, person, cast_around(game, (model,), generation))
         table._play_others()
         for text in said:
             table.say(text)

@@ -1,5 +1,6 @@
 """The record of a finished episode, for training, the journal and the page."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -8,6 +9,21 @@ from .tokens import Branch, Turn
 
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs", "branches"})
 """The fields that make up most of a trajectory; the journal stores them with the turns instead."""
+
+
+@dataclass(frozen=True)
+class PlayerOutcome:
+    """What one of several players had of an episode in which the policy played them all.
+
+    Attributes:
+        role: players of one role share a baseline, and players of different roles do not.
+        reward: the weighted sum of the player's rewards; None if it could not be scored.
+        messages: the numbers of its messages among all of the policy's.
+    """
+
+    role: str
+    reward: float | None
+    messages: tuple[int, ...]
 
 
 class Trajectory(BaseModel):
@@ -50,6 +66,12 @@ class Trajectory(BaseModel):
     def truncated(self) -> bool:
         """Whether the episode was cut before its end, so that it might have gone on."""
         return self.overflow is not None
+
+    @property
+    def players(self) -> list[PlayerOutcome]:
+        """The players, if the policy played several against or beside each other; [] if all messages are one's, whose
+        reward is the episode's."""
+        return []
 
     @property
     def refused(self) -> bool:

@@ -18,6 +18,7 @@ from config.values import CHANGED, NO_CREDIT, SAME_STEP
 from src.rollout.registry import module_of
 from src.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, TrainingRow, rows_of
 from src.rollout.trajectory import Trajectory
+from src.training.player_credits import PlayerRewards, by_player, merged, outcome_advantages
 from src.training.turn_credit import Credits, group_credits, process_rewards, shuffled
 
 ROWS = "rows"
@@ -44,10 +45,18 @@ class RowBeside:
 
 @dataclass(frozen=True)
 class ConversationRows:
-    """What is trained on of one conversation: the credit of each of its completion tokens, and the rows beside it."""
+    """What is trained on of one conversation.
+
+    Attributes:
+        token_credit: the credit of each of its completion tokens.
+        beside: the rows beside it.
+        has_outcome: whether its tokens get the conversation's outcome advantage; False if the policy played several
+            players, whose own outcomes are in the credits.
+    """
 
     token_credit: list[float]
     beside: list[RowBeside]
+    has_outcome: bool = True
 
 
 def has_a_row_per_message(config: TrainRLConfig) -> bool:
@@ -71,6 +80,7 @@ class RowPlanner:
         self._group_size = train.num_samples_per_problem
         self._conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
         self._seed = config.seed
+        self._scale_rewards = train.scale_rewards
         self._has_rows = config.supervisor_model is not None or has_a_row_per_message(config)
 
     @property
@@ -88,8 +98,14 @@ class RowPlanner:
         kept = self._kept_corrections(accelerator, rows, step)
         credits = self._credits(accelerator, records, rows, step)
         return [
-            _conversation_rows(own, credit, {place for number, place in kept if number == index}, self._learns_drafts)
-            for index, (own, credit) in enumerate(zip(rows, credits, strict=True))
+            _conversation_rows(
+                own,
+                credit,
+                {place for number, place in kept if number == index},
+                self._learns_drafts,
+                has_outcome=not record.players,
+            )
+            for index, (record, own, credit) in enumerate(zip(records, rows, credits, strict=True))
         ]
 
     def _with_targets(self, row: TrainingRow) -> TrainingRow:
@@ -128,18 +144,30 @@ class RowPlanner:
         rows: Sequence[Sequence[TrainingRow]],
         step: int,
     ) -> list[Credits]:
-        own = [process_rewards(record, each, self._weights) for record, each in zip(records, rows, strict=True)]
-        everyone = gather_object(own)
+        own = [
+            by_player(process_rewards(record, each, self._weights), record.players)
+            for record, each in zip(records, rows, strict=True)
+        ]
+        everyone: list[list[PlayerRewards]] = gather_object(own)
+        players = [player for each in everyone for player in each]
+        groups = [(number // self._group_size, player.role) for number, each in enumerate(everyone) for player in each]
+        process = [player.process for player in players]
         if self._credit.shuffle:
-            everyone = shuffled(everyone, self._seed * 1_000_003 + step)
+            process = shuffled(process, self._seed * 1_000_003 + step)
         credit = self._credit
-        found = group_credits(everyone, self._group_size, credit.mode, credit.gamma, credit.weight)
+        credits = group_credits(process, groups, credit.mode, credit.gamma, credit.weight)
+        outcomes = outcome_advantages(players, groups, self._scale_rewards)
+        found = merged(everyone, credits, outcomes)
         start = accelerator.process_index * len(own)
         return found[start : start + len(own)]
 
 
 def _conversation_rows(
-    rows: Sequence[TrainingRow], credits: Credits, corrections: set[int], learns_drafts: bool
+    rows: Sequence[TrainingRow],
+    credits: Credits,
+    corrections: set[int],
+    learns_drafts: bool,
+    has_outcome: bool = True,
 ) -> ConversationRows:
     whole, *_ = rows
     token_credit = [0.0 if number == NO_MESSAGE else credits.messages[number] for number in whole.messages]
@@ -152,7 +180,7 @@ def _conversation_rows(
             credit = credits.messages[row.message]
         if row.kind == POLICY or (row.kind == DRAFT and learns_drafts) or place in corrections:
             beside.append(RowBeside(row, credit))
-    return ConversationRows(token_credit, beside)
+    return ConversationRows(token_credit, beside, has_outcome)
 
 
 def padding_row(token: int) -> TrainingRow:

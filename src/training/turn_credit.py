@@ -16,7 +16,7 @@ at that place of the conversation, rejected drafts included.
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -115,29 +115,32 @@ class Credits:
 
 
 def group_credits(
-    rewards: Sequence[ProcessRewards], group_size: int, mode: str, gamma: float, weight: float
+    rewards: Sequence[ProcessRewards], groups: Sequence[Hashable], mode: str, gamma: float, weight: float
 ) -> list[Credits]:
     """The credits of a batch.
 
     Args:
-        rewards: those of all conversations of the batch, over all ranks; `group_size` consecutive ones are a group.
+        rewards: those of all conversations of the batch, over all ranks.
+        groups: the group of each conversation; those of one group share their baselines.
     """
     if mode == NO_CREDIT:
         return [Credits([0.0] * len(each.messages), [0.0] * len(each.beside)) for each in rewards]
+    credits = [credits_of(each.messages, mode, gamma) for each in rewards]
+    beside = [_credits_beside(each, mode, gamma) for each in rewards]
+    means: dict[Hashable, dict[int, float]] = {}
+    for group in set(groups):
+        members = [place for place, key in enumerate(groups) if key == group]
+        picked = ([values[place] for place in members] for values in (rewards, credits, beside))
+        means[group] = _means_by_message(*picked)
+
+    def above(group: Hashable, number: int, credit: float | None) -> float:
+        return 0.0 if credit is None else weight * (credit - means[group][number])
+
     found: list[Credits] = []
-    for start in range(0, len(rewards), group_size):
-        group = rewards[start : start + group_size]
-        credits = [credits_of(each.messages, mode, gamma) for each in group]
-        beside = [_credits_beside(each, mode, gamma) for each in group]
-        means = _means_by_message(group, credits, beside)
-
-        def above(number: int, credit: float | None, means: Mapping[int, float] = means) -> float:
-            return 0.0 if credit is None else weight * (credit - means[number])
-
-        for each, own, others in zip(group, credits, beside, strict=True):
-            own = [None if number in each.replaced else credit for number, credit in enumerate(own)]
-            numbers = [number for number, _ in each.beside]
-            found.append(Credits([above(*pair) for pair in enumerate(own)], [*map(above, numbers, others)]))
+    for group, each, own, others in zip(groups, rewards, credits, beside, strict=True):
+        own = [None if number in each.replaced else credit for number, credit in enumerate(own)]
+        drafts = [above(group, number, credit) for (number, _), credit in zip(each.beside, others, strict=True)]
+        found.append(Credits([above(group, *pair) for pair in enumerate(own)], drafts))
     return found
 
 

@@ -46,13 +46,15 @@ def config_of(overrides: tuple[str, ...]) -> TrainRLConfig:
 class Table:
     """A server's environment on a scripted engine, whose lines depend on the prompt."""
 
+    weights = {"return": 1.0, "ship": 0.5}
+
     def __init__(self, tokenizer, folder: Path, *overrides: str):
         self.config = config_of(overrides)
         self.folder = folder
         self.engine = ScriptedEngine(tokenizer, lambda prompt: LINES[crc32(prompt.encode()) % len(LINES)])
 
     def play(self, request: SampleRequest = REQUEST) -> list[GameRecord]:
-        journal, weights = Journal(self.folder), {"return": 1.0, "ship": 0.5}
+        journal, weights = Journal(self.folder), self.weights
         supervisor = None if self.config.supervisor_model is None else embedded_supervisor("rules", self.rules)
         seats = Seats({"teacher": self.engine}, {"teacher": self.engine}, supervisor=supervisor)
         environment = environment_of(self.config).open_with(self.config, seats, journal, weights)
@@ -70,13 +72,15 @@ class Table:
         return [(prompt, list(found.ids), list(found.logprobs)) for prompt, _, found in self.engine.calls]
 
 
-MODES = ["alone", "observe", "retry", "replace"]
+MODES = ["alone", "observe", "retry", "replace", "self_play"]
 
 
 def table(tokenizer, folder: Path, mode: str) -> Table:
     if mode == "alone":
         nobody = ["supervisor_model=null", "generation.supervisor.on_invalid=observe", "train.turn_credit.mode=none"]
         return Table(tokenizer, folder, *nobody, "train.corrections.mode=none")
+    if mode == "self_play":
+        return Table(tokenizer, folder, "generation.self_play=true", "generation.max_turns=2")
     return Table(tokenizer, folder, f"generation.supervisor.on_invalid={mode}")
 
 

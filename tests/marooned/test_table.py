@@ -1,4 +1,4 @@
-"""A person at the table: sees what the sailor sees, acts by the rules, and plays beside the model as it is in training."""
+"""A person at the table sees what the sailor sees, acts by the rules, and plays beside the model that is trained."""
 
 from random import Random
 
@@ -51,7 +51,7 @@ def test_any_game_is_played_again_from_its_messages(island: int, seats: list[int
 
 
 def test_the_model_is_asked_as_in_training() -> None:
-    """With a person who does what the script in that seat would do, the model's prompts are those of a training game."""
+    """With a person who does what the script in that seat would do, the model's prompts are those of the training."""
     episode, found = Episode.of("e", Problem.of(PROBLEM), RULES), table()
     for _ in range(20):
         while found.due == PERSON:

@@ -33,20 +33,20 @@ def test_a_message_without_a_verdict_gets_nothing_and_gives_nothing() -> None:
     values = [0.0, None, -1.0]
     assert credits_of(values, "to_go", 0.5) == pytest.approx([-0.25 / 1.25, None, -1.0])
     assert credits_of(values, "progress", 0.5) == pytest.approx([0.0, None, -0.5])
-    one, other = group_credits([of(0.0, None), of(-1.0, -1.0)], 2, "immediate", 1.0, 0.3)
+    one, other = group_credits([of(0.0, None), of(-1.0, -1.0)], [0, 0], "immediate", 1.0, 0.3)
     assert one.messages == pytest.approx([0.15, 0.0]) and other.messages == pytest.approx([-0.15, 0.0])
 
 
 def test_a_good_and_a_bad_turn_of_one_conversation_get_opposite_signs() -> None:
     """At the first message, the group's mean is −0.5; at the second it is −0.25."""
     group = [of(0.0, -1.0), of(-1.0, 0.0), of(-1.0, 0.0), of(0.0, 0.0)]
-    first, second, *_ = group_credits(group, 4, "immediate", 0.9, 0.5)
+    first, second, *_ = group_credits(group, [0] * 4, "immediate", 0.9, 0.5)
     assert first.messages == pytest.approx([0.25, -0.375])
     assert second.messages == pytest.approx([-0.25, 0.125])
 
 
 def test_groups_do_not_see_each_other() -> None:
-    found = group_credits([of(0.0), of(-1.0), of(-3.0), of(-3.0)], 2, "immediate", 0.9, 1.0)
+    found = group_credits([of(0.0), of(-1.0), of(-3.0), of(-3.0)], [0, 0, 1, 1], "immediate", 0.9, 1.0)
     assert [each.messages[0] for each in found] == pytest.approx([0.5, -0.5, 0.0, 0.0])
 
 
@@ -55,7 +55,7 @@ def test_a_rejected_draft_counts_in_the_mean_and_a_replaced_message_does_not() -
     mean at the second message: (0 − 2 − 1) / 3."""
     one = ProcessRewards([0.0, 0.0], [(1, -2.0)])
     other = ProcessRewards([0.0, -1.0], [(1, -1.0)], frozenset({1}))
-    first, second = group_credits([one, other], 2, "immediate", 0.9, 1.0)
+    first, second = group_credits([one, other], [0, 0], "immediate", 0.9, 1.0)
     assert first.messages == pytest.approx([0.0, 1.0]) and first.beside == pytest.approx([-1.0])
     assert second.messages == pytest.approx([0.0, 0.0]) and second.beside == pytest.approx([0.0])
 
@@ -88,7 +88,7 @@ def test_a_message_written_with_its_critique_counts_once() -> None:
     record = conversation(0, PROBLEMS[0], seed=3, branches=branches, turn_rewards={"supervisor": [0.0, None, None]})
     other = conversation(1, PROBLEMS[0], seed=3, turn_rewards={"supervisor": [-1.0, None, None]})
     rewards = [process_rewards(each, rows_of(each), {"supervisor": 1.0}) for each in (record, other)]
-    a, b = group_credits(rewards, 2, "immediate", 0.9, 1.0)
+    a, b = group_credits(rewards, [0, 0], "immediate", 0.9, 1.0)
     assert (a.messages[0], a.beside, b.messages[0]) == (1.0, [-1.0], 0.0)
     planned = _conversation_rows(rows_of(record), a, set(), learns_drafts=True)
     assert [(each.row.kind, each.credit) for each in planned.beside] == [("draft", -1.0), ("policy", 1.0)]
@@ -117,7 +117,7 @@ def test_progress_adds_up_to_the_process_reward(known: list[float | None]) -> No
 
 @given(st.lists(values, min_size=4, max_size=4), st.sampled_from(MODES))
 def test_credits_of_a_group_cancel_out_at_each_message(group: list[list[float | None]], mode: str) -> None:
-    found = group_credits([of(*each) for each in group], 4, mode, 0.9, 0.3)
+    found = group_credits([of(*each) for each in group], [0] * 4, mode, 0.9, 0.3)
     for number in range(max(map(len, group))):
         at = [each.messages[number] for each in found if number < len(each.messages)]
         assert sum(at) == pytest.approx(0.0, abs=1e-9)
@@ -125,7 +125,7 @@ def test_credits_of_a_group_cancel_out_at_each_message(group: list[list[float | 
 
 @given(values, st.sampled_from(MODES))
 def test_equal_messages_earn_a_group_nothing(known: list[float | None], mode: str) -> None:
-    for each in group_credits([of(*known)] * 3, 3, mode, 0.9, 0.3):
+    for each in group_credits([of(*known)] * 3, [0] * 3, mode, 0.9, 0.3):
         assert each.messages == pytest.approx([0.0] * len(known), abs=1e-9)
 
 
