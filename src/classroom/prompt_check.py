@@ -9,22 +9,15 @@ from src.classroom.setup import ConversationType
 from src.classroom.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
 from src.classroom.teacher_tools import encode_prompt
 from src.errors import ContextOverflow, DataError
-from src.rollout.chat_template import Message
 from src.rollout.problem import Problem
-from src.rollout.prompts import render, variables_of
+from src.rollout.prompts import variables_of
+from src.rollout.template_check import OF_SUPERVISORS, TRANSCRIPT, check_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 _LEAST_TURN = 2  # a token, and the one that ends it
-
-
-def _transcript(said: str) -> list[Message]:
-    return [{"role": role, "content": f"{said} {number}"} for number in range(3) for role in ("teacher", "student")]
-
-
-_TRANSCRIPT, _OTHER_TRANSCRIPT = _transcript("How are you?"), _transcript("Where do you live?")
 
 
 def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> None:
@@ -39,26 +32,7 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
     """
     _check_teacher_prompt(generation)
     for key, path, variables in _uses(generation, judge_reads_templates):
-        try:
-            unknown = sorted(variables_of(path) - set(variables))
-            if unknown:  # also in branches that are not taken with these values
-                raise DataError(f"{path} uses {', '.join(unknown)}. It may use: {', '.join(sorted(variables))}.")
-            shown = render(path, **variables)
-            if "conversation" in variables and shown == render(path, **variables | {"conversation": _OTHER_TRANSCRIPT}):
-                _refuse_blind_judge(path)
-            if "message" in variables and "message" not in variables_of(path):
-                raise DataError(f"{path} never uses message, the one that the supervisor is asked about.")
-        except DataError as error:
-            raise DataError(f"generation.{key}: {error}") from error
-
-
-def _refuse_blind_judge(path: str) -> None:
-    used = "conversation" in variables_of(path)
-    what = "uses conversation, but what was said does not get into the prompt" if used else "never uses conversation"
-    raise DataError(
-        f"{path} {what}: the judge would give its verdict without having read the lesson. Write the messages out, for "
-        "example {% for message in conversation %}{{ message.role }}: {{ message.content }}{% endfor %}."
-    )
+        check_template(f"generation.{key}", path, variables)
 
 
 def _check_teacher_prompt(generation: GenerationConfig) -> None:
@@ -144,8 +118,7 @@ def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator
     if generation.initial_attempt_wrapper_prompt_path is not None:
         yield "initial_attempt_wrapper_prompt_path", generation.initial_attempt_wrapper_prompt_path, {"attempt": "…"}
     if generation.supervisor.prompt_path is not None:
-        about = {"conversation": _TRANSCRIPT, "message": "Well?", "problem": "…", "answer": "…"}
-        yield "supervisor.prompt_path", generation.supervisor.prompt_path, about
+        yield "supervisor.prompt_path", generation.supervisor.prompt_path, OF_SUPERVISORS
     if judge_reads_templates:
         for name, path in generation.judges_rules_prompts_paths.items():
-            yield f"judges_rules_prompts_paths.{name}", path, {"conversation": _TRANSCRIPT, "problem": "…"}
+            yield f"judges_rules_prompts_paths.{name}", path, {"conversation": TRANSCRIPT, "problem": "…"}

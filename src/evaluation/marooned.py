@@ -1,10 +1,16 @@
-"""Measures a model's games of Marooned on held-out islands, before and after a training."""
+"""Measures the games of Marooned that a server's model plays on held-out islands, without a supervisor:
 
+python -m src.evaluation.marooned http://127.0.0.1:8005 runs/marooned/world/islands_heldout.jsonl games.parquet
+"""
+
+import argparse
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from src.errors import ClassroomError
 from src.marooned.episode import GameRecord
 from src.marooned.messages import VALID
 from src.results.rollout_files import read_records, write_records
@@ -100,3 +106,26 @@ def table(figures: Mapping[str, Mapping[str, Estimate]]) -> str:
 def held_out(path: Path) -> list[str]:
     """The problems of a JSONL file."""
     return [json.loads(line)["problem"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", help="the address of a running server")
+    parser.add_argument("islands", type=Path, help="a JSONL file of problems")
+    parser.add_argument("games", type=Path, help="the Parquet file to write; one that is there is read instead")
+    parser.add_argument("--games-per-island", type=int, default=2)
+    arguments = parser.parse_args()
+    try:
+        client = ClassroomClient(arguments.url, record=GameRecord)
+        records = measure(client, held_out(arguments.islands), arguments.games_per_island, arguments.games)
+    except (ClassroomError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, by_island in figures_of(records).items():
+        print(f"{LABELS[name]:52}{mean_with_ci(by_island)['mean']:8.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -176,14 +176,17 @@ class TrlHooks(GRPOTrainer):
         return logps, torch.arange(length, device=device) < lengths.unsqueeze(1)
 
     def own_rows(self) -> tuple[list[TokenRow], list[list[int]]]:
-        """The first micro-batch of the last batch, as (prompt ids, completion ids), and the mask of what the policy
-        sampled in each completion."""
-        batch = self._buffered_inputs[0]
+        """Rows of the first micro-batch of the last batch that the policy sampled tokens of, as (prompt ids, completion
+        ids), and the mask of those in each completion: `train.per_device_train_batch_size` rows, or as many as there
+        are. A micro-batch can have many more, where an episode is many rows."""
+        batch, most = self._buffered_inputs[0], self.args.per_device_train_batch_size
         sampled = batch["completion_mask"] * batch["tool_mask"]
-        tensors = (batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], batch["completion_mask"])
+        chosen = sampled.any(dim=1).nonzero().flatten()[:most]
+        sampled = sampled[chosen]
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         rows = [
             (prompt[kept.bool()].tolist(), completion[there.bool()].tolist())
-            for prompt, kept, completion, there in zip(*tensors, strict=True)
+            for prompt, kept, completion, there in zip(*(batch[name][chosen] for name in names), strict=True)
         ]
         lengths = [len(completion) for _, completion in rows]
         return rows, [mask[:length].tolist() for mask, length in zip(sampled, lengths, strict=True)]

@@ -17,21 +17,20 @@ from pathlib import Path
 from config.checks import check_train_rl
 from config.load import USER_ERRORS, load, read_keys
 from config.train_rl_model import TrainRLConfig
+from config.train_sft_model import TrainSFTConfig, check_train_sft
 from src.errors import ConfigError
-from src.evaluation.marooned import compared, figures_of, held_out, measure, table
+from src.evaluation.marooned import compared, figures_of, table
 from src.launch.commands import logged_steps, server_command, trainer_command, with_accelerate_config, with_precision
-from src.launch.quickstart import StageFailed, Stages, run_program
-from src.launch.quickstart_plan import SFT_PREFIX, quoted
+from src.launch.quickstart import StageFailed, Stages, make_models, refuse_other_models, run_program
+from src.launch.quickstart_plan import SFT_PREFIX, ModelCommands
 from src.launch.server_process import ServerProcess, SupervisedServer
 from src.marooned.episode import GameRecord
-from src.results.learning import describe_learning, learning_of
-from src.results.run_folder import load_run
+from src.results.rollout_files import read_records
 from src.server.client import ClassroomClient
 from src.system.processes import Interrupted, Signals
 
 NAME = ["--config-name", "marooned"]
-GAMES = 2
-"""Games on each held-out island."""
+TITLES = ("islands, and decisions of scripted sailors", "a tiny model learns to write decisions (train_sft.py)")
 
 
 class Marooned:
@@ -45,27 +44,21 @@ class Marooned:
     """
 
     def __init__(self, overrides: Sequence[str]):
-        self._sft = [each.removeprefix(SFT_PREFIX) for each in overrides if each.startswith(SFT_PREFIX)]
+        sft = tuple(each.removeprefix(SFT_PREFIX) for each in overrides if each.startswith(SFT_PREFIX))
         self._arguments = [*NAME, *(each for each in overrides if not each.startswith(SFT_PREFIX))]
         self.config = load(TrainRLConfig, "train_rl", self._arguments, check_train_rl)
         self.folder = Path(self.config.logging.save_dir)
+        self.models = ModelCommands(self.folder, self.config.seed, sft, "marooned", "src.marooned.world", TITLES)
+        load(TrainSFTConfig, "train_sft", self.models.sft_arguments(), check_train_sft)
 
     def make_models(self, stages: Stages, signals: Signals) -> None:
-        """Make the world and the model that the training starts from, unless they are there."""
-        world, model = self.folder / "world", self.folder / "sft" / "model"
-        titles = ("islands, and decisions of scripted sailors", "a tiny model learns to write decisions (train_sft.py)")
-        if model.is_dir():
-            for title in titles:
-                stages.skip(title, "is there")
-            return
-        seed = str(self.config.seed)
-        with stages.stage(titles[0], "world"):
-            command = [sys.executable, "-m", "src.marooned.world", "--out", str(world), "--seed", seed]
-            run_program("the making of the world", command, self.folder / "world.log", signals)
-        with stages.stage(titles[1], "sft"):
-            place = f"logging.save_dir={quoted(self.folder / 'sft')}"
-            command = [sys.executable, "train_sft.py", *NAME, place, f"seed={seed}", *self._sft]
-            run_program("train_sft.py", command, self.folder / "sft.log", signals)
+        """Make the world and the model that the training starts from, unless they are there.
+
+        Raises:
+            ConfigError: if the folder holds a model that was made with other settings.
+        """
+        refuse_other_models(self.models)
+        make_models(self.models, stages, signals)
 
     def run(self, signals: Signals) -> None:
         """All stages; prints what came of it."""
@@ -76,24 +69,29 @@ class Marooned:
         with SupervisedServer(start, logged_steps(self.folder)) as server:
             with stages.stage(f"the server loads the model (vllm_server.py), log {log}", "server_start"):
                 server.process.wait_until_ready()
-            before = self._measured("before", server, stages)
+            before = self._measured("before", server, stages, signals)
             with stages.stage("training (train_rl.py)", "training"):
                 flags = with_precision(with_accelerate_config([]), self.config.train.dtype)
                 command = trainer_command(flags, self._arguments)
                 run_program("train_rl.py", command, self.folder / "trainer.log", signals, server.restart_if_ended)
-            after = self._measured("after", server, stages)
+            after = self._measured("after", server, stages, signals)
         figures = compared(figures_of(before), figures_of(after))
         path = self.folder / "summary.json"
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        print(f"\n{table(figures)}\n\n{describe_learning(learning_of(load_run(self.folder))[0])}")
+        print(f"\n{table(figures)}")
         print(f"\nfigures: {path}\nplots: {self.folder / 'plots'}")
         print(f"the page with the games: python vllm_server.py --view {self.folder}")
 
-    def _measured(self, when: str, server: SupervisedServer, stages: Stages) -> list[GameRecord]:
-        problems = held_out(self.folder / "world" / "islands_heldout.jsonl")
+    def _measured(self, when: str, server: SupervisedServer, stages: Stages, signals: Signals) -> list[GameRecord]:
+        """The games on held-out islands, played by a program of its own, unless this policy has been measured."""
         with stages.stage(f"measured on held-out islands {when} the training", "eval"):
-            client = ClassroomClient(server.process.url, log=server.process.log, record=GameRecord)
-            return measure(client, problems, GAMES, self.folder / "eval" / f"{when}.parquet")
+            policy = ClassroomClient(server.process.url, log=server.process.log).health().policy
+            games = self.folder / "eval" / f"{when}-v{policy.version}.parquet"
+            islands = self.folder / "world" / "islands_heldout.jsonl"
+            command = [sys.executable, "-m", "src.evaluation.marooned", server.process.url, str(islands), str(games)]
+            log = self.folder / f"eval_{when}.log"
+            run_program("the measurement", command, log, signals, server.restart_if_ended)
+        return read_records(games, GameRecord)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -153,15 +153,14 @@ def run_program(
 
 def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None:
     """Make the world, and the model that teacher and student start from, unless the model exists."""
-    titles = "the language, its lessons and its corpus", "a tiny model learns the language (train_sft.py)"
     if models.model.is_dir():
-        for title in titles:
+        for title in models.titles:
             stages.skip(title, "is there")
         return
     write_notes(models.folder, {**(read_notes(models.folder) or {}), "models": models.recipe})
-    with stages.stage(titles[0], "world"):
+    with stages.stage(models.titles[0], "world"):
         run_program("the making of the world", models.world_command(), models.folder / "world.log", signals)
-    with stages.stage(titles[1], "sft"):
+    with stages.stage(models.titles[1], "sft"):
         log, environment = models.folder / "sft.log", models.sft_environment()
         run_program("train_sft.py", models.sft_command(), log, signals, environment=environment)
 
@@ -177,7 +176,7 @@ def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
         make_models(models, Stages(2, models.folder), signals)
 
 
-def _refuse_other_models(models: ModelCommands) -> None:
+def refuse_other_models(models: ModelCommands) -> None:
     """Refuse a run folder whose models were made with other settings.
 
     Raises:
@@ -287,7 +286,7 @@ def main(arguments: Sequence[str]) -> int:
             if "dry_run=true" in [each.lower() for each in given]:
                 _show(quickstart)
             elif flags:
-                _refuse_other_models(quickstart.models)
+                refuse_other_models(quickstart.models)
                 make_models(quickstart.models, Stages(2, quickstart.folder), signals)
             else:
                 run_quickstart(quickstart, signals)

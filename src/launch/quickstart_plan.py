@@ -21,11 +21,23 @@ SFT_PREFIX = "sft."
 
 @dataclass(frozen=True)
 class ModelCommands:
-    """The commands that make what a training starts from: the world and the models of a run folder."""
+    """The commands that make what a training starts from: the world and the models of a run folder.
+
+    Attributes:
+        config_name: the configuration of the fine-tuning.
+        world: the program that makes problems, corpus, tokenizer and untrained model.
+        titles: what the two stages are called on the terminal.
+    """
 
     folder: Path
     seed: int
     sft_overrides: tuple[str, ...] = ()
+    config_name: str = "quickstart"
+    world: str = "src.toy_language.build"
+    titles: tuple[str, str] = (
+        "the language, its lessons and its corpus",
+        "a tiny model learns the language (train_sft.py)",
+    )
 
     @property
     def model(self) -> Path:
@@ -38,14 +50,14 @@ class ModelCommands:
         return {"seed": self.seed, "sft_overrides": list(self.sft_overrides)}
 
     def world_command(self) -> list[str]:
-        """The command that makes lessons, corpus, tokenizer and untrained model."""
-        program = [sys.executable, "-m", "src.toy_language.build"]
+        """The command that makes problems, corpus, tokenizer and untrained model."""
+        program = [sys.executable, "-m", self.world]
         return [*program, "--out", str(self.folder / "world"), "--seed", str(self.seed)]
 
     def sft_arguments(self) -> list[str]:
         """The arguments of train_sft.py."""
         place = f"logging.save_dir={quoted(self.folder / 'sft')}"
-        return [*NAME, place, f"seed={self.seed}", *self.sft_overrides]
+        return ["--config-name", self.config_name, place, f"seed={self.seed}", *self.sft_overrides]
 
     def sft_command(self) -> list[str]:
         """The command that makes the model that teacher and student start from."""

@@ -11,7 +11,6 @@ from src.marooned.presets import PRESETS
 from src.marooned.review import DEFAULT_PENALTIES, NONE
 
 HAS_SUPERVISOR = True
-A_ROW_PER_MESSAGE = True
 REWARD_NAMES = ("return", "ship", "readable", "possible")
 STEP_REWARD = "step"
 TURN_REWARD_NAMES = (STEP_REWARD,)
@@ -40,6 +39,12 @@ class Generation(EnvironmentConfig):
     self_play: bool = False
     show_rules: bool = True
     supervisor: SupervisionConfig = field(default_factory=lambda: SupervisionConfig(penalties=default_penalties()))
+
+
+def rows_per_episode(generation: Generation) -> int:
+    """The most decisions of a game: each has a prompt of its own and is a training row."""
+    seats = PRESETS[generation.preset].sailors if generation.self_play else 1
+    return generation.max_turns * seats
 
 
 def default_weights(generation: Generation) -> dict[str, float]:

@@ -37,6 +37,7 @@ from src.rollout.supervision import (
     settle,
     unreviewed,
 )
+from src.rollout.template_check import OF_SUPERVISORS, check_template
 from src.rollout.tokens import TokenBuffer, Turn
 
 if TYPE_CHECKING:
@@ -99,6 +100,13 @@ class Environment(environment.Environment[Episode, Replayed]):
         if supervisor is not None and supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS:
             models[SUPERVISOR_SEAT] = supervisor
         return models
+
+    @classmethod
+    def check(cls, config: Any, judge_reads_templates: bool) -> None:
+        """Refuse a template of the supervisor that is wrong."""
+        path = config.generation.supervisor.prompt_path
+        if path is not None:
+            check_template("generation.supervisor.prompt_path", path, OF_SUPERVISORS)
 
     @classmethod
     def open_with(

@@ -12,9 +12,9 @@ from random import Random
 from src.errors import DataError
 from src.marooned.actions import Action
 from src.marooned.config import Generation
-from src.marooned.game import Game
-from src.marooned.legality import Fault
-from src.marooned.messages import INVALID, VALID, Message, parse_message
+from src.marooned.game import UNREADABLE, Game
+from src.marooned.legality import fault_in
+from src.marooned.messages import INVALID, VALID, parse_message
 from src.marooned.observation import Observation, observe
 from src.marooned.players import PLAYERS, Player, play_others
 from src.marooned.presets import PRESETS
@@ -35,14 +35,14 @@ _ISLAND = re.compile(r"island (\d{1,9}), seat ([1-9])")
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one message.
+    """What became of one message of the model.
 
     Attributes:
         day, turn: when it was made.
         seat: whose it was.
-        action: the action that was meant; "" if none could be read.
-        grade: `valid`, `repairable` or `invalid`.
-        fault: why the action was not possible; "" if it was.
+        action: the action that was done, the supervisor's correction included; "" if none could be read.
+        grade: how the model wrote it: `valid`, `repairable` or `invalid`.
+        fault: why the action that the model wrote was not possible; "" if it was.
         reward: the scaled reward of the seat from this decision to its next one.
     """
 
@@ -193,7 +193,8 @@ class Episode:
     @property
     def plays_on(self) -> bool:
         """Whether a sailor of the model has another decision to make."""
-        return self.game.seat in self.own and len(self.decisions) < self.most_decisions * len(self.own)
+        seat = self.game.seat
+        return seat in self.own and sum(each.seat == seat for each in self.decisions) < self.most_decisions
 
     def add_draft(self, draft: SampledDraft) -> None:
         """Put a message before the supervisor."""
@@ -212,11 +213,14 @@ class Episode:
             self.sampled += 1
         self.turns.append(turn)
         self.drafts, self.prompt_ids = [], ()
-        message, seat = parse_message(visible_text(turn.text)), self.due
-        self._unpaid[seat] = (len(self.decisions), self.game.returns[seat])
+        done, seat = parse_message(visible_text(turn.text)), self.due
+        written = parse_message(visible_text(turn.drafts[-1].text)) if turn.replaced else done
+        fault = UNREADABLE if written.action is None else fault_in(self.view, self.game.rules, written.action)
+        action, reason = "" if done.action is None else str(done.action), "" if fault is None else fault.text
         day, number = self.game.state.day, self.game.state.turn
-        done = self.game.step(message.action)
-        self.decisions.append(_decision(day, number, message, done.fault, seat))
+        self._unpaid[seat] = (len(self.decisions), self.game.returns[seat])
+        self.decisions.append(Decision(day, number, action, written.grade, reason, seat=seat))
+        self.game.step(done.action)
         self._until_own_turn()
         self._next_decision()
 
@@ -258,11 +262,6 @@ def cast_around(game: Game, own: Collection[int], generation: Generation) -> dic
     return players | {seat: PLAYERS["traitor" if game.roles[seat] == TRAITOR else "builder"]() for seat in own}
 
 
-def _decision(day: int, turn: int, message: Message, fault: Fault | None, seat: int) -> Decision:
-    action = "" if message.action is None else str(message.action)
-    return Decision(day, turn, action, message.grade, "" if fault is None else fault.text, seat=seat)
-
-
 # Rewards -------------------------------------------------------------------------------------------------------------
 
 
@@ -272,9 +271,11 @@ def scaled_return(episode: Episode, seat: int) -> float:
 
 
 def ship(episode: Episode, seat: int) -> float:
-    """How much of the ship is built, in [0, 1]; for the traitor, how much is not."""
+    """How much of the ship is built, in [0, 1]; for the traitor, how much is not, and nothing if the traitor fell."""
     progress = episode.game.ship_progress
-    return progress if episode.game.roles[seat] == COLONIST else 1 - progress
+    if episode.game.roles[seat] == COLONIST:
+        return progress
+    return 1 - progress if episode.game.state.sailors[seat].active else 0.0
 
 
 def readable(episode: Episode, seat: int) -> float:

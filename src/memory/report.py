@@ -43,7 +43,7 @@ from src.memory.sources import (
 )
 from src.models.lora import adapter_shape
 from src.models.precision import check_precision
-from src.rollout.registry import models_on_engines, phases_of
+from src.rollout.registry import models_on_engines, most_rows, phases_of
 from src.rollout.supervision import OBSERVE, RETRY
 from src.vllm.adapter_slot import SLOTS, served_rank
 
@@ -224,9 +224,12 @@ def _keeps_drafts(config: TrainRLConfig) -> bool:
 
 def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
     """The most rows of a micro-batch: its conversations, and its part of the corrections that are mixed into a step.
-    Drafts are left out: how many there are depends on the tutor."""
+    Drafts are left out: how many there are depends on the tutor. In an environment in which every message is a row, an
+    episode has as many rows as it can have messages."""
     train = config.train
     batch, least = train.number_of_problems_per_batch * train.num_samples_per_problem, train.per_device_train_batch_size
+    least *= most_rows(config) or 1
+    batch *= most_rows(config) or 1
     if not mixes_corrections(config):
         return least
     conversations = max(1, batch // processes)

@@ -9,8 +9,8 @@ from config.train_rl_model import TrainRLConfig
 from src.ppo.steps import StepPlanner
 from src.ppo.trl_hooks import PPOHooks
 from src.ppo.value_head import HEAD_FILE, add_value_head, head_weights, read_head, write_head
+from src.rollout.registry import most_rows
 from src.training.collective import on_main_process
-from src.training.row_batch import has_a_row_per_message
 from src.training.session import TrainingSession
 
 CRITIC_FOLDER = "critic"
@@ -34,7 +34,7 @@ class ClassroomPPOTrainer(PPOHooks):
     def __init__(self, session: TrainingSession, arguments: GRPOConfig):
         self.ppo = session.config.train.ppo
         self._run_folder = session.run_folder
-        self.has_rows_beside = has_a_row_per_message(session.config)
+        self.has_rows_beside = most_rows(session.config) is not None
         super().__init__(session, arguments)
         model = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         self.value_head = add_value_head(model)

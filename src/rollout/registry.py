@@ -40,6 +40,14 @@ def module_of(environment: str, module: str) -> ModuleType:
     return import_module(f"{package}.{module}")
 
 
+def most_rows(config: Any) -> int | None:
+    """The most messages of an episode, if every message of the configured environment has a prompt of its own and is a
+    training row; None if a whole episode is one row. A package says so in its module `config`, with
+    `rows_per_episode(generation)`; raises as `module_of` does."""
+    count = getattr(module_of(config.environment, "config"), "rows_per_episode", None)
+    return None if count is None else count(config.generation)
+
+
 def environment_of(config: Any) -> "type[Environment]":
     """The environment that a configuration names; raises as `module_of` does."""
     return module_of(config.environment, "environment").Environment

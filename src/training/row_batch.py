@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
 from config.values import CHANGED, NO_CREDIT, SAME_STEP
-from src.rollout.registry import module_of
+from src.rollout.registry import most_rows
 from src.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, TrainingRow, rows_of
 from src.rollout.trajectory import Trajectory
 from src.training.player_credits import PlayerRewards, by_player, merged, outcome_advantages
@@ -59,11 +59,6 @@ class ConversationRows:
     has_outcome: bool = True
 
 
-def has_a_row_per_message(config: TrainRLConfig) -> bool:
-    """Whether every message of the configured environment has a prompt of its own."""
-    return getattr(module_of(config.environment, "config"), "A_ROW_PER_MESSAGE", False)
-
-
 class RowPlanner:
     """Finds the rows of each batch: one `ConversationRows` for each conversation.
 
@@ -81,7 +76,7 @@ class RowPlanner:
         self._conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
         self._seed = config.seed
         self._scale_rewards = train.scale_rewards
-        self._has_rows = config.supervisor_model is not None or has_a_row_per_message(config)
+        self._has_rows = config.supervisor_model is not None or most_rows(config) is not None
 
     @property
     def is_needed(self) -> bool:

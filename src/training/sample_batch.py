@@ -16,6 +16,7 @@ from src.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
 from src.results.rollout_files import write_rollouts
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
+from src.rollout.rows import POLICY
 from src.rollout.trajectory import Trajectory
 from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
@@ -212,10 +213,17 @@ def reward_column(prompts: list, completions: list, reward: list[float | None], 
 def batch_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
     """The metrics of a batch that all environments have, as means over its episodes."""
     return {
-        "conversation/teacher_tokens": fmean(sum(record.mask) for record in records),
+        "conversation/teacher_tokens": fmean(_sampled_tokens(record) for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
         "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in records),
     }
+
+
+def _sampled_tokens(record: Trajectory) -> int:
+    """The tokens that the policy sampled for the messages that entered the episode, behind prompts of their own
+    included."""
+    beside = (each for each in record.branches if each.kind == POLICY)
+    return sum(record.mask) + sum(sum(each.mask) if each.mask else len(each.ids) for each in beside)
 
 
 def reward_metrics(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, float]:

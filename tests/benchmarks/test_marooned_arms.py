@@ -16,6 +16,7 @@ def config_of(arm: str) -> TrainRLConfig:
 def test_each_arm_has_what_its_name_says() -> None:
     rl, corrections, both = (config_of(arm) for arm in ("rl", "corrections", "both"))
     assert rl.supervisor_model is None and rl.train.corrections.mode == "none" and rl.train.turn_credit.mode == "none"
+    assert corrections.train.reward_weights == {"return": 0.0}
     assert corrections.train.learning_rate == 0 and corrections.train.turn_credit.mode == "none"
     assert corrections.train.corrections.learning_rate == both.train.learning_rate
     assert both == load(

@@ -15,6 +15,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, DataError
 from src.marooned.episode import END, GameRecord
 from src.marooned.islands import islands
+from src.marooned.messages import parse_message
 from src.rollout.journal import JOURNAL_NAME, Journal
 from src.rollout.registry import environment_of
 from src.rollout.requests import SampleRequest
@@ -23,6 +24,7 @@ from src.rollout.runner import Runner
 from src.rollout.seats import Seats
 from src.server.sampling_service import SamplingService
 from src.supervision.embedded import embedded_supervisor
+from src.training.sample_batch import batch_metrics
 from tests.support.scripted_engine import ScriptedEngine
 
 NAME = ["--config-name", "marooned", "generation.max_tokens_in_conversation=20000"]
@@ -124,8 +126,11 @@ def test_corrections_are_done_and_the_draft_pays(tokenizer, tmp_path: Path) -> N
         own = [turn for turn in record.turns if turn.role == "teacher"]
         assert len(own) == len(record.decisions) == 6 and record.state == END
         for turn, decision in zip(own, record.decisions, strict=True):
-            assert decision.grade == "valid" and not decision.fault
             assert turn.replaced == (turn.review.valid is False) and bool(turn.drafts) == turn.replaced
+            written = parse_message(turn.drafts[0].text if turn.replaced else turn.text)
+            assert decision.grade == written.grade, "of what the model wrote"
+            assert decision.action == str(parse_message(turn.text).action), "what was done"
+            assert bool(decision.fault) == (turn.review.category in ("format", "gibberish", "impossible", "energy"))
         penalties = record.turn_rewards["supervisor"]
         assert penalties == [turn.review.penalty for turn in own] and min(penalties) < 0
 
@@ -139,6 +144,13 @@ def test_without_a_supervisor_what_cannot_be_read_fails_and_costs(tokenizer, tmp
     assert all(
         record.reward == pytest.approx(record.rewards["return"] + 0.5 * record.rewards["ship"]) for record in records
     )
+
+
+def test_the_log_counts_the_tokens_of_all_decisions(tokenizer, tmp_path: Path) -> None:
+    played = table(tokenizer, tmp_path, "alone")
+    records = played.play()
+    sampled = sum(len(found.ids) for _, _, found in played.engine.calls)
+    assert batch_metrics(records)["conversation/teacher_tokens"] == sampled / len(records)
 
 
 def test_games_of_a_problem_are_equal_but_for_the_model(tokenizer, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from config.base import SupervisorModelConfig
 from config.load import ROOT
-from src.errors import ProviderFailure
+from src.errors import DataError, ProviderFailure
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.model_supervisor import ApiSupervisor
 from src.marooned.episode import GameRecord
@@ -18,7 +18,7 @@ from src.rollout.registry import environment_of
 from src.rollout.runner import Runner
 from src.rollout.seats import Seats
 from src.server.sampling_service import SamplingService
-from tests.marooned.test_environment import REQUEST, Table
+from tests.marooned.test_environment import REQUEST, Table, config_of
 from tests.support.chat_client import PRICES, fast_api
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 
@@ -112,6 +112,18 @@ def test_one_that_stays_down_stops_the_games_and_loses_nothing(tokenizer, tmp_pa
         again = WatchedTable(tokenizer, folder, endpoint)
         assert again.play() == wanted
     assert len(again.engine.calls) + sampled == len(own_turns(wanted)), "no decision is sampled twice"
+
+
+def test_a_wrong_template_is_found_before_a_game_is_played(tmp_path) -> None:
+    """In a game it would be no verdict on any message."""
+    wrong = tmp_path / "wrong.txt"
+    wrong.write_text("Judge {{ the_move }}. {{ conversation }} {{ message }}")
+    for path, message in ((wrong, "uses the_move"), (tmp_path / "none.txt", "none.txt")):
+        config = config_of((*MODEL[:2], f"generation.supervisor.prompt_path={path}"))
+        with pytest.raises(DataError, match=message):
+            environment_of(config).check(config, judge_reads_templates=False)
+    config = config_of(tuple(MODEL))
+    environment_of(config).check(config, judge_reads_templates=False)
 
 
 def asked(body: dict) -> str:

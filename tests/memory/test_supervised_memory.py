@@ -2,6 +2,9 @@
 
 import pytest
 
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
 from src.memory.budget import Launch, trainer_memory
 from src.memory.report import report, rows_of_micro_batch
 from src.memory.sources import read_shape
@@ -98,3 +101,11 @@ def test_a_supervisor_on_an_engine_is_a_seat_like_the_others(qwen):  # noqa: F81
         "engine of the supervisor needs 8.76 GiB" in refused
         and "supervisor_model.vllm.gpu_memory_utilization" in refused
     )
+
+
+def test_where_every_message_is_a_row_an_episode_counts_as_many(qwen):  # noqa: F811
+    """2 games of 24 decisions; in self-play, 5 sailors make them."""
+    games = ("generation.max_turns=24", "train.per_device_train_batch_size=2", "train.corrections.mode=none")
+    for more, rows in (((), 48), (("generation.self_play=true",), 240)):
+        found = load(TrainRLConfig, "train_rl", ["--config-name", "marooned", *games, *more], check_train_rl)
+        assert rows_of_micro_batch(found, 1) == rows

@@ -39,6 +39,9 @@ class Replay:
         health: the health of the recorded server.
         batches: the conversations of each step.
         refuse: called with the rank that asks for conversations; an error that it raises becomes the answer.
+
+    Attributes:
+        passes: the optimizer steps that the trainer makes on each batch (`train.mu`); requests count those.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Replay:
     ):
         self._health, self._batches, self._refuse = health, batches, refuse
         self.loaded: list[PolicyVersion] = []
+        self.passes = 1
 
     def answer(self, path: str, body: dict) -> BaseModel:
         if path == "/health":
@@ -68,7 +72,7 @@ class Replay:
     def _sample(self, request: SampleRequest) -> SampleResponse:
         rank, processes = (int(number) for number in re.search(r"rank(\d+)of(\d+)", request.request_id).groups())
         self._refuse(rank)
-        batch = self._batches[request.step]
+        batch = self._batches[request.step // self.passes]
         size = len(batch) // processes
         records = batch[rank * size : (rank + 1) * size]
         if [record.problem for record in records] != request.problems:

@@ -233,7 +233,9 @@ def test_rows_of_uneven_number_train_two_processes_as_one(
     batches, weights, lines = with_supervision(marked), [], []
     for name, processes in (("alone", 1), ("together", 2)):
         folder = tmp_path / name
-        with served(recorded.replay(folder, batches)) as port:
+        replay = recorded.replay(folder, batches)
+        replay.passes = 2 if "train.mu=2" in more else 1
+        with served(replay) as port:
             own = [*quickstart_overrides(folder, world / "blank", world, port), *_TRAINING, *_SUPERVISED, *more]
             own.append(f"train.per_device_train_batch_size={4 // processes}")
             done = _run_alone(own) if processes == 1 else launch(accelerate_config, own)
