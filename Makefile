@@ -43,7 +43,8 @@ marooned: setup
 marooned-models: setup
 	@$(PYTHON_IN_VENV) -m src.launch.marooned --models-only $(ARGS)
 
-# Without ARGS, two processes share the tests: one takes those that start engines or trainings, one takes the others.
+# Without ARGS, two processes share the tests: one takes those that start engines or trainings, one takes the others, with
+# one thread, so that they do not wait for each other's cores.
 test: setup
 ifdef ARGS
 	@$(PYTHON_IN_VENV) -m pytest -m "not full" $(ARGS)
@@ -55,7 +56,7 @@ test-engines: setup
 	@$(PYTHON_IN_VENV) -m pytest -m "not full and engines" | $(call with_prefix,engines)
 
 test-others: setup
-	@$(PYTHON_IN_VENV) -m pytest -m "not full and not engines" | $(call with_prefix,others )
+	@OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m "not full and not engines" | $(call with_prefix,others )
 
 test-full: setup
 	@$(PYTHON_IN_VENV) -m pytest $(ARGS)

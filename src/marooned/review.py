@@ -9,6 +9,7 @@ from random import Random
 
 from src.marooned.actions import ACTIONS, Action, ActionError, format_action, parse_action
 from src.marooned.builder import Builder, lacking
+from src.marooned.chart import way_to
 from src.marooned.game import Game
 from src.marooned.legality import fault_in, why_not_build
 from src.marooned.messages import KNOWN_WORDS, REPAIRABLE, Message, parse_message, repair
@@ -97,6 +98,8 @@ def _meant(text: str, message: Message) -> Action | None:
 
 
 Mistake = tuple[str, Action]
+_IDLE = {"WAIT", "MOVE", "UP", "DOWN", "SPEAK", "WHISPER", "SHOW", "SEARCH", "HIDE"}
+"""Actions that can wait when there is work for a colonist."""
 
 
 def mistake_in(view: Observation, rules: Rules, action: Action) -> Mistake | None:
@@ -113,22 +116,53 @@ def _waits_hungry(view: Observation, rules: Rules, action: Action) -> Mistake | 
     return f"You wait with {view.energy:g} energy and have food", Action("EAT", (foods[0],))
 
 
-def _waits_with_material(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    if action.name != "WAIT" or view.place != rules.base:
+def _keeps_material(view: Observation, rules: Rules, action: Action) -> Mistake | None:
+    if action.name not in _IDLE or view.place != rules.base:
         return None
     useful = [kind for kind in lacking(view, rules) if view.pack.get(kind) and kind not in rules.energy.food]
     if not useful:
         return None
     deposit = Action("DEPOSIT", (useful[0], view.pack[useful[0]]))
-    return f"You wait at the base with {useful[0]} that the ship needs", deposit
+    return f"You are at the base with {useful[0]} that the ship needs, and do not store it", deposit
 
 
-def _waits_instead_of_building(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    helpers = sum(other.place == rules.base for other in view.others.values())
-    parts = [name for name in rules.part if why_not_build(view, rules, name) is None]
-    if action.name != "WAIT" or view.place != rules.base or helpers + 1 < rules.builders or not parts:
+def _does_not_build(view: Observation, rules: Rules, action: Action) -> Mistake | None:
+    if action.name not in _IDLE or view.place != rules.base or not _crew_is_there(view, rules):
         return None
-    return f"You wait at the base while the {parts[0]} can be built", Action("BUILD", (parts[0],))
+    part = _buildable(view, rules)
+    return part and (f"You are at the base, and the {part} can be built", Action("BUILD", (part,)))
+
+
+def _lets_builders_wait(view: Observation, rules: Rules, action: Action) -> Mistake | None:
+    """Goes away from the base, or stays away, while a part can be built and only this sailor is missing."""
+    part, way = _buildable(view, rules), way_to(rules, view.place, rules.base)
+    if action.name not in _IDLE or not part or way is None or not _crew_is_there(view, rules):
+        return None
+    target = rules.neighbour(view.place, str(action.args[0])) if action.name == "MOVE" else None
+    now, then = (None if place is None else steps_between(place, rules.base) for place in (view.place, target))
+    if now is None or (then is not None and then < now):
+        return None
+    return f"The {part} can be built, and others wait at the base for you", way[1]
+
+
+def _passes_by(view: Observation, rules: Rules, action: Action) -> Mistake | None:
+    """Leaves lying what the ship lacks, with room in the pack."""
+    free = min(rules.gather_limit, rules.pack - view.load)
+    lacks = lacking(view, rules)
+    useful = [kind for kind in view.here if lacks.get(kind, 0) > view.pack.get(kind, 0)]
+    if action.name not in _IDLE or not useful or free < 1:
+        return None
+    gather = Action("GATHER", (useful[0], min(view.here[useful[0]], free)))
+    return f"Here lies {useful[0]} that the ship needs, and your pack has room", gather
+
+
+def _buildable(view: Observation, rules: Rules) -> str | None:
+    return next((name for name in rules.part if why_not_build(view, rules, name) is None), None)
+
+
+def _crew_is_there(view: Observation, rules: Rules) -> bool:
+    """Whether enough others are at the base for one more to build with them."""
+    return sum(other.place == rules.base for other in view.others.values()) + 1 >= rules.builders
 
 
 def _carries_off(view: Observation, rules: Rules, action: Action) -> Mistake | None:
@@ -160,6 +194,6 @@ def _misses_a_chance(view: Observation, rules: Rules, action: Action) -> Mistake
 
 
 _OF_COLONISTS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (
-    *(_waits_hungry, _waits_with_material, _waits_instead_of_building, _carries_off),
+    *(_waits_hungry, _keeps_material, _does_not_build, _carries_off, _lets_builders_wait, _passes_by),
 )
 _OF_TRAITORS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (_waits_hungry, _misses_a_chance)

@@ -9,10 +9,10 @@ from src.marooned.game import Game
 from src.marooned.legality import fault_of
 from src.marooned.messages import format_message
 from src.marooned.observation import observe
-from src.marooned.players import any_action, cast
+from src.marooned.players import PLAYERS, any_action, cast
 from src.marooned.presets import TINY
-from src.marooned.review import DEFAULT_PENALTIES, review_action
-from src.marooned.things import Place
+from src.marooned.review import DEFAULT_PENALTIES, mistake_in, review_action
+from src.marooned.things import COLONIST, Place
 from tests.marooned.support import made, put
 
 
@@ -77,6 +77,61 @@ def test_walking_away_with_a_full_pack_is_a_mistake():
     assert review_action(game, 1, "REASONING: on\nACTION: MOVE SOUTH").valid
     game.state.sailors[1].pack = {"WOOD": TINY.pack - 1}
     assert review_action(game, 1, "REASONING: on\nACTION: MOVE NORTH").valid
+
+
+def reviewed(game: Game, action: str, seat: int = 1) -> tuple[str, str]:
+    """The category, and what should be done."""
+    review = review_action(game, seat, f"REASONING: on\nACTION: {action}")
+    return review.category, format_action(review.corrected)
+
+
+def test_whoever_is_needed_at_the_base_comes_and_builds():
+    """Sailors 2 to 5 stand at the base, and the store has the wood of the hull."""
+    game = made()
+    game.state.store = {"WOOD": 6}
+    for action in ("WAIT", "MOVE NORTH", "SPEAK Hello."):
+        assert reviewed(game, action) == ("strategy", "BUILD HULL")
+    put(game, 1, 4, 1)
+    assert reviewed(game, "MOVE NORTH") == reviewed(game, "WAIT") == ("strategy", "MOVE SOUTH")
+    assert reviewed(game, "MOVE SOUTH")[0] == "none", "on the way"
+    game.state.store = {"WOOD": 5}
+    assert reviewed(game, "MOVE NORTH")[0] == "none", "nothing can be built"
+    game.state.store = {"WOOD": 6}
+    for seat in (2, 3, 4, 5):
+        put(game, seat, 0, 0)
+    assert reviewed(game, "MOVE NORTH")[0] == "none", "nobody waits"
+
+
+def test_what_the_ship_needs_is_not_left_lying():
+    game = made()
+    game.state.turn = 4
+    put(game, 1, 2, 2)
+    game.state.piles = {Place(0, 2, 2): {"WOOD": 3}}
+    assert reviewed(game, "MOVE NORTH") == reviewed(game, "WAIT") == ("strategy", "GATHER WOOD 3")
+    assert reviewed(game, "GATHER WOOD 1")[0] == "none"
+    game.state.sailors[1].pack = {"BERRY": TINY.pack}
+    assert reviewed(game, "MOVE NORTH")[0] == "none", "no room"
+    game.state.sailors[1].pack, game.state.turn = {}, 1
+    assert reviewed(game, "MOVE NORTH")[0] == "none", "no gathering in the morning"
+
+
+def test_good_players_are_seldom_found_wrong_and_idle_ones_often():
+    """The share of strategic mistakes among the actions of scripted colonists."""
+    shares = {}
+    for kind in ("builder", "waiter"):
+        found = total = 0
+        for seed in range(12):
+            game = Game(TINY, seed)
+            players = cast(game) | ({1: PLAYERS[kind](), 2: PLAYERS[kind]()})
+            while not game.over:
+                view = observe(game, game.seat)
+                action = players[game.seat].act(view, TINY, Random(game.steps))
+                if game.roles[game.seat] == COLONIST and game.seat in (1, 2):
+                    total += 1
+                    found += mistake_in(view, TINY, action) is not None
+                game.step(action)
+        shares[kind] = found / total
+    assert shares["builder"] < 0.08 and shares["waiter"] > 0.15, shares
 
 
 def test_the_traitor_is_judged_as_a_traitor():
