@@ -1,0 +1,106 @@
+"""Tools on real engines: a tiny tutor that has learned to call the calculator, on a vllm_server.py of its own, and a
+training on what it said. What is trained on is what the engine sampled, with its log-probs; results have mask 0."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from config.base import ToolLimitsConfig
+from src.rollout.builtin_tools import built_in_toolbox
+from src.rollout.chat_template import ReplyFrame, encode_text
+from src.rollout.rows import rows_of
+from src.rollout.tool_formats import CLOSE, OPEN
+from src.rollout.tool_frame import ToolFrame
+from src.rollout.tools import ToolLimits
+from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides, server_with
+from tests.server.test_server import logprob_differences, request_for
+
+pytestmark = pytest.mark.full  # a model is trained, and a server started; scripted engines play the same in make test
+
+CALL = f"{OPEN}{json.dumps({'name': 'calculator', 'arguments': {'expression': '6*7'}})}{CLOSE}"
+AFTER = "It is 42. Where do you go?"
+CONTEXT = 2000
+TOOLS = [
+    "generation.teacher_tools=[calculator]",
+    f"generation.max_tokens_in_conversation={CONTEXT}",
+    "generation.max_tokens_per_turn=160",
+    f"teacher_model.vllm.max_length={CONTEXT}",
+    f"student_model.vllm.max_length={CONTEXT}",
+]
+
+
+def write_caller(blank: Path, folder: Path, tokenizer: PreTrainedTokenizerBase, lessons: list[str]) -> None:
+    """A model that calls the calculator at the beginning of every message, and then says what it got."""
+    limits = ToolLimitsConfig()
+    toolbox = built_in_toolbox(["calculator"], ToolLimits(limits.calls, limits.seconds, limits.characters))
+    frame = ToolFrame(tokenizer, ReplyFrame(tokenizer), toolbox.schemas())
+    said = [*encode_text(tokenizer, CALL), frame.turn_end_id, *frame.results(["42"])]
+    said += [*encode_text(tokenizer, AFTER), frame.turn_end_id]
+    rows = [[*frame.encode_chat([{"role": "system", "content": lesson}])[-400:], *said] for lesson in lessons[:4]]
+    shutil.copytree(blank, folder)
+    model = AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(160):
+        row = torch.tensor([rows[step % len(rows)]])
+        logits = model(row).logits[0, -len(said) - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(said))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.02, "it has learned its lines"
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def caller(
+    world: Path, tokenizer, lessons: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    run_folder = tmp_path_factory.mktemp("tools")
+    write_caller(world / "blank", run_folder / "caller", tokenizer, lessons)
+    port = free_port()
+    overrides = [*quickstart_overrides(run_folder, world / "blank", world, port), *TOOLS]
+    overrides.append(f"teacher_model.model_name_or_path={run_folder / 'caller'}")
+    with server_with(overrides, run_folder, port) as running:
+        yield running
+
+
+def test_what_is_trained_on_is_what_the_engine_sampled(caller: RunningServer, lessons: list[str], tokenizer) -> None:
+    response = caller.client.sample(request_for(lessons, "tools"))
+    calls = [call for record in response.conversations for turn in record.turns for call in turn.tool_calls]
+    assert len(calls) >= len(response.conversations) and {call.result for call in calls if not call.error} == {"42"}
+    differences = logprob_differences(caller.run_folder / "caller", response)
+    assert len(differences) > 200 and differences.abs().max() < 2e-3
+    for record in response.conversations:
+        (row, *_) = rows_of(record)
+        assert row.mask == record.mask and len(row.mask) == len(row.completion_ids)
+        for turn in record.turns:
+            if not turn.tool_calls:
+                continue
+            ids, mask = (list(values[slice(*turn.span)]) for values in (record.completion_ids, record.mask))
+            own = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if bit])
+            given = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if not bit])
+            assert CALL in own and "42" in given and OPEN not in given
+            assert sum(mask) == turn.tokens
+
+
+def test_a_training_steps_on_them(caller: RunningServer) -> None:
+    """Trainer and engine agree about every sampled token, also behind results."""
+    done = subprocess.run(
+        [sys.executable, "train_rl.py", *caller.overrides, "train.max_steps=2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in (caller.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["mismatch/mean_abs_logprob_diff"] < 0.002 for line in lines)
+    assert all(line["tools/calls_per_conversation"] >= 1 for line in lines)
