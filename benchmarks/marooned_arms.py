@@ -5,7 +5,7 @@ games, and several versions of it are played on held-out islands, without a supe
     corrections  supervised passes over the supervisor's corrections alone: no reward, and RL's learning rate is 0
     both         config/train_rl/marooned.yaml: rewards, penalties, and passes
 
-    python -m benchmarks.marooned_arms [--folder runs/marooned_arms] [--seeds 1 2] [--steps 20] [--arms rl both …]
+    python -m benchmarks.marooned_arms [--folder runs/marooned_arms] [--seeds 1 2] [--steps 16] [--arms rl both …]
 
 It needs the model of `make marooned-models`. Each training and each measured version is kept in the folder, so the same
 command goes on where it was stopped; with `--report` it only prints what is there. Seeds begin with the same fine-tuned
@@ -47,7 +47,7 @@ class MaroonedBench(Bench):
         "both": [],
     }
     record = GameRecord
-    every = 5
+    every = 4
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[GameRecord]) -> dict[str, Any]:
         return {
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/marooned"), help="the folder of marooned-models")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(MaroonedBench.arms), default=list(MaroonedBench.arms))
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--port", type=int, default=8047)
     parser.add_argument("--report", action="store_true", help="only print what was measured")
     arguments = parser.parse_args()

@@ -9,7 +9,7 @@ from config.train_rl_model import TrainRLConfig
 
 
 def config_of(arm: str) -> TrainRLConfig:
-    bench = MaroonedBench(Path("bench"), Path("models"), 30, 8047)
+    bench = MaroonedBench(Path("bench"), Path("models"), 16, 8047)
     return load(TrainRLConfig, "train_rl", [*bench.overrides(Path("run")), *bench.arms[arm]], check_train_rl)
 
 
@@ -20,7 +20,7 @@ def test_each_arm_has_what_its_name_says() -> None:
     assert corrections.train.learning_rate == 0 and corrections.train.turn_credit.mode == "none"
     assert corrections.train.corrections.learning_rate == both.train.learning_rate
     assert both == load(
-        TrainRLConfig, "train_rl", MaroonedBench(Path("bench"), Path("models"), 30, 8047).overrides(Path("run"))
+        TrainRLConfig, "train_rl", MaroonedBench(Path("bench"), Path("models"), 16, 8047).overrides(Path("run"))
     )
 
 

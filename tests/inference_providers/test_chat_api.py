@@ -311,7 +311,7 @@ def test_a_provider_that_stays_down_is_waited_for_and_then_the_run_stops(tmp_pat
     assert (time.monotonic() - started) * SPEED >= 50
     beats = [record for record in caplog.records if "waiting for the judge first: no answer for" in record.message]
     assert 1 <= len(beats) <= 4, "one line in thirty seconds, not one for each request"
-    assert len(endpoint.calls) <= 20 + 5 and client.ledger.reserved_usd == 0
+    assert len(endpoint.calls) < 2 * 20 and client.ledger.reserved_usd == 0, "one asks for all until it is back"
 
 
 def test_a_provider_that_cannot_be_reached_holds_no_money(tmp_path):
@@ -337,7 +337,7 @@ def test_one_request_that_never_succeeds_fails_alone(others, tmp_path):
             await poisoned
 
     with judge_endpoint(script) as endpoint:
-        Client(endpoint, tmp_path, deadline_s=20.0).run(with_others)
+        Client(endpoint, tmp_path, deadline_s=100.0).run(with_others)
 
 
 # Stopping -----------------------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
 def test_the_engines_of_every_configuration_fit_side_by_side(name, gpus):
     gpus(1, mebibytes=8192 if name == "quickstart" else 81559)
     config = trained("--config-name", name)
-    assert len(seats_of(config)) >= 2
+    assert len(seats_of(config)) >= (1 if config.environment == "marooned" else 2), "a game has the policy alone"
     refuse_crowded_gpu(seats_of(config), phases_of(config))
 
 

@@ -41,6 +41,7 @@ def line(step: int) -> dict:
         **{"mismatch/mean_abs_logprob_diff": 1e-6, "mismatch/k3_kl": 0.0},
         **{"supervision/valid_share": 0.5, "supervision/category/leak": 0.5, "corrections/ce_loss": 1.0},
         **{"ppo/explained_variance": -7.0 if step == 1 else step / 100, "ppo/value_loss": 0.1, "ppo/approx_kl": 0.01},
+        **{"marooned/ship_progress": step / 100, "marooned/valid_share": 0.5, "marooned/reward_of_colonist": 0.1},
         **(checks if step % 10 == 1 else {}),
     )
 
