@@ -29,11 +29,11 @@ from src.training.row_batch import RowPlanner
 from src.training.sample_batch import ClassroomRollout, Planner, reward_column
 from src.training.session import TrainingSession
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-from src.training.trainer_hooks import AtomicCheckpoints, ConfiguredLearningRate
+from src.training.trainer_hooks import AtomicCheckpoints, ResumedTrainer
 from src.training.weight_publisher import WeightPublisher
 
 
-class ClassroomGRPOTrainer(AtomicCheckpoints, ConfiguredLearningRate, TrlHooks):
+class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
     """Publishes weights, has a server sample and score episodes, and trains on exactly the tokens that were sampled.
 
     Args:

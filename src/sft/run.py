@@ -37,7 +37,7 @@ from src.system.distributed import communication_backend, keep_deepspeed_from_co
 from src.training.metrics_callback import MetricsCallback, last_metrics
 from src.training.model_loading import device_for_weights, weights_dtype
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-from src.training.trainer_hooks import ConfiguredLearningRate
+from src.training.trainer_hooks import ResumedTrainer
 
 logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"
@@ -120,7 +120,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     return trainer
 
 
-class _Trainer(ConfiguredLearningRate, SFTTrainer):
+class _Trainer(ResumedTrainer, SFTTrainer):
     """TRL's `SFTTrainer`, except that a resumed run uses the configured learning rate."""
 
 

@@ -73,13 +73,19 @@ def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
         Descriptions of the changes, which take effect from the checkpoint on; empty without a checkpoint.
 
     Raises:
-        ConfigError: if a key in `FIXED` differs; with both values, the reason and what to do.
+        ConfigError: if a key in `FIXED` differs; with both values, the reason and what to do. If the checkpoint has
+            made more steps than are configured.
     """
     checkpoints = (run_folder / "checkpoints").glob("checkpoint-*")
     steps = {int(path.name.rpartition("-")[2]): path for path in checkpoints if re.search(r"-\d+$", path.name)}
     if not steps:
         return []
-    checkpoint = steps[max(steps)]
+    checkpoint, last = steps[max(steps)], config.train.max_steps
+    if 0 < last < max(steps):
+        raise ConfigError(
+            f"{checkpoint} has made {max(steps)} steps already, and train.max_steps is {last}: raise it, or give a new "
+            "run another folder, logging.save_dir=…"
+        )
     if not (checkpoint / MADE_WITH).is_file():
         return [f"{checkpoint} does not say what it was made with ({MADE_WITH}): what has changed since is not noticed"]
     made_with = yaml.safe_load((checkpoint / MADE_WITH).read_text(encoding="utf-8"))

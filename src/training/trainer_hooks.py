@@ -24,13 +24,25 @@ SIGNATURES = {
     "_save_checkpoint": ("model", "trial"),
     "_load_optimizer_and_scheduler": ("checkpoint",),
     "save_model": ("output_dir", "_internal_call"),
+    "_run_epoch": (
+        *("model", "epoch", "train_dataloader", "steps_in_epoch", "num_update_steps_per_epoch", "trial"),
+        *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained"),
+        "steps_trained_in_current_epoch",
+    ),
 }
 """The parameters of the overridden methods."""
 
 
-class ConfiguredLearningRate(Trainer):
-    """Resumes with the configured learning rate, schedule and save steps. transformers takes learning rate and save
-    steps from the checkpoint, even if the configuration changed."""
+class ResumedTrainer(Trainer):
+    """Resumes with the configured learning rate, schedule and save steps, and makes no step beyond the last one.
+    transformers takes learning rate and save steps from the checkpoint, even if the configuration changed, and makes
+    one more step if the checkpoint is that of the last one."""
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -126,13 +126,15 @@ def test_penalties_that_are_left_out_keep_their_default() -> None:
 
 @pytest.mark.parametrize("base", ["quickstart", "language_tutor"])
 def test_the_shipped_supervised_files_change_nothing_but_the_supervision(base: str) -> None:
-    shipped, plain = loaded(name=f"{base}_supervised"), loaded(name=base)
+    plain = loaded(name=base)
+    assert loaded(name=f"{base}_supervised").logging.save_dir == f"{plain.logging.save_dir}_supervised", "its own run"
+    shipped = loaded(f"logging.save_dir={plain.logging.save_dir}", name=f"{base}_supervised")
     assert shipped.supervisor_model is not None and plain.supervisor_model is None
     shipped.supervisor_model = None
     for each in ("turn_credit", "corrections"):
         setattr(shipped.train, each, getattr(plain.train, each))
     shipped.generation.supervisor = plain.generation.supervisor
-    shipped.logging.save_dir, shipped.logging.wandb_run_name = plain.logging.save_dir, plain.logging.wandb_run_name
+    shipped.logging.wandb_run_name = plain.logging.wandb_run_name
     shipped.train.max_steps = plain.train.max_steps  # the quickstart needs fewer when it is supervised
     assert shipped == plain
 

@@ -24,7 +24,7 @@ from src.sft.run import _Trainer as SFTTrainer
 from src.training.checkpoints import UNFINISHED
 from src.training.correction_set import CURSOR_NAME, CorrectionSet
 from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
-from src.training.trainer_hooks import ConfiguredLearningRate
+from src.training.trainer_hooks import ResumedTrainer
 from tests.conftest import free_port
 from tests.support.scripted_room import Room, application, serving
 
@@ -150,7 +150,7 @@ def test_the_launcher_refuses_before_any_model_is_loaded(tmp_path: Path, capsys:
 # What takes effect -----------------------------------------------------------------------------------------------
 
 
-class Tiny(ConfiguredLearningRate, Trainer):
+class Tiny(ResumedTrainer, Trainer):
     """The trainer of transformers that TRL's are built on."""
 
 
@@ -184,8 +184,26 @@ def test_a_resumed_training_steps_with_the_configured_rate_schedule_and_saving(w
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_training_that_has_made_its_steps_makes_no_other(world: Path, tmp_path: Path) -> None:
+    """transformers would make one more."""
+    blank = world / "blank"
+    steps(tmp_path, blank, resume=False, max_steps=2)
+    again = steps(tmp_path, blank, resume=True, max_steps=2)
+    assert again.state.global_step == 2 and len(rates(again)) == 2
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2").state_dict()
+    assert all(torch.equal(weight, made[name]) for name, weight in again.model.state_dict().items())
+
+
+def test_a_checkpoint_with_more_steps_than_configured_is_not_gone_on_from(tmp_path: Path) -> None:
+    checkpoint = checkpoint_made_with(tmp_path)
+    assert check_resume(tmp_path, configured(tmp_path, "train.max_steps=20")) != []
+    with pytest.raises(ConfigError, match="checkpoint-20 has made 20 steps already, and train.max_steps is 18"):
+        check_resume(tmp_path, configured(tmp_path, "train.max_steps=18"))
+    assert checkpoint.is_dir()
+
+
 def test_both_trainers_go_on_with_the_configured_rate() -> None:
-    assert issubclass(ClassroomGRPOTrainer, ConfiguredLearningRate) and issubclass(SFTTrainer, ConfiguredLearningRate)
+    assert issubclass(ClassroomGRPOTrainer, ResumedTrainer) and issubclass(SFTTrainer, ResumedTrainer)
 
 
 def test_a_checkpoint_is_complete_with_what_it_was_made_with(tmp_path: Path) -> None:
