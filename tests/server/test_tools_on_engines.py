@@ -26,13 +26,12 @@ pytestmark = pytest.mark.full  # a model is trained, and a server started; scrip
 
 CALL = f"{OPEN}{json.dumps({'name': 'calculator', 'arguments': {'expression': '6*7'}})}{CLOSE}"
 AFTER = "It is 42. Where do you go?"
-CONTEXT = 2000
+CONTEXT = 1024
 TOOLS = [
     "generation.teacher_tools=[calculator]",
     f"generation.max_tokens_in_conversation={CONTEXT}",
     "generation.max_tokens_per_turn=160",
     f"teacher_model.vllm.max_length={CONTEXT}",
-    f"student_model.vllm.max_length={CONTEXT}",
 ]
 
 
