@@ -15,19 +15,18 @@ from functools import partial
 from pathlib import Path
 
 from config.checks import check_train_rl
-from config.load import USER_ERRORS, load, read_keys
+from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
-from src.errors import ConfigError
 from src.evaluation.marooned import compared, figures_of, table
 from src.launch.commands import logged_steps, server_command, trainer_command, with_accelerate_config, with_precision
-from src.launch.quickstart import StageFailed, Stages, make_models, refuse_other_models, run_program
+from src.launch.quickstart import Stages, make_models, refuse_other_models, run_command, run_program
 from src.launch.quickstart_plan import SFT_PREFIX, ModelCommands
 from src.launch.server_process import ServerProcess, SupervisedServer
 from src.marooned.episode import GameRecord
 from src.results.rollout_files import read_records
 from src.server.client import ClassroomClient
-from src.system.processes import Interrupted, Signals
+from src.system.processes import Signals
 
 NAME = ["--config-name", "marooned"]
 TITLES = ("islands, and decisions of scripted sailors", "a tiny model learns to write decisions (train_sft.py)")
@@ -96,30 +95,15 @@ class Marooned:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    read_keys()
-    try:
-        flags = [each for each in arguments if each.startswith("-")]
-        if flags not in ([], ["--models-only"]):
-            raise ConfigError(f"Marooned takes overrides and --models-only, not {' '.join(flags)}.")
-        run = Marooned([each for each in arguments if not each.startswith("-")])
-        with Signals() as signals:
-            if flags:
-                run.make_models(Stages(2, run.folder), signals)
-            else:
-                run.run(signals)
-    except Interrupted as interruption:
-        print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
-        return interruption.status
-    except StageFailed as failure:
-        print(f"\nerror: {failure}", file=sys.stderr)
-        return failure.exit_status
-    except USER_ERRORS as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(arguments, __doc__, "Marooned", _start)
+
+
+def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+    run = Marooned(overrides)
+    if models_only:
+        run.make_models(Stages(2, run.folder), signals)
+    else:
+        run.run(signals)
 
 
 if __name__ == "__main__":

@@ -272,24 +272,39 @@ def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
+    return run_command(arguments, __doc__, "The quickstart", _start)
+
+
+def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+    quickstart = make_commands([each for each in overrides if overridden_key(each) != "dry_run"])
+    if "dry_run=true" in [each.lower() for each in overrides]:
+        _show(quickstart)
+    elif models_only:
+        refuse_other_models(quickstart.models)
+        make_models(quickstart.models, Stages(2, quickstart.folder), signals)
+    else:
+        run_quickstart(quickstart, signals)
+
+
+def run_command(
+    arguments: Sequence[str], usage: str, name: str, start: Callable[[Sequence[str], bool, Signals], None]
+) -> int:
+    """A command line of overrides and --models-only; returns the exit status.
+
+    Args:
+        usage: what `--help` prints.
+        start: gets the overrides, and whether only the models are wanted.
+    """
     if {"-h", "--help"} & set(arguments):
-        print(__doc__)
+        print(usage)
         return 0
     read_keys()
     try:
         flags = [each for each in arguments if each.startswith("-")]
         if flags not in ([], ["--models-only"]):
-            raise ConfigError(f"The quickstart takes overrides and --models-only, not {' '.join(flags)}.")
-        given = [each for each in arguments if not each.startswith("-")]
-        quickstart = make_commands([each for each in given if overridden_key(each) != "dry_run"])
+            raise ConfigError(f"{name} takes overrides and --models-only, not {' '.join(flags)}.")
         with Signals() as signals:
-            if "dry_run=true" in [each.lower() for each in given]:
-                _show(quickstart)
-            elif flags:
-                refuse_other_models(quickstart.models)
-                make_models(quickstart.models, Stages(2, quickstart.folder), signals)
-            else:
-                run_quickstart(quickstart, signals)
+            start([each for each in arguments if not each.startswith("-")], bool(flags), signals)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status

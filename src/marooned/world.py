@@ -6,8 +6,6 @@ python -m src.marooned.world --out runs/marooned/world --seed 42
 
 import argparse
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from src.marooned.corpus import make_corpus
 from src.marooned.islands import islands
 from src.marooned.things import COLONIST
 from src.models.tiny_chat_model import write_tiny_chat_model
+from src.system.made_folder import make_folder
 
 PRESET = "tiny"
 TRAINED, HELD_OUT, HELD_OUT_FROM = 400, 48, 100_000
@@ -25,11 +24,10 @@ SIZES = {
     **{"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
 }
-_STAMP = "world.json"
 
 
 def build_world(out: Path, seed: int) -> bool:
-    """Write the world of a seed into the folder `out`, whole or not at all; a world of this seed stays as it is.
+    """Write the world of a seed into the folder `out`, as `make_folder` does; the game's whole code determines it.
 
     Returns:
         Whether anything was written.
@@ -37,21 +35,7 @@ def build_world(out: Path, seed: int) -> bool:
     Raises:
         FileExistsError: if `out` holds something else.
     """
-    stamp, known = {"seed": seed}, out / _STAMP
-    if known.is_file() and json.loads(known.read_text(encoding="utf-8")) == stamp:
-        return False
-    if out.exists() and not known.is_file() and any(out.iterdir()):
-        raise FileExistsError(f"{out} holds something else than a world of Marooned: name another --out.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
-        fresh = Path(temporary) / "world"
-        fresh.mkdir()
-        _write(fresh, seed)
-        (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
-        if out.exists():
-            shutil.move(out, Path(temporary) / "old")
-        fresh.rename(out)
-    return True
+    return make_folder(out, seed, sorted(Path(__file__).parent.glob("*.py")), _write)
 
 
 def _write(folder: Path, seed: int) -> None:

@@ -4,19 +4,16 @@ python -m src.toy_language.build --out runs/quickstart/world --seed 42
 """
 
 import argparse
-import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from src.system.made_folder import make_folder
 from src.toy_language.corpus import PROMPTS, Row, make_corpus
 from src.toy_language.lessons import Lesson, make_lessons, render_problem
 from src.toy_language.tiny_model import save_blank
 
-_STAMP = "world.json"
 _MODULES = ("grammar.py", "lessons.py", "scripts.py", "corpus.py", "tiny_model.py", "build.py")
 
 
@@ -31,21 +28,8 @@ def build_world(out: Path, seed: int) -> bool:
     Raises:
         FileExistsError: if `out` holds something other than a world.
     """
-    stamp = {"seed": seed, "sources": _fingerprint()}
-    if _read_stamp(out) == stamp:
-        return False
-    if out.exists():
-        _refuse_foreign(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
-        fresh = Path(temporary) / "world"
-        fresh.mkdir()
-        _write(fresh, seed)
-        (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
-        if out.exists():
-            shutil.move(out, Path(temporary) / "old")
-        fresh.rename(out)
-    return True
+    files = [*(Path(__file__).parent / module for module in _MODULES), *sorted(PROMPTS.glob("*.txt"))]
+    return make_folder(out, seed, files, _write)
 
 
 def _write(folder: Path, seed: int) -> None:
@@ -71,22 +55,6 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _read_stamp(folder: Path) -> Any:
-    path = folder / _STAMP
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _refuse_foreign(folder: Path) -> None:
-    if not (folder / _STAMP).is_file() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} holds something else than a world of the quickstart: name another --out.")
-
-
-def _fingerprint() -> str:
-    """A hash of all source files and prompts that determine the content of a world."""
-    files = [*(Path(__file__).parent / module for module in _MODULES), *sorted(PROMPTS.glob("*.txt"))]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def main() -> None:
