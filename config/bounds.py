@@ -195,6 +195,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "learning_rate": at_least(0, 1000),
         "max_kl": above(0, COUNT),
         "capacity": at_least(1, COUNT),
+        "replay": at_least(0, COUNT),
         "rows_per_batch": at_least(1, COUNT),
     },
     PPOConfig: {

@@ -42,8 +42,9 @@ class CorrectionsConfig:
     `learning_rate` (null: the training's own), with the training's optimizer, until the policy has moved by `max_kl` on
     its own tokens.
     `rows_per_batch`: the most corrections in one step, over all ranks (null: as many as conversations). `capacity`: the
-    most corrections that wait for a pass; the oldest go first. `targets`: `whole` trains on every token of a corrected
-    message; `changed` begins at its first token that the policy did not write itself.
+    most corrections that wait for a pass; the oldest go first. `replay`: for each correction that came since the last
+    pass, so many earlier ones are in it again, drawn from the last 2 × `capacity`. `targets`: `whole` trains on every
+    token of a corrected message; `changed` begins at its first token that the policy did not write itself.
     """
 
     mode: str = NO_CORRECTIONS
@@ -54,6 +55,7 @@ class CorrectionsConfig:
     learning_rate: float | None = None
     max_kl: float = 0.05
     capacity: int = 4096
+    replay: float = 0.0
     rows_per_batch: int | None = None
     targets: str = WHOLE
 

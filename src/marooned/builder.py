@@ -8,7 +8,7 @@ from src.marooned.chart import Chart, way_to
 from src.marooned.legality import fault_in, why_not_build
 from src.marooned.observation import ACTIVE, Observation
 from src.marooned.rules import Rules
-from src.marooned.things import ANTIDOTE, MATERIALS, TABLET, Place
+from src.marooned.things import ANTIDOTE, MATERIALS, TABLET, Place, steps_between
 
 Plan = Callable[[Observation, Rules], Action | None]
 SUSPECT_FROM = 50
@@ -31,6 +31,19 @@ def lacking(view: Observation, rules: Rules) -> dict[str, int]:
     """What the parts that are not begun still need beyond the store, by kind."""
     store = view.store
     return {kind: n - store.get(kind, 0) for kind, n in needed(view, rules).items() if n > store.get(kind, 0)}
+
+
+def in_sight_for_ship(view: Observation, rules: Rules) -> list[tuple[Place, str]]:
+    """The piles in sight elsewhere on the level that hold what the ship lacks beyond the own pack, each with that kind;
+    the nearest first."""
+    missing = {kind for kind, number in lacking(view, rules).items() if number > view.pack.get(kind, 0)}
+    found = []
+    for place, pile in view.piles.items():
+        kinds = sorted(missing & set(pile))
+        steps = steps_between(view.place, place)
+        if kinds and steps:
+            found.append((steps, place, kinds[0]))
+    return [(place, kind) for _, place, kind in sorted(found)]
 
 
 def spare_food(view: Observation, rules: Rules) -> dict[str, int]:

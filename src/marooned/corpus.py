@@ -7,7 +7,7 @@ what it does is not possible or not in the grammar: a beginner for reinforcement
 from collections.abc import Callable, Iterator
 from random import Random
 
-from src.marooned.actions import ACTIONS, Action, format_action
+from src.marooned.actions import Action, format_action
 from src.marooned.game import Game
 from src.marooned.legality import fault_in
 from src.marooned.messages import format_message
@@ -15,18 +15,14 @@ from src.marooned.observation import Observation, observe
 from src.marooned.players import any_action, cast
 from src.marooned.presets import PRESETS
 from src.marooned.prompts import decision_prompt
+from src.marooned.reasoning import reasoning
 from src.marooned.rules import Rules
 
 Row = dict[str, list[dict[str, str]]]
 """`messages`, as train_sft.py takes them."""
 
-SPOILED = 0.6
+SPOILED = 0.5
 """The share of messages that are spoiled."""
-
-
-def reasoning(action: Action) -> str:
-    """A sentence that fits an action."""
-    return ACTIONS[action.name].meaning
 
 
 def decisions(preset: str, first: int, games: int, per_game: int, seed: int) -> Iterator[tuple[Observation, Action]]:
@@ -53,7 +49,11 @@ def make_corpus(preset: str, games: int, per_game: int, seed: int, first: int = 
     rng, rules, rows = Random(f"{seed}|corpus"), PRESETS[preset], []
     for view, action in decisions(preset, first, games, per_game, seed):
         spoiled = rng.random() < SPOILED
-        said = rng.choice(_WAYS)(rng, rules, view, action) if spoiled else format_message(reasoning(action), action)
+        said = (
+            rng.choice(_WAYS)(rng, rules, view, action)
+            if spoiled
+            else format_message(reasoning(view, rules, action), action)
+        )
         messages = [*decision_prompt(rules, view, show_rules=False), {"role": "assistant", "content": said}]
         rows.append({"messages": messages})
     rng.shuffle(rows)
@@ -67,21 +67,25 @@ def _impossible(rng: Random, rules: Rules, view: Observation, action: Action) ->
     """An action of the grammar that is not possible now."""
     while (other := any_action(rng)) and fault_in(view, rules, other) is None:
         pass
-    return format_message(reasoning(other), other)
+    return format_message(reasoning(view, rules, other), other)
 
 
 def _sloppy(rng: Random, rules: Rules, view: Observation, action: Action) -> str:
     """Lower case, or a full stop: rules can mend it."""
     text = format_action(action)
     written = rng.choice([text.lower(), f"{text}.", f"I will {text.lower()}"])
-    return f"REASONING: {reasoning(action)}\nACTION: {written}"
+    return f"REASONING: {reasoning(view, rules, action)}\nACTION: {written}"
 
 
 def _without_form(rng: Random, rules: Rules, view: Observation, action: Action) -> str:
     """The action without its two lines, or without its arguments."""
     text = format_action(action)
     return rng.choice(
-        [text, f"{reasoning(action)} {text}", f"REASONING: {reasoning(action)}\nACTION: {text.split()[0]} IT"]
+        [
+            text,
+            f"{reasoning(view, rules, action)} {text}",
+            f"REASONING: {reasoning(view, rules, action)}\nACTION: {text.split()[0]} IT",
+        ]
     )
 
 
@@ -91,7 +95,6 @@ def _gibberish(rng: Random, rules: Rules, view: Observation, action: Action) -> 
 
 
 _WAYS: tuple[Callable[[Random, Rules, Observation, Action], str], ...] = (
-    *(_impossible, _impossible, _impossible, _impossible),
-    *(_sloppy, _sloppy, _without_form, _without_form, _gibberish),
+    *(_sloppy, _sloppy, _sloppy, _without_form, _without_form, _without_form, _impossible, _gibberish),
 )
 """What a spoiled message is drawn from; what stands there several times is more frequent."""

@@ -1,9 +1,12 @@
 """The prompts, made from the rules and an observation, so that they cannot contradict them."""
 
+from collections.abc import Mapping
+
 from src.marooned.actions import ACTIONS, Form
+from src.marooned.builder import in_sight_for_ship, lacking
 from src.marooned.observation import ACTIVE, Observation
 from src.marooned.rules import Rules
-from src.marooned.things import COLONIST, TRAITOR, Place
+from src.marooned.things import COLONIST, DIRECTIONS, TRAITOR, Place
 
 _GOALS = {
     COLONIST: "You are a colonist: build the ship with the others and get away within {days} days of {turns} turns.",
@@ -112,40 +115,69 @@ def decision_prompt(rules: Rules, view: Observation, show_rules: bool = True) ->
 
 def observation_text(rules: Rules, view: Observation) -> str:
     """What a sailor knows now, as text."""
-    return "\n".join([*_own_lines(rules, view), *_common_lines(rules, view), *_said_lines(view)])
+    lines = [f"You are sailor {view.seat}, {view.role}.", *_common_lines(rules, view), *_said_lines(view)]
+    return "\n".join([*lines, *_own_lines(rules, view)])
 
 
 def _own_lines(rules: Rules, view: Observation) -> list[str]:
-    here = _place_text(rules, view.place) + (", the base" if view.place == rules.base else "")
+    """What the next action depends on most; it stands last, next to the answer."""
+    base = "base" if view.place == rules.base else f"base {way_text(rules, view.place, rules.base)}"
+    here = f"{_place_text(rules, view.place)}, {base}"
     fed = "fed" if view.fed else "not fed"
-    hidden = f" (hidden: {_pieces(view.hidden)})" if view.hidden else ""
-    lines = [
-        f"You are sailor {view.seat}, {view.role}. Day {view.day} of {rules.days}, turn {view.turn} of {rules.turns}, "
-        f"{view.phase}{', fog' if view.foggy else ''}.",
-        f"You are at {here}. Energy {view.energy:g}, {fed}{', ' + view.health if view.health else ''}. "
-        f"Pack {view.load}/{rules.pack}: {_pieces(view.pack)}{hidden}.",
-        f"Here: {_pieces(view.here)}. In sight: {_sights(view)}.",
-    ]
-    ways = [name for name in ("UP", "DOWN") if rules.way(view.place, name)]
-    if ways:
-        lines.append(f"Stairs lead {' and '.join(ways)}.")
+    hidden = f" (hidden: {pieces_text(view.hidden)})" if view.hidden else ""
+    lines = [f"In sight, the nearest of each kind: {_sights(view, rules)}."]
     if view.last_fault:
         lines.append(f"Your last action failed: {view.last_fault}.")
+    lines.append(
+        f"Day {view.day} of {rules.days}, turn {view.turn} of {rules.turns}, "
+        f"{view.phase}{', fog' if view.foggy else ''}. "
+        f"Energy {view.energy:g}, {fed}{', ' + view.health if view.health else ''}."
+    )
+    ways = [name for name in DIRECTIONS if rules.neighbour(view.place, name)]
+    stairs = [name for name in ("UP", "DOWN") if rules.way(view.place, name)]
+    lines.append(
+        f"You are at {here}, with ways {', '.join(ways)}{' and stairs ' if stairs else ''}{', '.join(stairs)}. "
+        f"Pack {view.load}/{rules.pack}: {pieces_text(view.pack)}{hidden}. Here: {pieces_text(view.here)}."
+    )
+    lines.append(f"Nearest that the ship lacks: {nearest_text(view, rules)}.")
     return lines
 
 
-def _pieces(pieces: dict[str, int]) -> str:
+def nearest_text(view: Observation, rules: Rules) -> str:
+    """What lies nearest of what the ship lacks, and the way there; `nothing` if none is in sight."""
+    piles = in_sight_for_ship(view, rules)
+    return f"{piles[0][1]} {way_text(rules, view.place, piles[0][0])}" if piles else "nothing"
+
+
+def pieces_text(pieces: Mapping[str, int]) -> str:
+    """Pieces by kind, as `1 APPLE, 3 WOOD`, or `nothing`."""
     return ", ".join(f"{number} {kind}" for kind, number in sorted(pieces.items())) or "nothing"
 
 
-def _sights(view: Observation) -> str:
-    """The piles elsewhere, by kind and size."""
-    places: dict[str, list[str]] = {}
-    for place, pile in sorted(view.piles.items()):
-        if place != view.place:
-            for kind, number in pile.items():
-                places.setdefault(f"{number} {kind}", []).append(f"({place.x},{place.y})")
-    return "; ".join(f"{what} {' '.join(where)}" for what, where in sorted(places.items())) or "nothing"
+def _sights(view: Observation, rules: Rules) -> str:
+    """The nearest pile of each kind elsewhere, the nearest first."""
+    nearest: dict[str, Place] = {}
+    for place in sorted(view.piles.keys() - {view.place}, key=lambda each: _distance(view.place, each)):
+        for kind in sorted(view.piles[place]):
+            nearest.setdefault(kind, place)
+    sights = (
+        f"{view.piles[place][kind]} {kind} {way_text(rules, view.place, place)}" for kind, place in nearest.items()
+    )
+    return "; ".join(sights) or "nothing"
+
+
+def _distance(place: Place, target: Place) -> tuple[int, Place]:
+    return abs(place.x - target.x) + abs(place.y - target.y), target
+
+
+def way_text(rules: Rules, place: Place, target: Place) -> str:
+    """The way to a place of the same level, the longer side first, as `3 EAST 1 NORTH`; else the place."""
+    if place.level != target.level:
+        return _place_text(rules, target, place.level)
+    east, south = target.x - place.x, target.y - place.y
+    sides = [(abs(east), "EAST" if east > 0 else "WEST"), (abs(south), "SOUTH" if south > 0 else "NORTH")]
+    sides.sort(key=lambda side: -side[0])
+    return " ".join(f"{steps} {direction}" for steps, direction in sides if steps) or "here"
 
 
 def _common_lines(rules: Rules, view: Observation) -> list[str]:
@@ -155,10 +187,11 @@ def _common_lines(rules: Rules, view: Observation) -> list[str]:
         if other.status != ACTIVE:
             others.append(f"{other.seat} {other.status}")
             continue
-        where = f" {_place_text(rules, other.place, view.place.level)}" if other.place else ""
+        where = f" {way_text(rules, view.place, other.place)}" if other.place else ""
         others.append(f"{other.seat} energy {other.energy:g}{where}{', ' + other.health if other.health else ''}")
     return [
-        f"Store: {_pieces(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built)}.",
+        f"Store: {pieces_text(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built)}; "
+        f"lacks {pieces_text(lacking(view, rules))}.",
         f"Sailors: {'; '.join(others)}.",
     ]
 

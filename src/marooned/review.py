@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from src.marooned.actions import ACTIONS, Action, ActionError, format_action, parse_action
-from src.marooned.builder import Builder, lacking
+from src.marooned.builder import Builder, in_sight_for_ship, lacking
 from src.marooned.chart import way_to
 from src.marooned.game import Game
 from src.marooned.legality import fault_in, why_not_build
@@ -17,7 +17,7 @@ from src.marooned.observation import Observation, observe
 from src.marooned.players import Player
 from src.marooned.rules import Rules
 from src.marooned.saboteur import Saboteur, witnesses
-from src.marooned.things import COLONIST, TRAITOR, steps_between
+from src.marooned.things import COLONIST, TRAITOR, Place, steps_between
 
 NONE, MINOR, FORMAT, IMPOSSIBLE, ENERGY = "none", "minor", "format", "impossible", "energy"
 STRATEGY, GIBBERISH = "strategy", "gibberish"
@@ -156,6 +156,39 @@ def _passes_by(view: Observation, rules: Rules, action: Action) -> Mistake | Non
     return f"Here lies {useful[0]} that the ship needs, and your pack has room", gather
 
 
+def _gets_nowhere(view: Observation, rules: Rules, action: Action) -> Mistake | None:
+    """Idles, or walks nearer neither to the base nor to any pile in sight that the ship lacks, while there is something
+    to fetch or to bring home."""
+    if action.name not in _IDLE or "MOVE" in rules.phase(view.turn).closed:
+        return None
+    aims = _aims(view, rules)
+    ways = {place: way for place in aims if (way := way_to(rules, view.place, place)) is not None}
+    target = rules.neighbour(view.place, str(action.args[0])) if action.name == "MOVE" else None
+    if not ways or (target is not None and any(_is_nearer(target, view.place, aim) for aim in (*ways, rules.base))):
+        return None
+    aim = min(ways, key=lambda place: (ways[place][0], place))
+    return f"{aims[aim]}, and you do not go there", ways[aim][1]
+
+
+def _aims(view: Observation, rules: Rules) -> dict[Place, str]:
+    """Where a colonist has something to do for the ship, and what."""
+    aims: dict[Place, str] = {}
+    left = rules.last_turn("GATHER") - view.turn
+    carries = any(view.pack.get(kind) for kind in lacking(view, rules) if kind not in rules.energy.food)
+    if carries and (left < 0 or view.load >= rules.pack):
+        aims[rules.base] = "You carry what the ship needs at the base"
+    if view.load < rules.pack and "GATHER" not in rules.phase(view.turn).closed:
+        for place, kind in in_sight_for_ship(view, rules):
+            if (steps_between(place, view.place) or left + 1) <= left:
+                aims[place] = f"In sight is {kind} that the ship needs"
+    return aims
+
+
+def _is_nearer(then: Place, now: Place, aim: Place) -> bool:
+    before, after = steps_between(now, aim), steps_between(then, aim)
+    return before is not None and after is not None and after < before
+
+
 def _buildable(view: Observation, rules: Rules) -> str | None:
     return next((name for name in rules.part if why_not_build(view, rules, name) is None), None)
 
@@ -194,6 +227,6 @@ def _misses_a_chance(view: Observation, rules: Rules, action: Action) -> Mistake
 
 
 _OF_COLONISTS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (
-    *(_waits_hungry, _keeps_material, _does_not_build, _carries_off, _lets_builders_wait, _passes_by),
+    *(_waits_hungry, _keeps_material, _does_not_build, _carries_off, _lets_builders_wait, _passes_by, _gets_nowhere),
 )
 _OF_TRAITORS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (_waits_hungry, _misses_a_chance)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from random import Random
 
-from src.marooned.actions import ACTIONS, Action
+from src.marooned.actions import Action
 from src.marooned.episode import Episode
 from src.marooned.game import Game
 from src.marooned.messages import format_message, parse_message
-from src.marooned.observation import Observation
+from src.marooned.observation import Observation, observe
 from src.marooned.prompts import observation_text, system_prompt
+from src.marooned.reasoning import reasoning
 from src.marooned.review import review_action
 from src.marooned.rules import Rules
 from src.rollout.engines import ConversationFacts
@@ -58,5 +59,6 @@ def review_by_rules(about: MessageToReview) -> Review:
         return Review(valid=True)
     message = parse_message(about.message)
     keeps = message.reasoning if found.corrected == message.action else ""
-    correction = format_message(keeps or ACTIONS[found.corrected.name].meaning, found.corrected)
+    why = keeps or reasoning(observe(facts.game, facts.seat), facts.game.rules, found.corrected)
+    correction = format_message(why, found.corrected)
     return Review(False, found.category, critique=found.critique, correction=correction)

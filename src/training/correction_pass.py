@@ -180,7 +180,10 @@ class CorrectionPasses(TrainerCallback):
                 "no supervised pass: %d corrections wait, %d are needed", len(found), self._options.min_examples
             )
             return
-        result = run_pass(self._trainer, found, self._options, self._batch, self._seed + state.global_step)
+        seed = self._seed + state.global_step
+        again = round(self._options.replay * len(found))
+        found += self._corrections.earlier(self._trainer.accelerator, again, seed)
+        result = run_pass(self._trainer, found, self._options, self._batch, seed)
         self._corrections.passed(state.global_step, result.examples)
         figures = {
             "examples": result.examples,

@@ -6,6 +6,7 @@ trained on already, is saved in each checkpoint, so that a resumed run makes the
 
 import json
 import logging
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,9 +91,18 @@ class CorrectionSet:
     def waiting(self, accelerator: Accelerator) -> list[Correction]:
         """The corrections that came since the last pass, as people decided about them: the newest ones, as many as the
         capacity allows; all ranks call this together."""
-        decisions = on_main_process(accelerator, lambda: read_decisions(self._run_folder))
         new = [each for each in self._known if each.step >= self.cursor.next_step]
-        return decided(new, decisions, self._encode)[-self._capacity :]
+        return self._as_decided(accelerator, new)[-self._capacity :]
+
+    def earlier(self, accelerator: Accelerator, most: int, seed: int) -> list[Correction]:
+        """At most so many of the kept corrections that were in a pass already, drawn by the seed, as people decided
+        about them; all ranks call this together."""
+        known = self._as_decided(accelerator, [each for each in self._known if each.step < self.cursor.next_step])
+        return random.Random(f"{seed}|earlier").sample(known, min(most, len(known)))
+
+    def _as_decided(self, accelerator: Accelerator, found: list[Correction]) -> list[Correction]:
+        decisions = on_main_process(accelerator, lambda: read_decisions(self._run_folder))
+        return decided(found, decisions, self._encode)
 
     @property
     def count(self) -> int:

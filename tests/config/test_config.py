@@ -285,6 +285,7 @@ OUT_OF_RANGE = [
     ("train.corrections.learning_rate", ["-1e-5", ".nan", "2000"], "must be at (least 0|most 1000)"),
     ("train.corrections.max_kl", ["0", "-1", ".inf"], "must be above 0"),
     ("train.corrections.capacity", ["0"], "must be at least 1"),
+    ("train.corrections.replay", ["-0.5"], "must be at least 0"),
     ("train.corrections.rows_per_batch", ["0", "-4"], "must be at least 1"),
     ("train.algorithm", ["reinforce", "PPO"], "must be one of grpo, ppo"),
     ("train.ppo.gamma", ["-0.1", "1.01", ".nan"], "must be from 0 to 1"),

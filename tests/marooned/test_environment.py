@@ -82,7 +82,8 @@ def table(tokenizer, folder: Path, mode: str) -> Table:
         nobody = ["supervisor_model=null", "generation.supervisor.on_invalid=observe", "train.turn_credit.mode=none"]
         return Table(tokenizer, folder, *nobody, "train.corrections.mode=none")
     if mode == "self_play":
-        return Table(tokenizer, folder, "generation.self_play=true", "generation.max_turns=2")
+        played = ["generation.self_play=true", "generation.max_turns=2", "generation.supervisor.on_invalid=replace"]
+        return Table(tokenizer, folder, *played)
     return Table(tokenizer, folder, f"generation.supervisor.on_invalid={mode}")
 
 

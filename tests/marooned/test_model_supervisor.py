@@ -23,7 +23,12 @@ from tests.support.chat_client import PRICES, fast_api
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 
 PROMPT = f"generation.supervisor.prompt_path={ROOT / 'prompt_templates/supervisors/marooned.txt'}"
-MODEL = ["supervisor_model.model_name_or_path=watcher", "supervisor_model.base_url=http://127.0.0.1:1/v1", PROMPT]
+MODEL = [
+    "supervisor_model.model_name_or_path=watcher",
+    "generation.supervisor.on_invalid=replace",
+    "supervisor_model.base_url=http://127.0.0.1:1/v1",
+    PROMPT,
+]
 SPOKEN = "REASONING: I tell the others.\nACTION: SPEAK I look for wood."
 GOOD = json.dumps({"critique": "Fine.", "category": "none", "valid": True, "correction": ""})
 

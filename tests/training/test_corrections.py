@@ -136,6 +136,22 @@ def test_the_newest_corrections_wait_if_there_are_too_many(tmp_path: Path) -> No
     assert [each.step for each in own.waiting(accelerator)] == [3, 4, 4, 4] and own.count == 4
 
 
+def test_earlier_corrections_are_drawn_again(tmp_path: Path) -> None:
+    accelerator, own = Accelerator(cpu=True), a_set(tmp_path)
+    for step in range(4):
+        own.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
+    assert own.earlier(accelerator, 5, seed=1) == [], "nothing was in a pass yet"
+    own.passed(3, 9)
+    drawn = own.earlier(accelerator, 5, seed=1)
+    assert len(drawn) == 5 and all(each.step < 3 for each in drawn)
+    assert len({(each.step, each.turn, each.draft) for each in drawn}) == 5, "none twice"
+    assert drawn == own.earlier(accelerator, 5, seed=1) != own.earlier(accelerator, 5, seed=2)
+    assert len(own.earlier(accelerator, 100, seed=1)) == 9
+    again = a_set(tmp_path, resumed_step=4)
+    again.passed(3, 9)
+    assert _without_logprobs(again.earlier(accelerator, 5, seed=1)) == _without_logprobs(drawn), "after a crash, too"
+
+
 def test_what_people_decide_counts(tmp_path: Path) -> None:
     """The first correction is rejected, the second edited, the third accepted; a decision about other words is none."""
     accelerator, own = Accelerator(cpu=True), a_set(tmp_path)
@@ -262,6 +278,18 @@ def test_passes_run_when_they_are_due(step: int, least: int, runs: bool, model: 
     assert ("corrections/pass_kl" in trainer._metrics["train"]) == runs
     if runs:
         assert trainer.corrections.waiting(trainer.accelerator) == [], "a new set has begun"
+
+
+def test_a_pass_takes_earlier_corrections_again(model: Path, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, model)
+    own = trainer.corrections
+    own.passed(1, len(own.waiting(trainer.accelerator)))
+    before = own.cursor.examples
+    own.add(trainer.accelerator, 1, [corrected(each, PROBLEMS[0], step=1) for each in (0, 1)])
+    options = CorrectionsConfig(interval=1, min_examples=1, learning_rate=0.0, replay=0.5)
+    passes = CorrectionPasses(trainer, own, options, 4, steps_per_batch=1, seed=1)
+    passes.on_step_end(trainer.args, TrainerState(global_step=2), TrainerControl())
+    assert own.cursor.examples - before == 6 + 3
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""The sentence of reasoning that fits an action, as scripted sailors and the supervisor of rules write it."""
+
+from src.marooned.actions import ACTIONS, Action
+from src.marooned.builder import in_sight_for_ship
+from src.marooned.observation import Observation
+from src.marooned.prompts import nearest_text, pieces_text, way_text
+from src.marooned.rules import Rules
+from src.marooned.things import Place
+
+
+def reasoning(view: Observation, rules: Rules, action: Action) -> str:
+    """What a sailor has, finds and sees, and why it does an action: a small model acts on what it has just said."""
+    has = f"I hold {pieces_text(view.pack)}; here is {pieces_text(view.here)}; near is {nearest_text(view, rules)}"
+    return f"{has}; {_why(view, rules, action)}"
+
+
+def _why(view: Observation, rules: Rules, action: Action) -> str:
+    if action.name != "MOVE":
+        meaning = ACTIONS[action.name].meaning
+        return meaning[0].lower() + meaning[1:]
+    direction = str(action.args[0])
+    gathers = view.load < rules.pack and view.turn < rules.last_turn("GATHER")
+    for number, (place, kind) in enumerate(in_sight_for_ship(view, rules) if gathers else ()):
+        if _leads(view, rules, place, direction):
+            return f"I go for {kind} {way_text(rules, view.place, place)}." if number else "I go there."
+    if _leads(view, rules, rules.base, direction):
+        return f"I go to the base {way_text(rules, view.place, rules.base)}."
+    return f"I look around {direction}."
+
+
+def _leads(view: Observation, rules: Rules, place: Place, direction: str) -> bool:
+    """Whether a way on the level begins with a step into a direction."""
+    return place.level == view.place.level and way_text(rules, view.place, place).split()[1:2] == [direction]
