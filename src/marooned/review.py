@@ -157,9 +157,9 @@ def _passes_by(view: Observation, rules: Rules, action: Action) -> Mistake | Non
 
 
 def _gets_nowhere(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    """Idles, or walks nearer neither to the base nor to any pile in sight that the ship lacks, while there is something
+    """Waits, or walks nearer neither to the base nor to any pile in sight that the ship lacks, while there is something
     to fetch or to bring home."""
-    if action.name not in _IDLE or "MOVE" in rules.phase(view.turn).closed:
+    if action.name not in ("WAIT", "MOVE") or "MOVE" in rules.phase(view.turn).closed:
         return None
     aims = _aims(view, rules)
     ways = {place: way for place in aims if (way := way_to(rules, view.place, place)) is not None}

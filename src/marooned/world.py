@@ -18,7 +18,7 @@ from src.system.made_folder import make_folder
 
 PRESET = "tiny"
 TRAINED, HELD_OUT, HELD_OUT_FROM = 400, 48, 100_000
-GAMES, PER_GAME = 1000, 16
+GAMES, PER_GAME = 900, 16
 CONTEXT, VOCABULARY = 2048, 1024
 SIZES = {
     **{"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4},

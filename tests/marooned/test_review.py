@@ -120,8 +120,9 @@ def test_who_sees_what_the_ship_needs_goes_there():
     game.state.turn = 4
     put(game, 1, 0, 0)
     game.state.piles = {Place(0, 3, 0): {"WOOD": 3}, Place(0, 0, 2): {"MUSHROOM": 3}}
-    assert reviewed(game, "WAIT") == reviewed(game, "SPEAK Hello.") == ("strategy", "MOVE EAST")
+    assert reviewed(game, "WAIT") == ("strategy", "MOVE EAST")
     assert reviewed(game, "MOVE EAST")[0] == "none"
+    assert reviewed(game, "SPEAK I saw 2 at the hull.")[0] == "none", "rules cannot know what it is good for"
     assert reviewed(game, "MOVE SOUTH")[0] == "none", "nearer to the base"
     put(game, 1, 4, 0)
     assert reviewed(game, "MOVE EAST") == ("strategy", "MOVE WEST"), "nearer to nothing"
