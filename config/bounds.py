@@ -197,6 +197,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "capacity": at_least(1, COUNT),
         "replay": at_least(0, COUNT),
         "rows_per_batch": at_least(1, COUNT),
+        "pass_batch_size": at_least(1, COUNT),
     },
     PPOConfig: {
         "gamma": between(0, 1),

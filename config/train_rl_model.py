@@ -41,10 +41,12 @@ class CorrectionsConfig:
     that came since the last pass, every `interval` steps if there are `min_examples`, for `epochs` epochs at
     `learning_rate` (null: the training's own), with the training's optimizer, until the policy has moved by `max_kl` on
     its own tokens.
-    `rows_per_batch`: the most corrections in one step, over all ranks (null: as many as conversations). `capacity`: the
-    most corrections that wait for a pass; the oldest go first. `replay`: for each correction that came since the last
-    pass, so many earlier ones are in it again, drawn from the last 2 × `capacity`. `targets`: `whole` trains on every
-    token of a corrected message; `changed` begins at its first token that the policy did not write itself.
+    `rows_per_batch`: the most corrections in one step, over all ranks (null: as many as conversations).
+    `pass_batch_size`: the corrections in one step of a pass, on each rank (null: `per_device_train_batch_size`).
+    `capacity`: the most corrections that wait for a pass; the oldest go first. `replay`: for each correction that came
+    since the last pass, so many earlier ones are in it again, drawn from the last 2 × `capacity`. `targets`: `whole`
+    trains on every token of a corrected message; `changed` begins at its first token that the policy did not write
+    itself.
     """
 
     mode: str = NO_CORRECTIONS
@@ -57,6 +59,7 @@ class CorrectionsConfig:
     capacity: int = 4096
     replay: float = 0.0
     rows_per_batch: int | None = None
+    pass_batch_size: int | None = None
     targets: str = WHOLE
 
 
@@ -239,3 +242,8 @@ class TrainRLConfig:
     def __post_init__(self) -> None:
         if not self.dataset.train_datasets:
             self.dataset.train_datasets = self.generation.implied_datasets("train")
+
+
+def pass_batch_size(train: TrainConfig) -> int:
+    """The corrections in one step of a supervised pass, on each rank."""
+    return train.corrections.pass_batch_size or train.per_device_train_batch_size

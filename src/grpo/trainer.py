@@ -8,7 +8,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from config.checks import reward_weights
-from config.train_rl_model import TrainRLConfig
+from config.train_rl_model import TrainRLConfig, pass_batch_size
 from config.values import PASS
 from src.grpo.trl_hooks import TrlHooks
 from src.models.lora import peft_config
@@ -110,7 +110,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
 
     def _passes(self) -> CorrectionPasses:
         train = self.run_config.train
-        batch, seed = train.per_device_train_batch_size, self.run_config.seed
+        batch, seed = pass_batch_size(train), self.run_config.seed
         return CorrectionPasses(self, self.corrections, train.corrections, batch, train.mu, seed)
 
     def _keep_corrections(self, step: int, records: Sequence[Trajectory]) -> None:

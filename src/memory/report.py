@@ -12,8 +12,8 @@ from config.base import ModelConfig, VllmConfig
 from config.checks import reward_weights
 from config.eval_model import EvalConfig
 from config.eval_model import reward_weights as rewards_of_evaluation
-from config.train_rl_model import TrainRLConfig
-from config.values import NO_CREDIT, PHASED, SAME_STEP
+from config.train_rl_model import TrainRLConfig, pass_batch_size
+from config.values import NO_CREDIT, PASS, PHASED, SAME_STEP
 from src.errors import ConfigError
 from src.memory.budget import (
     CUDA_CONTEXT,
@@ -231,17 +231,24 @@ def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
     least *= most_rows(config) or 1
     batch *= most_rows(config) or 1
     if not mixes_corrections(config):
-        return least
+        return max(least, _rows_of_pass(config))
     conversations = max(1, batch // processes)
     corrections = max(1, (train.corrections.rows_per_batch or batch) // processes)
     parts = max(1, conversations // least)
     return -(-(conversations + corrections) // parts)
 
 
+def _rows_of_pass(config: TrainRLConfig) -> int:
+    """The rows of one step of a supervised pass; 0 without passes."""
+    has_passes = config.supervisor_model is not None and config.train.corrections.mode == PASS
+    return pass_batch_size(config.train) if has_passes else 0
+
+
 def _rows_beside(config: TrainRLConfig, rows: int) -> list[str]:
     """What the budget counts of rows beside conversations, and what it leaves out."""
     conversations = config.train.per_device_train_batch_size
-    lines = [f"  a micro-batch at its largest: {conversations} conversations and {rows - conversations} corrections"]
+    mixed = rows - conversations if mixes_corrections(config) else 0
+    lines = [f"  a micro-batch at its largest: {conversations} conversations and {mixed} corrections"]
     if _keeps_drafts(config):
         supervision, messages = config.generation.supervisor, config.generation.max_turns // 2 + 1
         drafts = messages * (supervision.max_retries if supervision.on_invalid == RETRY else 1)
@@ -363,6 +370,8 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
         ways.append("set train.gradient_checkpointing=true")
     if moment == "backward pass" and train.per_device_train_batch_size > 1:
         ways.append("lower train.per_device_train_batch_size")
+    if moment == "backward pass" and _rows_of_pass(config) > train.per_device_train_batch_size:
+        ways.append("lower train.corrections.pass_batch_size")
     if moment == "backward pass" and mixes_corrections(config):
         ways.append("set train.corrections.mode=pass, or lower train.corrections.rows_per_batch")
     if moment != "engines":

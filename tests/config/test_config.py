@@ -287,6 +287,7 @@ OUT_OF_RANGE = [
     ("train.corrections.capacity", ["0"], "must be at least 1"),
     ("train.corrections.replay", ["-0.5"], "must be at least 0"),
     ("train.corrections.rows_per_batch", ["0", "-4"], "must be at least 1"),
+    ("train.corrections.pass_batch_size", ["0", "-4"], "must be at least 1"),
     ("train.algorithm", ["reinforce", "PPO"], "must be one of grpo, ppo"),
     ("train.ppo.gamma", ["-0.1", "1.01", ".nan"], "must be from 0 to 1"),
     ("train.ppo.lam", ["-0.1", "2"], "must be from 0 to 1"),

@@ -22,6 +22,9 @@ PROMPT = "generation.supervisor.prompt_path=prompt_templates/supervisors/languag
         ((), 1, 2),
         ((RUBRIC, CREDIT), 1, 2),
         ((RUBRIC, "train.corrections.mode=pass"), 1, 2),
+        ((RUBRIC, "train.corrections.mode=pass", "train.corrections.pass_batch_size=7"), 1, 7),
+        ((RUBRIC, "train.corrections.mode=pass", "train.corrections.pass_batch_size=1"), 1, 2),
+        ((RUBRIC, "train.corrections.mode=none", "train.corrections.pass_batch_size=7"), 1, 2),
         ((*SAME_STEP, "train.corrections.weight=0"), 1, 2),
         # 64 conversations in 32 micro-batches of 2, and as many corrections: 128 / 32.
         (SAME_STEP, 1, 4),
@@ -63,6 +66,13 @@ def test_what_mixed_corrections_need_too_much_can_be_a_pass(qwen):  # noqa: F811
     assert "train.corrections.mode=pass, or lower train.corrections.rows_per_batch" in backward
     passes = report(config(qwen, *planned, "train.corrections.mode=pass"), lambda: Launch(1, zero_stage=2)).refusals
     assert not any("what the backward pass needs" in each for each in passes)
+
+
+def test_passes_of_too_many_rows_can_have_fewer(qwen):  # noqa: F811
+    planned = ("train.gpu_memory_gib=56", RUBRIC, "train.corrections.mode=pass", "train.corrections.pass_batch_size=8")
+    refused = report(config(qwen, *planned), lambda: Launch(1, zero_stage=2)).refusals
+    (backward,) = [each for each in refused if "what the backward pass needs" in each]
+    assert "lower train.corrections.pass_batch_size" in backward
 
 
 @pytest.mark.parametrize(
