@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from config.base import SupervisionConfig
 from src.classroom.conversation import Conversation
 from src.classroom.seats import Seats
-from src.errors import EngineFailure, ProviderFailure, StorageError
 from src.rollout.chat_template import Message, ReplyFrame, encode_further_text
-from src.rollout.reviews import MessageToReview, Review, no_verdict, priced
+from src.rollout.reviews import MessageToReview, Review, reviewed
 from src.rollout.supervision import REPLACE, RETRY, ReviewedMessage, SampledDraft, decide, settle
 from src.rollout.thoughts import visible_text
 from src.rollout.tokens import approximate_tokens
@@ -40,10 +39,10 @@ class SupervisedTurn:
         self._forced_ids = tuple(forced_ids)
 
     async def review(self, conversation: Conversation) -> Review:
-        """The priced review of the last draft. Whatever goes wrong with this message alone is no verdict on it.
+        """The priced review of the last draft.
 
         Raises:
-            EngineFailure, ProviderFailure, StorageError: if no message can be reviewed until a user fixes the cause.
+            EngineFailure, ProviderFailure, StorageError: as `reviewed`.
         """
         draft = conversation.drafts[-1]
         about = MessageToReview(
@@ -54,12 +53,7 @@ class SupervisedTurn:
             conversation.facts,
             cut=not draft.turn.ended,
         )
-        try:
-            return priced(await self._seats.supervisor.review(about), self._supervision.penalties)
-        except (EngineFailure, ProviderFailure, StorageError):
-            raise
-        except Exception as error:
-            return no_verdict(error)
+        return await reviewed(self._seats.supervisor, about, self._supervision.penalties)
 
     def settle(self, conversation: Conversation, review: Review) -> ReviewedMessage | None:
         """The message that enters the conversation after a review of its last draft; None if the teacher has to write

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
 from config.values import EMBEDDED_SUPERVISORS, SUPERVISOR_REWARD
-from src.errors import DataError, EngineFailure, ProviderFailure, StorageError
+from src.errors import DataError
 from src.marooned.config import STEP_REWARD, Generation
 from src.marooned.episode import DECISION, REVIEW, REWARDS, Episode, GameRecord, SeatReward
 from src.marooned.metrics import batch_metrics
@@ -23,7 +23,7 @@ from src.rollout.journal import Journal
 from src.rollout.problem import Problem
 from src.rollout.replay import add_tokens, add_turn
 from src.rollout.requests import SampleRequest
-from src.rollout.reviews import Review, no_verdict, priced
+from src.rollout.reviews import Review, reviewed
 from src.rollout.runner import check_answer, weighted_sum
 from src.rollout.scheduler import Phase
 from src.rollout.seats import POLICY_SEAT, Seats
@@ -221,7 +221,8 @@ class Environment(environment.Environment[Episode, Replayed]):
 
     async def _review(self, play: Play[Episode, Replayed]) -> None:
         episode, supervision = play.episode, self._generation.supervisor
-        review = await self._reviewed(episode)
+        about = about_decision(episode, episode.drafts[-1])
+        review = await reviewed(self.seats.supervisor, about, supervision.penalties)
         decision = decide(review, supervision, len(episode.drafts))
         if decision == RETRY:
             self._journal.append("review", conversation=episode.id, review=review)
@@ -229,16 +230,6 @@ class Environment(environment.Environment[Episode, Replayed]):
             return
         place = (len(episode.turns), 0)
         self._enter(episode, settle(episode.drafts, review, decision == REPLACE, place, self._target_of))
-
-    async def _reviewed(self, episode: Episode) -> Review:
-        """The priced review of the last draft. Whatever goes wrong with this decision alone is no verdict on it."""
-        try:
-            review = await self.seats.supervisor.review(about_decision(episode, episode.drafts[-1]))
-            return priced(review, self._generation.supervisor.penalties)
-        except (EngineFailure, ProviderFailure, StorageError):
-            raise
-        except Exception as error:
-            return no_verdict(error)
 
     def _target_of(self, draft: SampledDraft, correction: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         policy = self.seats.policy

@@ -6,7 +6,7 @@ from src.marooned.actions import ACTIONS, Form
 from src.marooned.builder import in_sight_for_ship, lacking
 from src.marooned.observation import ACTIVE, Observation
 from src.marooned.rules import Rules
-from src.marooned.things import COLONIST, DIRECTIONS, TRAITOR, Place
+from src.marooned.things import COLONIST, DIRECTIONS, TRAITOR, Place, steps_between
 
 _GOALS = {
     COLONIST: "You are a colonist: build the ship with the others and get away within {days} days of {turns} turns.",
@@ -157,17 +157,14 @@ def pieces_text(pieces: Mapping[str, int]) -> str:
 def _sights(view: Observation, rules: Rules) -> str:
     """The nearest pile of each kind elsewhere, the nearest first."""
     nearest: dict[str, Place] = {}
-    for place in sorted(view.piles.keys() - {view.place}, key=lambda each: _distance(view.place, each)):
+    places = view.piles.keys() - {view.place}
+    for place in sorted(places, key=lambda each: (steps_between(view.place, each) or 0, each)):
         for kind in sorted(view.piles[place]):
             nearest.setdefault(kind, place)
     sights = (
         f"{view.piles[place][kind]} {kind} {way_text(rules, view.place, place)}" for kind, place in nearest.items()
     )
     return "; ".join(sights) or "nothing"
-
-
-def _distance(place: Place, target: Place) -> tuple[int, Place]:
-    return abs(place.x - target.x) + abs(place.y - target.y), target
 
 
 def way_text(rules: Rules, place: Place, target: Place) -> str:

@@ -2,6 +2,7 @@
 
 from src.marooned.actions import ACTIONS, Action
 from src.marooned.builder import in_sight_for_ship
+from src.marooned.chart import way_to
 from src.marooned.observation import Observation
 from src.marooned.prompts import nearest_text, pieces_text, way_text
 from src.marooned.rules import Rules
@@ -18,16 +19,16 @@ def _why(view: Observation, rules: Rules, action: Action) -> str:
     if action.name != "MOVE":
         meaning = ACTIONS[action.name].meaning
         return meaning[0].lower() + meaning[1:]
-    direction = str(action.args[0])
     gathers = view.load < rules.pack and view.turn < rules.last_turn("GATHER")
     for number, (place, kind) in enumerate(in_sight_for_ship(view, rules) if gathers else ()):
-        if _leads(view, rules, place, direction):
+        if _leads(view, rules, place, action):
             return f"I go for {kind} {way_text(rules, view.place, place)}." if number else "I go there."
-    if _leads(view, rules, rules.base, direction):
+    if _leads(view, rules, rules.base, action):
         return f"I go to the base {way_text(rules, view.place, rules.base)}."
-    return f"I look around {direction}."
+    return f"I look around {action.args[0]}."
 
 
-def _leads(view: Observation, rules: Rules, place: Place, direction: str) -> bool:
-    """Whether a way on the level begins with a step into a direction."""
-    return place.level == view.place.level and way_text(rules, view.place, place).split()[1:2] == [direction]
+def _leads(view: Observation, rules: Rules, place: Place, step: Action) -> bool:
+    """Whether the way to a place begins with a step."""
+    way = way_to(rules, view.place, place)
+    return way is not None and way[1] == step

@@ -139,8 +139,7 @@ def _lets_builders_wait(view: Observation, rules: Rules, action: Action) -> Mist
     if action.name not in _IDLE or not part or way is None or not _crew_is_there(view, rules):
         return None
     target = rules.neighbour(view.place, str(action.args[0])) if action.name == "MOVE" else None
-    now, then = (None if place is None else steps_between(place, rules.base) for place in (view.place, target))
-    if now is None or (then is not None and then < now):
+    if steps_between(view.place, rules.base) is None or (target and _is_nearer(target, view.place, rules.base)):
         return None
     return f"The {part} can be built, and others wait at the base for you", way[1]
 

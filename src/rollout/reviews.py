@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Optional, Protocol
 
+from ..errors import EngineFailure, ProviderFailure, StorageError
 from .compact import left_out_when_empty
 from .engines import NO_FACTS, ConversationFacts
 from .text import without_surrogates
@@ -97,6 +98,20 @@ def no_verdict(error: Exception, source: str = "rules", raw: str = "") -> Review
     said = without_surrogates(f"{type(error).__name__}: {error}")
     logger.warning("no review of a message: %s", said)
     return Review(source=source, error=said, raw=without_surrogates(raw))
+
+
+async def reviewed(supervisor: Supervisor, about: MessageToReview, penalties: Mapping[str, float]) -> Review:
+    """The supervisor's priced review of a message. Whatever goes wrong with this message alone is no verdict on it.
+
+    Raises:
+        EngineFailure, ProviderFailure, StorageError: if no message can be reviewed until a user fixes the cause.
+    """
+    try:
+        return priced(await supervisor.review(about), penalties)
+    except (EngineFailure, ProviderFailure, StorageError):
+        raise
+    except Exception as error:
+        return no_verdict(error)
 
 
 def priced(review: Review, penalties: Mapping[str, float]) -> Review:

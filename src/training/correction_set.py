@@ -97,6 +97,8 @@ class CorrectionSet:
     def earlier(self, accelerator: Accelerator, most: int, seed: int) -> list[Correction]:
         """At most so many of the kept corrections that were in a pass already, drawn by the seed, as people decided
         about them; all ranks call this together."""
+        if not most:
+            return []
         known = self._as_decided(accelerator, [each for each in self._known if each.step < self.cursor.next_step])
         return random.Random(f"{seed}|earlier").sample(known, min(most, len(known)))
 
