@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from src.marooned.actions import ACTIONS, Form
-from src.marooned.builder import in_sight_for_ship, lacking
+from src.marooned.builder import in_sight_for_ship
 from src.marooned.observation import ACTIVE, Observation
 from src.marooned.rules import Rules
-from src.marooned.things import COLONIST, DIRECTIONS, TRAITOR, Place, steps_between
+from src.marooned.things import COLONIST, TRAITOR, Place, steps_between
 
 _GOALS = {
     COLONIST: "You are a colonist: build the ship with the others and get away within {days} days of {turns} turns.",
@@ -125,21 +125,20 @@ def _own_lines(rules: Rules, view: Observation) -> list[str]:
     here = f"{_place_text(rules, view.place)}, {base}"
     fed = "fed" if view.fed else "not fed"
     hidden = f" (hidden: {pieces_text(view.hidden)})" if view.hidden else ""
-    lines = [f"In sight, the nearest of each kind: {_sights(view, rules)}."]
+    lines = [f"In sight: {_sights(view, rules)}."]
     if view.last_fault:
         lines.append(f"Your last action failed: {view.last_fault}.")
     lines.append(
-        f"Day {view.day} of {rules.days}, turn {view.turn} of {rules.turns}, "
+        f"Day {view.day}/{rules.days}, turn {view.turn}/{rules.turns}, "
         f"{view.phase}{', fog' if view.foggy else ''}. "
         f"Energy {view.energy:g}, {fed}{', ' + view.health if view.health else ''}."
     )
-    ways = [name for name in DIRECTIONS if rules.neighbour(view.place, name)]
     stairs = [name for name in ("UP", "DOWN") if rules.way(view.place, name)]
     lines.append(
-        f"You are at {here}, with ways {', '.join(ways)}{' and stairs ' if stairs else ''}{', '.join(stairs)}. "
+        f"You are at {here}{', stairs ' if stairs else ''}{', '.join(stairs)}. "
         f"Pack {view.load}/{rules.pack}: {pieces_text(view.pack)}{hidden}. Here: {pieces_text(view.here)}."
     )
-    lines.append(f"Nearest that the ship lacks: {nearest_text(view, rules)}.")
+    lines.append(f"Nearest wanted: {nearest_text(view, rules)}.")
     return lines
 
 
@@ -187,8 +186,7 @@ def _common_lines(rules: Rules, view: Observation) -> list[str]:
         where = f" {way_text(rules, view.place, other.place)}" if other.place else ""
         others.append(f"{other.seat} energy {other.energy:g}{where}{', ' + other.health if other.health else ''}")
     return [
-        f"Store: {pieces_text(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built)}; "
-        f"lacks {pieces_text(lacking(view, rules))}.",
+        f"Store: {pieces_text(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built)}.",
         f"Sailors: {'; '.join(others)}.",
     ]
 

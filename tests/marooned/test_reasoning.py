@@ -27,7 +27,7 @@ def morning_at(x: int, y: int, piles: dict[Place, dict[str, int]]) -> Game:
 def test_what_is_near_is_said_as_it_is_read_and_the_step_leads_there() -> None:
     led = 0
     for view, action in decisions("tiny", first=0, games=20, per_game=20, seed=1):
-        near = observation_text(TINY, view).rpartition("Nearest that the ship lacks: ")[2].rstrip(".")
+        near = observation_text(TINY, view).rpartition("Nearest wanted: ")[2].rstrip(".")
         said = reasoning(view, TINY, action)
         assert f"; near is {near}; " in said
         if said.endswith("I go there."):
