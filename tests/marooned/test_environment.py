@@ -80,7 +80,8 @@ MODES = ["alone", "observe", "retry", "replace", "self_play"]
 def table(tokenizer, folder: Path, mode: str) -> Table:
     if mode == "alone":
         nobody = ["supervisor_model=null", "generation.supervisor.on_invalid=observe", "train.turn_credit.mode=none"]
-        return Table(tokenizer, folder, *nobody, "train.corrections.mode=none")
+        long = "generation.max_turns=24"  # so that each of the lines is said
+        return Table(tokenizer, folder, *nobody, "train.corrections.mode=none", long)
     if mode == "self_play":
         played = ["generation.self_play=true", "generation.max_turns=2", "generation.supervisor.on_invalid=replace"]
         return Table(tokenizer, folder, *played)
