@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 
-from src.marooned.actions import ACTIONS, Form
+from src.marooned.actions import ACTIONS, Action, Form, action_of, format_action
 from src.marooned.builder import in_sight_for_ship
+from src.marooned.legality import fault_in, possible_in
 from src.marooned.observation import ACTIVE, Observation
 from src.marooned.rules import Rules
-from src.marooned.things import COLONIST, TRAITOR, Place, steps_between
+from src.marooned.things import COLONIST, DIRECTIONS, TRAITOR, Place, steps_between
 
 _GOALS = {
     COLONIST: "You are a colonist: build the ship with the others and get away within {days} days of {turns} turns.",
     TRAITOR: "You are the traitor: keep the ship unfinished for {days} days of {turns} turns, undiscovered.",
 }
+BRINGS_ON = ("GATHER", "DEPOSIT", "BUILD", "EAT", "TAKE")
+"""The actions that are named wherever they are possible."""
 
 
 def system_prompt(rules: Rules, role: str) -> str:
@@ -138,8 +141,26 @@ def _own_lines(rules: Rules, view: Observation) -> list[str]:
         f"You are at {here}{', stairs ' if stairs else ''}{', '.join(stairs)}. "
         f"Pack {view.load}/{rules.pack}: {pieces_text(view.pack)}{hidden}. Here: {pieces_text(view.here)}."
     )
-    lines.append(f"Nearest wanted: {nearest_text(view, rules)}.")
+    lines.append(f"Nearest wanted: {nearest_text(view, rules)}. Ways: {ways_text(view, rules)}.")
+    lines.append(f"Possible here: {possible_text(view, rules)}.")
     return lines
+
+
+def ways_text(view: Observation, rules: Rules) -> str:
+    """The directions in which a step is possible now, or `none`."""
+    steps = (direction for direction in DIRECTIONS if fault_in(view, rules, action_of("MOVE", direction)) is None)
+    return ", ".join(steps) or "none"
+
+
+def possible_text(view: Observation, rules: Rules) -> str:
+    """What brings the sailor or the ship on and is possible now, with the most pieces of each kind, or `nothing`."""
+    found: dict[tuple, Action] = {}
+    for action in possible_in(view, rules):
+        if action.name in BRINGS_ON:
+            most = found.setdefault((action.name, action.args[0]), action)
+            if action.args > most.args:
+                found[action.name, action.args[0]] = action
+    return ", ".join(format_action(action) for action in found.values()) or "nothing"
 
 
 def nearest_text(view: Observation, rules: Rules) -> str:
@@ -177,17 +198,18 @@ def way_text(rules: Rules, place: Place, target: Place) -> str:
 
 
 def _common_lines(rules: Rules, view: Observation) -> list[str]:
-    built = [f"{name} {_turns_text(view.turns_built.get(name, 0), rules.build_turns)}" for name in rules.part]
+    turns = {name: view.turns_built.get(name, 0) for name in rules.part}
+    built = [f"{name} {_turns_text(done, rules.build_turns)}" for name, done in turns.items() if done]
     others = []
     for other in view.others.values():
         if other.status != ACTIVE:
             others.append(f"{other.seat} {other.status}")
             continue
         where = f" {way_text(rules, view.place, other.place)}" if other.place else ""
-        others.append(f"{other.seat} energy {other.energy:g}{where}{', ' + other.health if other.health else ''}")
+        others.append(f"{other.seat} ({other.energy:g}){where}{', ' + other.health if other.health else ''}")
     return [
-        f"Store: {pieces_text(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built)}.",
-        f"Sailors: {'; '.join(others)}.",
+        f"Store: {pieces_text(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built) or 'nothing'}.",
+        f"Sailors (energy): {'; '.join(others)}.",
     ]
 
 
@@ -201,7 +223,8 @@ def _said_lines(view: Observation) -> list[str]:
         sender = "" if said.sender == 0 else "you" if said.sender == view.seat else f"sailor {said.sender}"
         to = "" if said.to == 0 or said.sender == 0 else " to you" if said.to == view.seat else f" to sailor {said.to}"
         lines.append(f"Day {said.day}, turn {said.turn}: {sender}{to}{': ' if sender else ''}{said.text}")
-    lines += [f"Evidence, day {found.day}: {found.text}." for found in view.evidence]
+    if view.evidence:
+        lines.append("Evidence: " + "; ".join(f"day {found.day}, {found.text}" for found in view.evidence) + ".")
     if view.suspicion:
         lines.append(
             "Suspicion: " + ", ".join(f"{seat}: {score}" for seat, score in sorted(view.suspicion.items())) + "."

@@ -4,15 +4,15 @@ from src.marooned.actions import ACTIONS, Action
 from src.marooned.builder import in_sight_for_ship
 from src.marooned.chart import way_to
 from src.marooned.observation import Observation
-from src.marooned.prompts import nearest_text, pieces_text, way_text
+from src.marooned.prompts import nearest_text, pieces_text, possible_text, way_text
 from src.marooned.rules import Rules
 from src.marooned.things import Place
 
 
 def reasoning(view: Observation, rules: Rules, action: Action) -> str:
-    """What a sailor has, finds and sees, and why it does an action: a small model acts on what it has just said."""
-    has = f"I hold {pieces_text(view.pack)}; here is {pieces_text(view.here)}; near is {nearest_text(view, rules)}"
-    return f"{has}; {_why(view, rules, action)}"
+    """What a sailor has, sees and can do, and why it does an action: a small model acts on what it has just said."""
+    known = f"I hold {pieces_text(view.pack)}; near is {nearest_text(view, rules)}"
+    return f"{known}; possible is {possible_text(view, rules)}; {_why(view, rules, action)}"
 
 
 def _why(view: Observation, rules: Rules, action: Action) -> str:

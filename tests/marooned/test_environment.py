@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 from functools import cache
 from pathlib import Path
 from zlib import crc32
@@ -45,15 +46,21 @@ def config_of(overrides: tuple[str, ...]) -> TrainRLConfig:
     return load(TrainRLConfig, "train_rl", [*NAME, *overrides], check_train_rl)
 
 
+def line(prompt: str) -> str:
+    """One of the lines: it depends on the sailor, the turn and the messages so far, not on the prompt's other words."""
+    asked = "".join([*re.findall(r"You are sailor \d|turn \d+/", prompt), str(prompt.count("<|im_start|>"))])
+    return LINES[crc32(asked.encode()) % len(LINES)]
+
+
 class Table:
-    """A server's environment on a scripted engine, whose lines depend on the prompt."""
+    """A server's environment on a scripted engine, whose lines depend on who is asked and when."""
 
     weights = {"return": 1.0, "ship": 0.5}
 
     def __init__(self, tokenizer, folder: Path, *overrides: str):
         self.config = config_of(overrides)
         self.folder = folder
-        self.engine = ScriptedEngine(tokenizer, lambda prompt: LINES[crc32(prompt.encode()) % len(LINES)])
+        self.engine = ScriptedEngine(tokenizer, line)
 
     def play(self, request: SampleRequest = REQUEST) -> list[GameRecord]:
         journal, weights = Journal(self.folder), self.weights
@@ -80,8 +87,7 @@ MODES = ["alone", "observe", "retry", "replace", "self_play"]
 def table(tokenizer, folder: Path, mode: str) -> Table:
     if mode == "alone":
         nobody = ["supervisor_model=null", "generation.supervisor.on_invalid=observe", "train.turn_credit.mode=none"]
-        long = "generation.max_turns=24"  # so that each of the lines is said
-        return Table(tokenizer, folder, *nobody, "train.corrections.mode=none", long)
+        return Table(tokenizer, folder, *nobody, "train.corrections.mode=none")
     if mode == "self_play":
         played = ["generation.self_play=true", "generation.max_turns=2", "generation.supervisor.on_invalid=replace"]
         return Table(tokenizer, folder, *played)

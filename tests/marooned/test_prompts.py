@@ -5,13 +5,14 @@ from random import Random
 
 import pytest
 
-from src.marooned.actions import ACTIONS, parse_action
+from src.marooned.actions import ACTIONS, Action, parse_action
+from src.marooned.corpus import decisions
 from src.marooned.game import Game
-from src.marooned.legality import fault_of
+from src.marooned.legality import fault_of, possible_in
 from src.marooned.observation import observe
 from src.marooned.players import cast
 from src.marooned.presets import PRESETS, TINY
-from src.marooned.prompts import forms_of, observation_text, system_prompt
+from src.marooned.prompts import BRINGS_ON, forms_of, observation_text, possible_text, system_prompt
 from src.marooned.render import render
 from src.marooned.state import Offer
 from src.marooned.things import ANTIDOTE, COLONIST, TABLET, TRAITOR, Place
@@ -72,6 +73,38 @@ def test_prompts_are_short():
             longest = max(longest, len(observation_text(TINY, view).split()))
             game.step(players[game.seat].act(view, TINY, rng))
     assert longest <= 200, longest
+
+
+def test_an_observation_ends_with_the_ways_and_what_is_possible():
+    game = made()
+    put(game, 1, 0, 0)
+    game.state.turn = TINY.last_turn("GATHER") - 1
+    game.state.sailors[1].pack = {"APPLE": 1, "MUSHROOM": 4}
+    game.state.piles = {Place(0, 0, 0): {"WOOD": 6}}
+
+    def end() -> list[str]:
+        return observation_text(TINY, observe(game, 1)).splitlines()[-2:]
+
+    assert end() == [
+        "Nearest wanted: nothing. Ways: SOUTH, EAST.",
+        "Possible here: GATHER WOOD 3, EAT APPLE, EAT MUSHROOM.",
+    ]
+    game.state.turn = TINY.turns
+    assert end() == ["Nearest wanted: nothing. Ways: none.", "Possible here: EAT APPLE, EAT MUSHROOM."]
+
+
+def test_what_is_named_as_possible_is_all_that_brings_on():
+    """Against the list of all possible actions, in games of players who do anything."""
+    named = 0
+    for view, _ in decisions("tiny", first=0, games=10, per_game=40, seed=3):
+        text = possible_text(view, TINY)
+        found = {parse_action(each) for each in text.split(", ")} if text != "nothing" else set()
+        possible = {each for each in possible_in(view, TINY) if each.name in BRINGS_ON}
+        assert found <= possible and len(found) == len({(each.name, each.args[0]) for each in possible})
+        numbered = [(each.name, *each.args) for each in found if each.args[1:]]
+        assert not any(Action(name, (kind, number + 1)) in possible for name, kind, number in numbered)
+        named += len(found)
+    assert named > 100
 
 
 def test_an_observation_says_why_the_last_action_failed():

@@ -27,9 +27,10 @@ def morning_at(x: int, y: int, piles: dict[Place, dict[str, int]]) -> Game:
 def test_what_is_near_is_said_as_it_is_read_and_the_step_leads_there() -> None:
     led = 0
     for view, action in decisions("tiny", first=0, games=20, per_game=20, seed=1):
-        near = observation_text(TINY, view).rpartition("Nearest wanted: ")[2].rstrip(".")
+        near = observation_text(TINY, view).rpartition("Nearest wanted: ")[2].partition(".")[0]
         said = reasoning(view, TINY, action)
         assert f"; near is {near}; " in said
+        assert f"; possible is {observation_text(TINY, view).rpartition('Possible here: ')[2].rstrip('.')}; " in said
         if said.endswith("I go there."):
             assert near.split()[2] == action.args[0]
             led += 1
@@ -39,16 +40,16 @@ def test_what_is_near_is_said_as_it_is_read_and_the_step_leads_there() -> None:
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        ("MOVE EAST", "near is WOOD 3 EAST; I go there."),
-        ("MOVE SOUTH", "near is WOOD 3 EAST; I go to the base 4 SOUTH 3 EAST."),
-        ("MOVE NORTH", "near is WOOD 3 EAST; I look around NORTH."),
-        ("WAIT", "near is WOOD 3 EAST; do nothing."),
+        ("MOVE EAST", "I go there."),
+        ("MOVE SOUTH", "I go to the base 4 SOUTH 3 EAST."),
+        ("MOVE NORTH", "I look around NORTH."),
+        ("WAIT", "do nothing."),
     ],
 )
 def test_a_step_says_where_it_leads(step: str, why: str) -> None:
     game = morning_at(1, 0, {Place(0, 4, 0): {"WOOD": 3}, Place(0, 1, 3): {"MUSHROOM": 2}})
     said = reasoning(observe(game, 1), TINY, parse_action(step))
-    assert said == f"I hold nothing; here is nothing; {why}"
+    assert said == f"I hold nothing; near is WOOD 3 EAST; possible is nothing; {why}"
 
 
 def test_a_second_aim_is_named_and_a_full_pack_has_none() -> None:
