@@ -1,5 +1,5 @@
-"""Supervised fine-tuning on conversations, or on a supervisor's corrections. The loss counts the assistant's messages
-only, or the corrected ones."""
+"""Supervised fine-tuning on conversations, or on a supervisor's corrections. The loss counts the assistant's messages only,
+unless whole conversations are to be learned, or the corrected messages."""
 
 import logging
 import os
@@ -155,7 +155,7 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
         ddp_backend=communication_backend(),
         dataloader_pin_memory=on_gpu,
         max_length=config.model.max_length,
-        assistant_only_loss=not are_corrections(config.dataset.train_datasets),
+        assistant_only_loss=options.assistant_only_loss and not are_corrections(config.dataset.train_datasets),
         eval_strategy="epoch" if config.dataset.val_datasets else "no",
         logging_steps=1,
         logging_nan_inf_filter=False,

@@ -147,6 +147,14 @@ def test_only_what_the_assistant_says_and_its_end_carry_labels(tmp_path, blank, 
         assert learned_text(trainer, tokenizer, row) == [f"{said[asked]}<|im_end|>", "No more.<|im_end|>"]
 
 
+def test_without_assistant_only_loss_whole_conversations_carry_labels(tmp_path, blank, corpus):
+    trainer = trainer_of(make_config(tmp_path, blank, corpus, "train.assistant_only_loss=false"))
+    tokenizer = AutoTokenizer.from_pretrained(blank)
+    for row in range(len(ROWS)):
+        (text,) = learned_text(trainer, tokenizer, row)
+        assert text.startswith("<|im_start|>system\nYou are an assistant.") and "No more.<|im_end|>" in text
+
+
 def test_the_batch_that_reaches_the_model_carries_the_same_labels(tmp_path, blank, corpus):
     trainer = trainer_of(make_config(tmp_path, blank, corpus))
     tokenizer = AutoTokenizer.from_pretrained(blank)
