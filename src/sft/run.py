@@ -1,5 +1,5 @@
-"""Supervised fine-tuning on conversations, or on a supervisor's corrections. The loss counts the assistant's messages only,
-unless whole conversations are to be learned, or the corrected messages."""
+"""Supervised fine-tuning on conversations, or on a supervisor's corrections. The loss counts the assistant's messages
+only, unless whole conversations are to be learned, or the corrected messages."""
 
 import logging
 import os
