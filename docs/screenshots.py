@@ -2,6 +2,7 @@
 
     python -m docs.screenshots runs/quickstart                  all of them
     python -m docs.screenshots runs/quickstart --chart-only     the chart alone, without a browser
+    python -m docs.screenshots runs/marooned --game             those of docs/marooned.md, from a run of `make marooned`
 
 The run in progress is that run as it was in the middle of a batch. In the chat its trained model answers, greedily and
 without an engine. The chart is the plot `held_out.png` of the run, drawn again.
@@ -48,8 +49,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a finished run of the quickstart")
     parser.add_argument("--chart-only", action="store_true", help="draw the chart, and open no browser")
+    parser.add_argument("--game", action="store_true", help="a run of `make marooned`: an island before and after")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
+    if options.game:
+        take_game(options.run)
+        return
     draw_chart(options.run)
     if options.chart_only:
         return
@@ -143,6 +148,18 @@ def take_conversations(browser: Browser, url: str) -> None:
     )
     browser.one(".pairs .message")
     save(browser, "before_after")
+
+
+def take_game(run: Path) -> None:
+    """The island whose reward rose most, before and after the training, and the plot of the training."""
+    shutil.copyfile(run / "plots" / "supervision.png", FOLDER / "marooned_training.png")
+    print(FOLDER / "marooned_training.png")
+    with open_browser(1360, 1400) as browser, serving(create_viewer(run, None), free_port()) as url:
+        sides = {"left": "eval-before", "right": "eval-after"}
+        risen = ask(url, "compare", **sides, sampling="", sort="risen")["columns"]["problem_id"][0]
+        browser.open(f"{url}/#/compare?left=eval-before&right=eval-after&problem_id={risen}")
+        browser.one(".pairs .message")
+        save(browser, "marooned_game")
 
 
 def take_chat(browser: Browser, run: Path) -> None:

@@ -30,28 +30,30 @@ LABELS = {
     "decisions": "decisions a game",
 }
 SEED = 2024
+CONVERSATIONS = "conversations.parquet"
+"""The file of an evaluation's games, as the page looks for it."""
 
 
 def measure(client: ClassroomClient, problems: Sequence[str], games: int, path: Path) -> list[GameRecord]:
     """Play each problem `games` times with the policy that the server holds, without a supervisor and with fixed seeds,
-    and write the games into a Parquet file. A file that is there is read instead.
+    and write the games into a Parquet file. If the file holds these games of this policy, it is read instead.
 
     Raises:
         ClassroomError: as `ClassroomClient.sample`.
     """
-    if path.is_file():
-        return read_records(path, GameRecord)
     policy = client.health().policy
     request = SampleRequest(
         problems=list(problems) * games,
         answers=[""] * len(problems) * games,
-        request_id=f"measured-{path.stem}-{policy.version}",
+        request_id=f"measured-{policy.run_id}-{policy.version}-{len(problems)}-{games}",
         seed=SEED,
         step=0,
         run_id=policy.run_id,
         policy_version=policy.version,
         fixed_seeds=True,
     )
+    if path.is_file() and {each.request_id for each in read_records(path, GameRecord)} == {request.request_id}:
+        return read_records(path, GameRecord)
     records = client.sample(request).conversations
     path.parent.mkdir(parents=True, exist_ok=True)
     write_records(path, records)
@@ -113,7 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="the address of a running server")
     parser.add_argument("islands", type=Path, help="a JSONL file of problems")
-    parser.add_argument("games", type=Path, help="the Parquet file to write; one that is there is read instead")
+    parser.add_argument("games", type=Path, help="the Parquet file to write")
     parser.add_argument("--games-per-island", type=int, default=2)
     arguments = parser.parse_args()
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from src.marooned.actions import ACTIONS, Action, Form, action_of, format_action
+from src.marooned.actions import ACTIONS, Form, action_of, format_action
 from src.marooned.builder import in_sight_for_ship
 from src.marooned.legality import fault_in, possible_in
 from src.marooned.observation import ACTIVE, Observation
@@ -154,13 +154,10 @@ def ways_text(view: Observation, rules: Rules) -> str:
 
 def possible_text(view: Observation, rules: Rules) -> str:
     """What brings the sailor or the ship on and is possible now, with the most pieces of each kind, or `nothing`."""
-    found: dict[tuple, Action] = {}
-    for action in possible_in(view, rules):
-        if action.name in BRINGS_ON:
-            most = found.setdefault((action.name, action.args[0]), action)
-            if action.args > most.args:
-                found[action.name, action.args[0]] = action
-    return ", ".join(format_action(action) for action in found.values()) or "nothing"
+    possible = [action for action in possible_in(view, rules) if action.name in BRINGS_ON]
+    most = {(action.name, action.args[0]): action for action in sorted(possible, key=lambda each: each.args[1:])}
+    named = sorted(most, key=lambda each: (BRINGS_ON.index(each[0]), each[1]))
+    return ", ".join(format_action(most[each]) for each in named) or "nothing"
 
 
 def nearest_text(view: Observation, rules: Rules) -> str:

@@ -74,9 +74,11 @@ class RunData:
         return {stage: sum(value for _, value in self.series(f"seconds/{stage}")) for stage in _STEP_STAGES}
 
     def reward_changes(self) -> dict[str, Estimate]:
-        """Sampling → the change of the held-out reward, paired by lesson; only samplings that were measured twice."""
+        """Sampling → the change of the held-out reward, paired by lesson; only samplings that were measured twice. Of
+        games it is in summary.json."""
         if self.before is None or self.after is None:
-            return {}
+            change = look_up(self.summary, "reward", "change")
+            return {} if change is None else {"sampled": change}
         return {
             name: paired_change(rewards_by_lesson(records), rewards_by_lesson(self.after.records[name]))
             for name, records in self.before.records.items()
