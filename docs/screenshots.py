@@ -42,6 +42,13 @@ from tests.support.scripted_room import serving
 FOLDER = Path(__file__).with_name("screenshots")
 CHART = "reward_before_after"
 STEPS_OF_A_RUN_IN_PROGRESS = 18
+SHOW_FIRST_DIFFERENCE = """
+const said = [...document.querySelector(".pairs").querySelectorAll(".message.teacher")], half = said.length / 2;
+const first = said.findIndex((message, place) =>
+    place < half && message.querySelector(".said").innerText !== said[place + half].querySelector(".said").innerText);
+said[Math.max(first, 0)].scrollIntoView({block: "end"});
+"""
+"""Games of equal length stand one beside the other; the first message that differs comes into sight."""
 ANSWERS = ("Every day I collect two map in the garden.", "Every day I collect two maps in the garden.")
 
 
@@ -159,6 +166,7 @@ def take_game(run: Path) -> None:
         risen = ask(url, "compare", **sides, sampling="", sort="risen")["columns"]["problem_id"][0]
         browser.open(f"{url}/#/compare?left=eval-before&right=eval-after&problem_id={risen}")
         browser.one(".pairs .message")
+        browser.driver.execute_script(SHOW_FIRST_DIFFERENCE)
         save(browser, "marooned_game")
 
 
