@@ -61,7 +61,7 @@ class Marooned:
 
     def run(self, signals: Signals) -> None:
         """All stages; prints what came of it."""
-        stages = Stages(6, self.folder)
+        stages, summary = Stages(6, self.folder), self.folder / "summary.json"
         self.make_models(stages, signals)
         log = self.folder / "server.log"
         start = partial(ServerProcess, server_command(self._arguments), self.config.generation, signals, log)
@@ -69,16 +69,16 @@ class Marooned:
             with stages.stage(f"the server loads the model (vllm_server.py), log {log}", "server_start"):
                 server.process.wait_until_ready()
             before = self._measured("before", server, stages, signals)
+            summary.unlink(missing_ok=True)  # of a shorter training: it must not tell of the one that goes on
             with stages.stage("training (train_rl.py)", "training"):
                 flags = with_precision(with_accelerate_config([]), self.config.train.dtype)
                 command = trainer_command(flags, self._arguments)
                 run_program("train_rl.py", command, self.folder / "trainer.log", signals, server.restart_if_ended)
             after = self._measured("after", server, stages, signals)
         figures = compared(figures_of(before), figures_of(after))
-        path = self.folder / "summary.json"
-        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        summary.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         print(f"\n{table(figures)}\n\n{describe_learning(write_learning(self.folder))}")
-        print(f"\nfigures: {path}\nplots: {self.folder / 'plots'}")
+        print(f"\nfigures: {summary}\nplots: {self.folder / 'plots'}")
         print(f"the page with the games: python vllm_server.py --view {self.folder}")
 
     def _measured(self, when: str, server: SupervisedServer, stages: Stages, signals: Signals) -> list[GameRecord]:

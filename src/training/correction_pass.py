@@ -170,6 +170,12 @@ class CorrectionPasses(TrainerCallback):
         self._interval = -(-options.interval // steps_per_batch) * steps_per_batch
         self._seed = seed
 
+    @property
+    def _rate(self) -> float:
+        """The learning rate of a pass that runs now."""
+        own = self._options.learning_rate
+        return self._trainer.optimizer.param_groups[0]["lr"] if own is None else own
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Run a pass if one is due."""
         if state.global_step % self._interval:
@@ -179,6 +185,9 @@ class CorrectionPasses(TrainerCallback):
             logger.info(
                 "no supervised pass: %d corrections wait, %d are needed", len(found), self._options.min_examples
             )
+            return
+        if self._rate == 0:
+            logger.info("no supervised pass: %d corrections wait, but the learning rate has fallen to 0", len(found))
             return
         seed = self._seed + state.global_step
         again = round(self._options.replay * len(found))

@@ -17,8 +17,9 @@ def test_each_arm_has_what_its_name_says() -> None:
     rl, corrections, both = (config_of(arm) for arm in ("rl", "corrections", "both"))
     assert rl.supervisor_model is None and rl.train.corrections.mode == "none" and rl.train.turn_credit.mode == "none"
     assert corrections.train.reward_weights == {"return": 0.0}
-    assert corrections.train.learning_rate == 0 and corrections.train.turn_credit.mode == "none"
-    assert corrections.train.corrections.learning_rate == both.train.learning_rate
+    assert corrections.train.turn_credit.mode == "none" and corrections.train.beta == 0
+    assert corrections.train.corrections == both.train.corrections
+    assert corrections.train.learning_rate == both.train.learning_rate
     assert both == load(
         TrainRLConfig, "train_rl", MaroonedBench(Path("bench"), Path("models"), 16, 8047).overrides(Path("run"))
     )

@@ -280,13 +280,26 @@ def test_passes_run_when_they_are_due(step: int, least: int, runs: bool, model: 
         assert trainer.corrections.waiting(trainer.accelerator) == [], "a new set has begun"
 
 
+@pytest.mark.parametrize("own_rate", [None, 1e-4])
+def test_no_pass_runs_at_the_end_of_a_schedule_that_falls_to_0(own_rate: float | None, model: Path, tmp_path: Path):
+    trainer = trained(tmp_path, model)
+    options = CorrectionsConfig(interval=1, min_examples=1, learning_rate=own_rate)
+    passes = CorrectionPasses(trainer, trainer.corrections, options, 4, steps_per_batch=1, seed=1)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.0
+    waiting = len(trainer.corrections.waiting(trainer.accelerator))
+    passes.on_step_end(trainer.args, TrainerState(global_step=2), TrainerControl())
+    assert trainer.corrections.cursor.passes == (0 if own_rate is None else 1)
+    assert len(trainer.corrections.waiting(trainer.accelerator)) == (waiting if own_rate is None else 0)
+
+
 def test_a_pass_takes_earlier_corrections_again(model: Path, tmp_path: Path) -> None:
     trainer = trained(tmp_path, model)
     own = trainer.corrections
     own.passed(1, len(own.waiting(trainer.accelerator)))
     before = own.cursor.examples
     own.add(trainer.accelerator, 1, [corrected(each, PROBLEMS[0], step=1) for each in (0, 1)])
-    options = CorrectionsConfig(interval=1, min_examples=1, learning_rate=0.0, replay=0.5)
+    options = CorrectionsConfig(interval=1, min_examples=1, learning_rate=1e-4, replay=0.5)
     passes = CorrectionPasses(trainer, own, options, 4, steps_per_batch=1, seed=1)
     passes.on_step_end(trainer.args, TrainerState(global_step=2), TrainerControl())
     assert own.cursor.examples - before == 6 + 3
