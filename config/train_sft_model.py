@@ -23,7 +23,7 @@ class TrainSFTTrainConfig:
     `warmup` is a share of the steps if it is below 1, otherwise a number of steps. `optimizer` takes transformers'
     names, and `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and vectors. `dtype` is
     that of the arithmetic and of the saved model; the trained weights are float32. Without `assistant_only_loss`,
-    conversations are learned whole, which teaches an untrained model to read; of corrections only the target is ever
+    conversations are learned whole, whatever the weights of their messages; of corrections only the target is ever
     learned.
     """
 

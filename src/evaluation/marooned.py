@@ -4,15 +4,17 @@ python -m src.evaluation.marooned http://127.0.0.1:8005 runs/marooned/world/isla
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from src.errors import ClassroomError
+from src.errors import ClassroomError, DataError
 from src.marooned.episode import GameRecord
 from src.marooned.messages import VALID
+from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records, write_records
 from src.results.statistics import paired_change
 from src.rollout.intervals import Estimate, mean_with_ci
@@ -34,26 +36,41 @@ CONVERSATIONS = "conversations.parquet"
 """The file of an evaluation's games, as the page looks for it."""
 
 
-def measure(client: ClassroomClient, problems: Sequence[str], games: int, path: Path) -> list[GameRecord]:
+def measure(
+    client: ClassroomClient, problems: Sequence[str], games: int, path: Path, name: str = "", untrained: bool = False
+) -> list[GameRecord]:
     """Play each problem `games` times with the policy that the server holds, without a supervisor and with fixed seeds,
     and write the games into a Parquet file. If the file holds these games of this policy, it is read instead.
 
+    Args:
+        name: a part of the games' request id; games that were played under another name are played again.
+        untrained: the policy is the one before any training.
+
     Raises:
+        DataError: if the file lacks the games of the untrained policy, and the server holds a trained one.
         ClassroomError: as `ClassroomClient.sample`.
     """
-    policy = client.health().policy
+    policy = PolicyVersion() if untrained else client.health().policy
+    played = hashlib.sha256(json.dumps([name, games, *problems]).encode()).hexdigest()[:12]
     request = SampleRequest(
         problems=list(problems) * games,
         answers=[""] * len(problems) * games,
-        request_id=f"measured-{policy.run_id}-{policy.version}-{len(problems)}-{games}",
+        request_id=f"measured-{played}-{policy.run_id}-{policy.version}",
         seed=SEED,
         step=0,
         run_id=policy.run_id,
         policy_version=policy.version,
         fixed_seeds=True,
     )
-    if path.is_file() and {each.request_id for each in read_records(path, GameRecord)} == {request.request_id}:
-        return read_records(path, GameRecord)
+    if path.is_file():
+        records = read_records(path, GameRecord)
+        if {each.request_id for each in records} == {request.request_id}:
+            return records
+    if untrained and client.health().policy != policy:
+        raise DataError(
+            f"{path} does not hold the games of the untrained model, and the server has {client.health().policy} "
+            "already: take another folder (logging.save_dir) to measure before and after."
+        )
     records = client.sample(request).conversations
     path.parent.mkdir(parents=True, exist_ok=True)
     write_records(path, records)
@@ -117,10 +134,13 @@ def main() -> int:
     parser.add_argument("islands", type=Path, help="a JSONL file of problems")
     parser.add_argument("games", type=Path, help="the Parquet file to write")
     parser.add_argument("--games-per-island", type=int, default=2)
+    parser.add_argument("--name", default="", help="a part of the games' request id")
+    parser.add_argument("--untrained", action="store_true", help="the policy is the one before any training")
     arguments = parser.parse_args()
     try:
         client = ClassroomClient(arguments.url, record=GameRecord)
-        records = measure(client, held_out(arguments.islands), arguments.games_per_island, arguments.games)
+        islands, games = held_out(arguments.islands), arguments.games_per_island
+        records = measure(client, islands, games, arguments.games, arguments.name, arguments.untrained)
     except (ClassroomError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ Overrides are those of server and trainer; such as begin with `sft.` go to the f
 folder, it goes on where it was.
 """
 
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from src.launch.server_process import ServerProcess, SupervisedServer
 from src.marooned.episode import GameRecord
 from src.results.learning import describe_learning, write_learning
 from src.results.rollout_files import read_records
+from src.server.client import ClassroomClient
 from src.system.processes import Signals
 
 NAME = ["--config-name", "marooned"]
@@ -49,6 +51,8 @@ class Marooned:
         self.folder = Path(self.config.logging.save_dir)
         self.models = ModelCommands(self.folder, self.config.seed, sft, "marooned", "src.marooned.world", TITLES)
         load(TrainSFTConfig, "train_sft", self.models.sft_arguments(), check_train_sft)
+        settings = [self.config.generation.identity(), self.config.teacher_model.vllm.temperature]
+        self._settings = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
     def make_models(self, stages: Stages, signals: Signals) -> None:
         """Make the world and the model that the training starts from, unless they are there.
@@ -61,7 +65,7 @@ class Marooned:
 
     def run(self, signals: Signals) -> None:
         """All stages; prints what came of it."""
-        stages, summary = Stages(6, self.folder), self.folder / "summary.json"
+        stages = Stages(6, self.folder)
         self.make_models(stages, signals)
         log = self.folder / "server.log"
         start = partial(ServerProcess, server_command(self._arguments), self.config.generation, signals, log)
@@ -69,14 +73,15 @@ class Marooned:
             with stages.stage(f"the server loads the model (vllm_server.py), log {log}", "server_start"):
                 server.process.wait_until_ready()
             before = self._measured("before", server, stages, signals)
-            summary.unlink(missing_ok=True)  # of a shorter training: it must not tell of the one that goes on
             with stages.stage("training (train_rl.py)", "training"):
                 flags = with_precision(with_accelerate_config([]), self.config.train.dtype)
                 command = trainer_command(flags, self._arguments)
                 run_program("train_rl.py", command, self.folder / "trainer.log", signals, server.restart_if_ended)
             after = self._measured("after", server, stages, signals)
+            version = ClassroomClient(server.process.url, log=server.process.log).health().policy.version
         figures = compared(figures_of(before), figures_of(after))
-        summary.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        summary = self.folder / "summary.json"
+        summary.write_text(json.dumps({"version": version, **figures}, indent=2) + "\n", encoding="utf-8")
         print(f"\n{table(figures)}\n\n{describe_learning(write_learning(self.folder))}")
         print(f"\nfigures: {summary}\nplots: {self.folder / 'plots'}")
         print(f"the page with the games: python vllm_server.py --view {self.folder}")
@@ -87,6 +92,7 @@ class Marooned:
             games = self.folder / "eval" / when / CONVERSATIONS
             islands = self.folder / "world" / "islands_heldout.jsonl"
             command = [sys.executable, "-m", "src.evaluation.marooned", server.process.url, str(islands), str(games)]
+            command += ["--name", self._settings, *(["--untrained"] if when == "before" else [])]
             log = self.folder / f"eval_{when}.log"
             run_program("the measurement", command, log, signals, server.restart_if_ended)
         return read_records(games, GameRecord)

@@ -14,7 +14,7 @@ _GOALS = {
     TRAITOR: "You are the traitor: keep the ship unfinished for {days} days of {turns} turns, undiscovered.",
 }
 BRINGS_ON = ("GATHER", "DEPOSIT", "BUILD", "EAT", "TAKE")
-"""The actions that are named wherever they are possible."""
+"""Actions that feed the sailor or lead to the ship; an observation names those that are possible."""
 
 
 def system_prompt(rules: Rules, role: str) -> str:
@@ -153,7 +153,8 @@ def ways_text(view: Observation, rules: Rules) -> str:
 
 
 def possible_text(view: Observation, rules: Rules) -> str:
-    """What brings the sailor or the ship on and is possible now, with the most pieces of each kind, or `nothing`."""
+    """The actions of `BRINGS_ON` that the rules allow now, with the most pieces of each kind, or `nothing`. BUILD is
+    named for a single sailor, too: whether others build in the same turn is not known yet."""
     possible = [action for action in possible_in(view, rules) if action.name in BRINGS_ON]
     most = {(action.name, action.args[0]): action for action in sorted(possible, key=lambda each: each.args[1:])}
     named = sorted(most, key=lambda each: (BRINGS_ON.index(each[0]), each[1]))

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import yaml
 
+from config.values import SAMPLED
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
 from src.results.evaluation_files import read_records
@@ -74,11 +75,11 @@ class RunData:
         return {stage: sum(value for _, value in self.series(f"seconds/{stage}")) for stage in _STEP_STAGES}
 
     def reward_changes(self) -> dict[str, Estimate]:
-        """Sampling → the change of the held-out reward, paired by lesson; only samplings that were measured twice. Of
-        games it is in summary.json."""
+        """Sampling → the change of the held-out reward, paired by lesson; only samplings that were measured twice. For
+        games, summary.json holds it, with the version of the policy that was measured."""
         if self.before is None or self.after is None:
-            change = look_up(self.summary, "reward", "change")
-            return {} if change is None else {"sampled": change}
+            is_of_last = bool(self.steps) and look_up(self.summary, "version") == self.steps[-1]["step"]
+            return {SAMPLED: self.summary["reward"]["change"]} if is_of_last else {}
         return {
             name: paired_change(rewards_by_lesson(records), rewards_by_lesson(self.after.records[name]))
             for name, records in self.before.records.items()

@@ -171,7 +171,7 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
 
 
 def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer, for conversations with a chat template that marks the assistant's tokens.
+    """The tokenizer. If only the assistant's tokens are to be learned, its chat template has to mark them.
 
     Raises:
         ConfigError: if it cannot be loaded, or has no such template.
@@ -180,14 +180,15 @@ def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
     key = "model.model_name_or_path" if own else "model.tokenizer_name_or_path"
     name = config.model.model_name_or_path if own else config.model.tokenizer_name_or_path
     tokenizer = load_any_tokenizer(key, name)
-    if are_corrections(config.dataset.train_datasets):
+    if are_corrections(config.dataset.train_datasets) or not config.train.assistant_only_loss:
         return tokenizer
     try:
         get_training_chat_template(tokenizer)
     except ValueError as error:
         raise ConfigError(
             f"The chat template of {name} does not mark what the assistant says. Put {{% generation %}} and "
-            "{% endgeneration %} around the assistant's message and its end token in it."
+            "{% endgeneration %} around the assistant's message and its end token in it, or set "
+            "train.assistant_only_loss=false to learn whole conversations."
         ) from error
     return tokenizer
 

@@ -155,6 +155,12 @@ def test_without_assistant_only_loss_whole_conversations_carry_labels(tmp_path, 
         assert text.startswith("<|im_start|>system\nYou are an assistant.") and "No more.<|im_end|>" in text
 
 
+def test_a_template_without_marks_will_do_for_whole_conversations(tmp_path, blank, corpus):
+    make_tokenizer(CHATML).save_pretrained(tmp_path / "unmarked")
+    overrides = (f"model.tokenizer_name_or_path={tmp_path / 'unmarked'}", "train.assistant_only_loss=false")
+    assert trainer_of(make_config(tmp_path / "run", blank, corpus, *overrides)).args.assistant_only_loss is False
+
+
 def test_the_batch_that_reaches_the_model_carries_the_same_labels(tmp_path, blank, corpus):
     trainer = trainer_of(make_config(tmp_path, blank, corpus))
     tokenizer = AutoTokenizer.from_pretrained(blank)
@@ -460,7 +466,7 @@ def test_the_conversation_column_is_found_or_named(tmp_path):
         (("model.model_name_or_path={folder}/tokenizer",), r"model_name_or_path: .*tokenizer holds no config\.json"),
         (("model.max_length=129",), r"model.max_length is 129, but the context of .* is 128 tokens"),
         (("model.tokenizer_name_or_path={folder}/plain",), "has no chat template"),
-        (("model.tokenizer_name_or_path={folder}/unmarked",), "does not mark what the assistant says"),
+        (("model.tokenizer_name_or_path={folder}/unmarked",), r"does not mark what the assistant says.*assistant_only_loss=false"),
         (("model.tokenizer_name_or_path={folder}/large",), r"The tokenizer has \d+ tokens, but the model .* only \d+"),
     ],
 )
