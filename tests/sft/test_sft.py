@@ -466,7 +466,10 @@ def test_the_conversation_column_is_found_or_named(tmp_path):
         (("model.model_name_or_path={folder}/tokenizer",), r"model_name_or_path: .*tokenizer holds no config\.json"),
         (("model.max_length=129",), r"model.max_length is 129, but the context of .* is 128 tokens"),
         (("model.tokenizer_name_or_path={folder}/plain",), "has no chat template"),
-        (("model.tokenizer_name_or_path={folder}/unmarked",), r"does not mark what the assistant says.*assistant_only_loss=false"),
+        (
+            ("model.tokenizer_name_or_path={folder}/unmarked",),
+            r"does not mark what the assistant says.*train\.assistant_only_loss=false",
+        ),
         (("model.tokenizer_name_or_path={folder}/large",), r"The tokenizer has \d+ tokens, but the model .* only \d+"),
     ],
 )
