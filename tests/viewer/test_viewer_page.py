@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 
 from src.results.rollout_files import write_rollouts
 from src.rollout.requests import SampleRequest
+from src.rollout.tools import ToolCall
 from src.server.error_responses import add_error_answers
 from src.server.view_only import create_viewer
 from src.viewer.routes import add_viewer
@@ -151,6 +153,28 @@ def small_tokenizer(folder: Path) -> Path:
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "small.json"))
     return folder / "small.json"
+
+
+def test_a_message_shows_the_tools_that_were_called_for_it(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=1)
+    calls = (
+        ToolCall("a", "calculator", {"expression": "6*7 < 50"}, "<tool_call>", "42 <b>bold</b>", seconds=0.25),
+        ToolCall("b", "", {}, '{"name": "calcul', "No JSON.", error="bad_json"),
+    )
+    record = conversation(0, 0, LESSONS[0])
+    first = next(place for place, turn in enumerate(record.turns) if turn.role == "teacher")
+    turns = [replace(turn, tool_calls=calls) if n == first else turn for n, turn in enumerate(record.turns)]
+    write_rollouts(run, 0, 0, [record.model_copy(update={"turns": turns})])
+    with serving(create_viewer(run, None), free_port()) as url:
+        browser.open(f"{url}/#/conversation?where=step-0&id={record.id}")
+        browser.until_text(".tool-calls", "calculator")
+        good, bad = browser.all(".tool-call")
+        assert "0.25 s" in good.text and "expression" not in good.text, "folded"
+        assert "unreadable call" in bad.text and "bad json" in bad.text
+        for call in (good, bad):
+            call.find_element("css selector", "summary").click()
+        assert '{"expression": "6*7 < 50"}' in good.text and "42 <b>bold</b>" in good.text
+        assert '{"name": "calcul' in bad.text and "No JSON." in bad.text
 
 
 def test_filters_narrow_the_list(browser: Browser, url: str) -> None:
