@@ -23,6 +23,7 @@ from src.results.learning import (
     write_learning,
 )
 from src.results.rollout_files import ConversationReward, drop_rollouts_from, read_rewards, write_rollouts
+from src.results.run_folder import RunData
 from src.training.checkpoints import step_of
 from src.training.weight_delta import parameter_movement
 from tests.support.synthetic_run import record_of, scored, step_line, write_training
@@ -257,3 +258,11 @@ def test_what_the_trainer_wrote_down_is_kept_for_the_report(tmp_path: Path) -> N
     assert written["figures"]["without_variance"] == 0.25 and written["figures"]["gradient_norm"] == 0.1
     assert written["figures"]["training"]["change"]["mean"] == pytest.approx(0.5)
     assert not write_learning(tmp_path, Movement(0.0, 5, 5)).learned
+
+
+@pytest.mark.parametrize(("version", "counts"), [(24, True), (16, False), (None, False)])
+def test_what_games_were_measured_with_counts_if_it_is_the_last_policy(version: int | None, counts: bool) -> None:
+    change = {"mean": 0.05, "ci95": [0.02, 0.08], "n": 48}
+    summary = {"reward": {"change": change}} | ({} if version is None else {"version": version})
+    data = RunData(Path("run"), lines=[{"step": 8}, {"step": 24}], summary=summary)
+    assert data.reward_changes() == ({"sampled": change} if counts else {})
