@@ -46,7 +46,7 @@ class MaroonedBench(Bench):
         "both": [],
     }
     record = GameRecord
-    every = 4
+    every = 8
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[GameRecord]) -> dict[str, Any]:
         return {
