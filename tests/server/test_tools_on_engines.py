@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -42,13 +43,14 @@ def write_caller(blank: Path, folder: Path, tokenizer: PreTrainedTokenizerBase, 
     frame = ToolFrame(tokenizer, ReplyFrame(tokenizer), toolbox.schemas())
     said = [*encode_text(tokenizer, CALL), frame.turn_end_id, *frame.results(["42"])]
     said += [*encode_text(tokenizer, AFTER), frame.turn_end_id]
-    rows = [[*frame.encode_chat([{"role": "system", "content": lesson}])[-400:], *said] for lesson in lessons[:4]]
+    rng, words = Random(1), " ".join(lessons).split()
     shutil.copytree(blank, folder)
     model = AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(160):
-        row = torch.tensor([rows[step % len(rows)]])
-        logits = model(row).logits[0, -len(said) - 1 : -1]
+    for _ in range(400):  # after whatever stands before it: prompts, and what students say
+        before = " ".join(rng.choices(words, k=rng.randrange(200)))
+        row = [*frame.encode_chat([{"role": rng.choice(["system", "user"]), "content": before}]), *said]
+        logits = model(torch.tensor([row])).logits[0, -len(said) - 1 : -1]
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor(said))
         loss.backward()
         optimizer.step()
@@ -73,20 +75,24 @@ def caller(
 def test_what_is_trained_on_is_what_the_engine_sampled(caller: RunningServer, lessons: list[str], tokenizer) -> None:
     response = caller.client.sample(request_for(lessons, "tools"))
     calls = [call for record in response.conversations for turn in record.turns for call in turn.tool_calls]
-    assert len(calls) >= len(response.conversations) and {call.result for call in calls if not call.error} == {"42"}
+    answered = 0
+    assert {call.result for call in calls if not call.error} == {"42"}
     differences = logprob_differences(caller.run_folder / "caller", response)
     assert len(differences) > 200 and differences.abs().max() < 2e-3
     for record in response.conversations:
         (row, *_) = rows_of(record)
         assert row.mask == record.mask and len(row.mask) == len(row.completion_ids)
         for turn in record.turns:
-            if not turn.tool_calls:
+            good = [call for call in turn.tool_calls if not call.error]
+            if not good:
                 continue
+            answered += len(good)
             ids, mask = (list(values[slice(*turn.span)]) for values in (record.completion_ids, record.mask))
             own = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if bit])
             given = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if not bit])
-            assert CALL in own and "42" in given and OPEN not in given
+            assert all(call.raw in own for call in good) and "42" in given and OPEN not in given
             assert sum(mask) == turn.tokens
+    assert answered >= len(response.conversations)
 
 
 def test_a_training_steps_on_them(caller: RunningServer) -> None:
