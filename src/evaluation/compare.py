@@ -24,7 +24,7 @@ from src.evaluation.report.comparison_report import write_comparison_report
 from src.evaluation.report.comparison_table import comparison_text
 from src.message_rules.plans import read_plan
 from src.models.lora import merge_adapter
-from src.results.evaluation_files import write_compared
+from src.results.evaluation_files import CONVERSATIONS_NAME, write_compared
 from src.results.paired_tests import differences
 from src.results.statistics import lacks_verdict
 from src.results.trackers import log_to_wandb
@@ -85,10 +85,10 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     metrics = summarise_comparison(config, measured, extra_scores)
     metrics["extra_judges_paid"] = paid
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-    write_compared(folder / "conversations.parquet", {name: each.records for name, each in measured.items()})
+    write_compared(folder / CONVERSATIONS_NAME, {name: each.records for name, each in measured.items()})
     report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
     print(comparison_text(metrics))
-    print(f"\n{folder / 'metrics.json'}\n{folder / 'conversations.parquet'}\n{report}")
+    print(f"\n{folder / 'metrics.json'}\n{folder / CONVERSATIONS_NAME}\n{report}")
     log_to_wandb(config, metrics, folder)
     return metrics
 

@@ -4,12 +4,13 @@ python -m src.evaluation.marooned http://127.0.0.1:8005 runs/marooned/world/isla
 """
 
 import argparse
-import hashlib
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from src.errors import ClassroomError, DataError
 from src.marooned.episode import GameRecord
@@ -32,8 +33,6 @@ LABELS = {
     "decisions": "decisions a game",
 }
 SEED = 2024
-CONVERSATIONS = "conversations.parquet"
-"""The file of an evaluation's games, as the page looks for it."""
 
 
 def measure(
@@ -51,17 +50,17 @@ def measure(
         ClassroomError: as `ClassroomClient.sample`.
     """
     policy = PolicyVersion() if untrained else client.health().policy
-    played = hashlib.sha256(json.dumps([name, games, *problems]).encode()).hexdigest()[:12]
     request = SampleRequest(
         problems=list(problems) * games,
         answers=[""] * len(problems) * games,
-        request_id=f"measured-{played}-{policy.run_id}-{policy.version}",
+        request_id=f"measured-{name}",
         seed=SEED,
         step=0,
         run_id=policy.run_id,
         policy_version=policy.version,
         fixed_seeds=True,
     )
+    request = request.model_copy(update={"request_id": f"measured-{request.digest[:16]}"})
     if path.is_file():
         records = read_records(path, GameRecord)
         if {each.request_id for each in records} == {request.request_id}:
@@ -134,14 +133,14 @@ def main() -> int:
     parser.add_argument("islands", type=Path, help="a JSONL file of problems")
     parser.add_argument("games", type=Path, help="the Parquet file to write")
     parser.add_argument("--games-per-island", type=int, default=2)
-    parser.add_argument("--name", default="", help="a part of the games' request id")
+    parser.add_argument("--name", default="", help="a part of the games' request id: letters, digits and -")
     parser.add_argument("--untrained", action="store_true", help="the policy is the one before any training")
     arguments = parser.parse_args()
     try:
         client = ClassroomClient(arguments.url, record=GameRecord)
         islands, games = held_out(arguments.islands), arguments.games_per_island
         records = measure(client, islands, games, arguments.games, arguments.name, arguments.untrained)
-    except (ClassroomError, OSError) as error:
+    except (ClassroomError, OSError, ValidationError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for name, by_island in figures_of(records).items():

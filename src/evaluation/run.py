@@ -20,7 +20,7 @@ from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messag
 from src.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from src.evaluation.playing import EvaluationResult, play_all
 from src.evaluation.report.tables import measurement_table
-from src.results.evaluation_files import write_records
+from src.results.evaluation_files import CONVERSATIONS_NAME, write_records
 from src.results.statistics import summarise
 from src.results.trackers import log_to_wandb
 from src.rollout.datasets import load_problems
@@ -48,7 +48,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     if scored:
         check_scorer(config)
     found = asyncio.run(play_all(config, problems, folder))
-    conversations = folder / "conversations.parquet"
+    conversations = folder / CONVERSATIONS_NAME
     write_records(conversations, found.records, found.initial)
     scores = None
     if scored:

@@ -19,12 +19,13 @@ from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
-from src.evaluation.marooned import CONVERSATIONS, compared, figures_of, table
+from src.evaluation.marooned import compared, figures_of, table
 from src.launch.commands import logged_steps, server_command, trainer_command, with_accelerate_config, with_precision
 from src.launch.quickstart import Stages, make_models, refuse_other_models, run_command, run_program
 from src.launch.quickstart_plan import SFT_PREFIX, ModelCommands
 from src.launch.server_process import ServerProcess, SupervisedServer
 from src.marooned.episode import GameRecord
+from src.results.evaluation_files import CONVERSATIONS_NAME
 from src.results.learning import describe_learning, write_learning
 from src.results.rollout_files import read_records
 from src.server.client import ClassroomClient
@@ -89,7 +90,7 @@ class Marooned:
     def _measured(self, when: str, server: SupervisedServer, stages: Stages, signals: Signals) -> list[GameRecord]:
         """The games on held-out islands, played by a program of its own, unless this policy has been measured."""
         with stages.stage(f"measured on held-out islands {when} the training", "eval"):
-            games = self.folder / "eval" / when / CONVERSATIONS
+            games = self.folder / "eval" / when / CONVERSATIONS_NAME
             islands = self.folder / "world" / "islands_heldout.jsonl"
             command = [sys.executable, "-m", "src.evaluation.marooned", server.process.url, str(islands), str(games)]
             command += ["--name", self._settings, *(["--untrained"] if when == "before" else [])]

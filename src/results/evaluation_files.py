@@ -16,6 +16,8 @@ from src.errors import DataError
 from src.results import rollout_files
 from src.results.rollout_files import table_of, write_table
 
+CONVERSATIONS_NAME = "conversations.parquet"
+"""The file of an evaluation's conversations in its folder."""
 _SAMPLING = "sampling"
 
 

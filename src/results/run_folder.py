@@ -13,7 +13,7 @@ import yaml
 from config.values import SAMPLED
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
-from src.results.evaluation_files import read_records
+from src.results.evaluation_files import CONVERSATIONS_NAME, read_records
 from src.results.statistics import paired_change, rewards_by_lesson
 from src.rollout.intervals import Estimate
 
@@ -118,7 +118,7 @@ def load_run(folder: Path) -> RunData:
 
 def _load_measurement(folder: Path) -> Optional[Measurement]:
     metrics = read_json(folder / "metrics.json")
-    return Measurement(metrics, read_records(folder / "conversations.parquet")) if metrics else None
+    return Measurement(metrics, read_records(folder / CONVERSATIONS_NAME)) if metrics else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

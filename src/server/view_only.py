@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from config.load import USER_ERRORS, load, read_keys
 from config.train_rl_model import TrainRLConfig
 from src.errors import DataError
+from src.results.evaluation_files import CONVERSATIONS_NAME
 from src.server.auth import token_for
 from src.server.error_responses import add_error_answers
 from src.server.middleware import add_request_checks
@@ -18,7 +19,7 @@ from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files
 
 FLAG = "--view"
-_LEFT_BY_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", "conversations.parquet")
+_LEFT_BY_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", CONVERSATIONS_NAME)
 
 
 def view(arguments: Sequence[str]) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from src.errors import UnknownConversation
+from src.results.evaluation_files import CONVERSATIONS_NAME
 
 TRAINING, NOW, EVALUATION = "training", "now", "evaluation"
 _ROLLOUT = re.compile(r"step_(\d+)-(\d+)\.parquet")
-_EVAL_FILE = "conversations.parquet"
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def find_conversation_sets(run_folder: Path) -> ConversationSets:
     for path in (run_folder / "rollouts").glob("step_*.parquet"):
         if found := _ROLLOUT.fullmatch(path.name):
             steps[int(found[1])].append((int(found[2]), path))
-    evaluations = {path.parent.name: path for path in sorted((run_folder / "eval").glob(f"*/{_EVAL_FILE}"))}
+    evaluations = {path.parent.name: path for path in sorted((run_folder / "eval").glob(f"*/{CONVERSATIONS_NAME}"))}
     evaluations = {name: evaluations.pop(name) for name in ("before", "after") if name in evaluations} | evaluations
-    if (run_folder / _EVAL_FILE).is_file():
-        evaluations[EVALUATION] = run_folder / _EVAL_FILE
+    if (run_folder / CONVERSATIONS_NAME).is_file():
+        evaluations[EVALUATION] = run_folder / CONVERSATIONS_NAME
     return ConversationSets(
         {step: [path for _, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations
     )

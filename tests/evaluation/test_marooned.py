@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from src.errors import DataError
-from src.evaluation.marooned import CONVERSATIONS, compared, figures_of, measure, table
+from src.evaluation.marooned import compared, figures_of, measure, table
 from src.marooned.episode import Decision, GameRecord
 from src.marooned.messages import INVALID, REPAIRABLE, VALID
 from src.models.policy_version import PolicyVersion
+from src.results.evaluation_files import CONVERSATIONS_NAME
 from src.rollout.requests import SampleRequest
 
 ISLANDS = ["island 1, seat 1", "island 2, seat 3"]
@@ -67,22 +68,22 @@ def test_before_and_after_are_compared_on_the_same_islands() -> None:
 
 
 def test_a_policy_is_measured_once_and_the_next_one_again(tmp_path: Path) -> None:
-    path = tmp_path / "eval" / "after" / CONVERSATIONS
+    path = tmp_path / "eval" / "after" / CONVERSATIONS_NAME
     server = PlayingServer(PolicyVersion("run", 3))
     first = measure(server, ISLANDS, 2, path)
     assert len(first) == 4 and measure(server, ISLANDS, 2, path) == first and len(server.asked) == 1
     request = server.asked[0]
     assert request.fixed_seeds and not request.supervised and request.policy_version == 3
     others = ["island 7, seat 1", "island 8, seat 3"]
-    for islands, games, name in ((ISLANDS, 3, ""), (ISLANDS[:1], 4, ""), (others, 2, ""), (others, 2, "24 decisions")):
+    for islands, games, name in ((ISLANDS, 3, ""), (ISLANDS[:1], 4, ""), (others, 2, ""), (others, 2, "24-decisions")):
         assert len(measure(server, islands, games, path, name)) == len(islands) * games
     server.policy = PolicyVersion("run", 5)
-    measure(server, others, 2, path, "24 decisions")
+    measure(server, others, 2, path, "24-decisions")
     assert len(server.asked) == 6 and len({request.request_id for request in server.asked}) == 6
 
 
 def test_the_untrained_model_s_games_outlive_a_server_that_has_the_trained_one(tmp_path: Path) -> None:
-    path = tmp_path / CONVERSATIONS
+    path = tmp_path / CONVERSATIONS_NAME
     server = PlayingServer(PolicyVersion())
     before = measure(server, ISLANDS, 1, path, untrained=True)
     server.policy = PolicyVersion("run", 24)  # a server that starts again takes up the last policy
