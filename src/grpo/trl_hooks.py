@@ -5,7 +5,7 @@ They were checked against the version in `CHECKED_AGAINST`. tests/training/test_
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from accelerate.utils import DistributedType
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
+from src.grpo.log_probs import Cut, mask_of, scoring_only
 from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
 from src.training.checkpoints import EpochOrderSampler
 from src.training.row_batch import ROWS, ConversationRows, padded
@@ -56,6 +57,8 @@ class TrlHooks(GRPOTrainer):
     correction_weight: float = 0.0
     _rows: BatchRows | None = None
     _logps: torch.Tensor | None = None
+    _wanted: torch.Tensor | None = None
+    _cut: Cut = Cut(0, 0)
 
     def use_engine_of_server(self, publisher: Any) -> None:
         """Have TRL use the engine's log-probs, and call `publisher.sync_weights` before a batch. TRL does so only with
@@ -76,20 +79,54 @@ class TrlHooks(GRPOTrainer):
         )
         return EpochOrderSampler(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
 
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        """TRL's method, but without dropout when no gradient is computed: the engine sampled without the adapter's
-        dropout, too."""
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **named: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """TRL's method on micro-batches that are cut to their longest row, for the tokens in `_wanted` only. Where no
+        gradient is computed, there is no dropout: the engine sampled without the adapter's dropout, too."""
+        wanted = attention_mask[:, -logits_to_keep:].bool() if self._wanted is None else self._wanted
+        own = (each.split(batch_size or len(input_ids)) for each in (input_ids, attention_mask, wanted))
+        with nullcontext() if torch.is_grad_enabled() else _without_dropout(self.model):
+            scored = [self._score_micro_batch(model, *each, **named) for each in zip(*own, strict=True)]
+        logps, entropies, aux_losses = zip(*scored, strict=True)
+        found = torch.cat(logps)
         if torch.is_grad_enabled():
-            scored = super()._get_per_token_logps_and_entropies(*arguments, **named)
-            self._logps = scored[0]  # for the cross-entropy, which needs no forward pass of its own
-            return scored
-        with _without_dropout(self.model):
-            return super()._get_per_token_logps_and_entropies(*arguments, **named)
+            self._logps = found  # for the cross-entropy, which needs no forward pass of its own
+        entropy = None if entropies[0] is None else torch.cat(entropies)
+        return found, entropy, None if aux_losses[0] is None else torch.stack(aux_losses).mean()
+
+    @contextmanager
+    def _scoring(self, wanted: torch.Tensor | None) -> Iterator[None]:
+        """Inside, only the tokens in a mask of shape (rows, completion) get a log-prob; all do if it is None."""
+        self._wanted = wanted
+        try:
+            yield
+        finally:
+            self._wanted = None
+
+    def _score_micro_batch(
+        self, model: Any, ids: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Log-probs and entropies of shape (rows, completion), with 0 for tokens that are not wanted, and the loss that
+        balances experts."""
+        cut = self._cut = Cut.of(attention, wanted.size(1))
+        wanted = cut.apply_right(wanted)
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+            scoring_only(model, wanted), cut.apply(ids), cut.apply(attention), wanted.size(1), **named
+        )
+        return cut.undo_right(logps), None if entropies is None else cut.undo_right(entropies), aux_loss
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's method, which also logs the mismatch, and corrects for it only if `correct_mismatch` is set. TRL's own
         metrics of its reward functions are dropped: they are those of the whole reward, which it logs as `reward`."""
-        output = super()._generate_and_score_completions(inputs)
+        with self._scoring(None):  # `_generate` says which tokens
+            output = super()._generate_and_score_completions(inputs)
         if self._rows is not None:
             output |= self._tensors_of_rows(self._rows, output)
         for name in self.reward_func_names:
@@ -115,6 +152,9 @@ class TrlHooks(GRPOTrainer):
             completions = [*completions, *(each.row.completion_ids for each in own)]
             mask = [*mask, *(each.row.mask for each in own)]
             logprobs = [*logprobs, *(each.row.logprobs for each in own)]
+        self._wanted = mask_of(mask, self.accelerator.device)
+        if self._rows is not None:
+            self._wanted |= self._rows.targets(self._wanted.size(1), self.accelerator.device).bool()
         return ids, completions, mask, texts, logprobs, extra, images, tool_images
 
     def _pop_rows(self, extra: dict[str, Any]) -> Sequence[ConversationRows] | None:
@@ -140,7 +180,11 @@ class TrlHooks(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss on what the policy sampled, plus the weighted cross-entropy of the corrections, each divided by
         the number of its own tokens (or rows): more corrections do not thin out the rest."""
-        loss = super()._compute_loss(model, inputs)
+        wanted = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        if "correction_targets" in inputs:
+            wanted |= inputs["correction_targets"].bool()
+        with self._scoring(wanted):
+            loss = super()._compute_loss(model, inputs)
         if "row_scale" not in inputs:
             return loss
         if self.loss_type in PER_ROW_LOSSES:

@@ -87,7 +87,8 @@ class RulesJudge(EmbeddedJudge):
         if plan.lesson:
             found = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, facts))
         elif plan.phrases:
-            found = verdict(*analyse(conversation, plan, facts))
+            findings, covered = analyse(conversation, plan, facts)
+            found = {**verdict(findings, covered), "turn_scores": [finding.score for finding in findings]}
         else:
             raise DataError(
                 f"The judge `rules` reads lesson plans as prompt_templates/lesson_plan.txt writes them ('1. phrase | "

@@ -84,9 +84,17 @@ class PPOHooks(ClassroomGRPOTrainer):
         finally:
             self.value_head.collected = None
         if collected:  # the reference model has no head
-            self._states = torch.cat(collected)[:, -scored[0].size(1) - 1 :]
+            self._states = torch.cat(collected)
             if self._old_states is None:
                 self._old_states = self._states.detach()
+        return scored
+
+    def _score_micro_batch(self, model: Any, ids: Tensor, attention: Tensor, wanted: Tensor, **named: Any) -> tuple:
+        """As in GRPO; the states before, between and behind the completion's tokens are kept at its full width."""
+        scored = super()._score_micro_batch(model, ids, attention, wanted, **named)
+        if collected := self.value_head.collected:
+            width = wanted.size(1) - self._cut.right
+            collected[-1] = self._cut.undo_right(collected[-1][:, -width - 1 :])
         return scored
 
     def _pop_rows(self, extra: dict[str, Any]) -> Sequence[ConversationRows] | None:
@@ -213,14 +221,15 @@ class PPOHooks(ClassroomGRPOTrainer):
             self._stopped = self._stopped and not first_pass
         self.value_head.from_fixed_trunk = self._only_critic_learns or not ppo.train_trunk
         length = inputs["completion_ids"].size(1)
-        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            length,
-            compute_entropy=True,
-            compute_aux_loss=self.aux_loss_enabled,
-        )
+        with self._scoring(inputs["policy_mask"]):
+            logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+                model,
+                torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+                torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+                length,
+                compute_entropy=True,
+                compute_aux_loss=self.aux_loss_enabled,
+            )
         old_logps, values = inputs["old_per_token_logps"], self._states[:, :-1]
         clip = (self.epsilon_low, self.epsilon_high)
         of_policy = policy_loss(logps, old_logps, inputs["advantages"], *clip) * inputs["importance_sampling_ratio"]

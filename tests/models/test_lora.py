@@ -302,14 +302,21 @@ def test_what_is_scored_is_scored_without_dropout_and_what_is_learned_with_it(tm
     model = adapted(tmp_path, LoraConfig(rank=4, alpha=16, dropout=0.5)).train()
     step(model)
     ids = torch.randint(0, 90, (1, 12))
-    monkeypatch.setattr("trl.GRPOTrainer._get_per_token_logps_and_entropies", lambda self, model: model(ids).logits)
+    monkeypatch.setattr(
+        "trl.GRPOTrainer._get_per_token_logps_and_entropies",
+        lambda self, _, ids, attention, keep: (model(ids).logits[:, -keep:].sum(-1), None, None),
+    )
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
     trainer.model = model
+
+    def score() -> torch.Tensor:
+        return trainer._get_per_token_logps_and_entropies(model, ids, torch.ones_like(ids), 8)[0]
+
     with torch.no_grad():
-        first, second = (trainer._get_per_token_logps_and_entropies(model) for _ in range(2))
-    assert torch.equal(first, second) and torch.equal(first, model.eval()(ids).logits)
+        first, second = score(), score()
+    assert torch.equal(first, second) and torch.equal(first, model.eval()(ids).logits[:, -8:].sum(-1))
     model.train()
-    first, second = (trainer._get_per_token_logps_and_entropies(model) for _ in range(2))
+    first, second = score(), score()
     assert not torch.equal(first, second)
     with _without_dropout(model):
         assert model.training, "TRL reads from it which metrics these are"
