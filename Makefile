@@ -6,13 +6,14 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
 
-.PHONY: help setup doctor quickstart quickstart-models marooned marooned-models test test-engines test-others \
-        test-full lint bench docs gpu-check openenv-check
+.PHONY: help setup doctor quickstart quickstart-models small-tutor marooned marooned-models test test-engines \
+        test-others test-full lint bench docs gpu-check openenv-check
 
 help:
 	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
 	@echo 'make quickstart         a tutor that learns on this machine, in minutes; ends with runs/quickstart/report.html'
 	@echo 'make quickstart-models  only the models that the quickstart starts from'
+	@echo 'make small-tutor        a real chat model of 135 million parameters learns to teach, in about an hour on two cores'
 	@echo 'make marooned           a sailor that learns the island game on this machine, with a supervisor of rules'
 	@echo 'make marooned-models    only the model that it starts from'
 	@echo 'make test               the tests'
@@ -36,6 +37,9 @@ quickstart: setup
 
 quickstart-models: setup
 	@$(PYTHON_IN_VENV) -m src.launch.quickstart --models-only $(ARGS)
+
+small-tutor: setup
+	@$(PYTHON_IN_VENV) -m src.launch.small_tutor $(ARGS)
 
 marooned: setup
 	@$(PYTHON_IN_VENV) -m src.launch.marooned $(ARGS)

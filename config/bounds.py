@@ -183,6 +183,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "epsilon_high": above(0, COUNT),
         "max_grad_norm": at_least(0, 1e30),
         "importance_sampling_clip_max": above(0, COUNT),
+        "resample_up_to": at_least(1, COUNT),
         "keep_published_policies": at_least(1, COUNT),
         "gpu_memory_gib": above(0, COUNT),
     },

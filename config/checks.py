@@ -19,7 +19,9 @@ from config.values import (
     CISPO,
     CISPO_LARGEST_RATIO,
     EMBEDDED_JUDGES,
+    GROUP_MODES,
     IMPORTANCE_SAMPLING_MODES,
+    KEEP,
     LARGEST_BATCH,
     LOSS_TYPES,
     OPTIMIZERS,
@@ -39,7 +41,7 @@ from config.values import (
 )
 from src.errors import ConfigError
 from src.rollout.builtin_tools import BUILT_IN_TOOLS
-from src.rollout.registry import environment_of, module_of
+from src.rollout.registry import environment_of, module_of, most_rows
 
 CONVERSATION_TYPES = ("guided", "attempt")
 
@@ -107,6 +109,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     _check_batch(config)
     check_hub(config.huggingface)
     _check_training(config.train)
+    _check_groups(config)
     _check_rewards(config)
     if not config.dataset.train_datasets:
         raise ConfigError(
@@ -270,6 +273,7 @@ def _check_training(train: TrainConfig) -> None:
     check_choice("train.lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS)
     check_choice("train.loss_type", train.loss_type, LOSS_TYPES)
     check_choice("train.scale_rewards", train.scale_rewards, REWARD_SCALES)
+    check_choice("train.groups_without_variance", train.groups_without_variance, GROUP_MODES)
     check_choice("train.importance_sampling_mode", train.importance_sampling_mode, IMPORTANCE_SAMPLING_MODES)
     check_choice("train.dtype", train.dtype, TRAINING_DTYPES)
     if train.loss_type == CISPO and train.upper_clip < 1:
@@ -279,6 +283,16 @@ def _check_training(train: TrainConfig) -> None:
             f"Set it to null, which means {CISPO_LARGEST_RATIO:g}."
         )
     check_duration(train.epochs, train.max_steps)
+
+
+def _check_groups(config: TrainRLConfig) -> None:
+    """Groups are left out by their conversations' rewards; an episode of many rows, or of several players, has more."""
+    mode = config.train.groups_without_variance
+    if mode != KEEP and most_rows(config) is not None:
+        raise ConfigError(
+            f"train.groups_without_variance is {mode}, but an episode of the environment {config.environment} is "
+            f"trained on in many rows, and its messages have rewards of their own: set it to {KEEP}."
+        )
 
 
 def _check_batch(config: TrainRLConfig) -> None:

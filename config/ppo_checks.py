@@ -6,7 +6,11 @@ from config.values import ALGORITHMS, IMMEDIATE, NO_CORRECTIONS, NO_CREDIT, PPO,
 from src.errors import ConfigError
 from src.rollout.supervision import OBSERVE
 
-OF_GRPO = {"loss_type": "which loss GRPO has", "scale_rewards": "how GRPO compares the conversations of a group"}
+OF_GRPO = {
+    "loss_type": "which loss GRPO has",
+    "scale_rewards": "how GRPO compares the conversations of a group",
+    "groups_without_variance": "what becomes of groups that teach GRPO nothing",
+}
 """Keys of `train` that mean nothing to PPO, and what they say."""
 
 

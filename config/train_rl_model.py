@@ -13,7 +13,7 @@ from config.base import (
     ModelConfig,
     SupervisorModelConfig,
 )
-from config.values import CISPO, CISPO_LARGEST_RATIO, GRPO, NO_CORRECTIONS, NO_CREDIT, TOKENS, WHOLE
+from config.values import CISPO, CISPO_LARGEST_RATIO, GRPO, KEEP, NO_CORRECTIONS, NO_CREDIT, TOKENS, WHOLE
 
 
 @dataclass
@@ -110,6 +110,11 @@ class TrainConfig:
     `importance_sampling_correction` corrects for the difference between the engine's log-probs and the trainer's, in
     TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
 
+    `groups_without_variance`: what becomes of groups whose conversations all have the same reward (with turn credit: and
+    whose messages have the same turn rewards), by its standard deviation. They teach nothing. `keep` trains on them,
+    `drop` leaves them out, so that the others weigh more; `resample` plays further problems in their place, until the
+    batch is full or `resample_up_to` times as many groups would have been played, and leaves the rest out.
+
     `gpu_memory_gib`: the GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null
     takes this machine's.
     """
@@ -134,6 +139,8 @@ class TrainConfig:
     dtype: str = "bfloat16"
     reward_weights: dict[str, float] | None = None
     shuffle_rewards: bool = False
+    groups_without_variance: str = KEEP
+    resample_up_to: float = 2.0
     importance_sampling_correction: bool = True
     importance_sampling_mode: str = "token_truncate"
     importance_sampling_clip_max: float = 2.0

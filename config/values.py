@@ -24,6 +24,9 @@ SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")
 """How a tutor is sampled in an evaluation. `supervised` is `sampled` with a supervisor that reads each message."""
 
 NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = TURN_CREDITS = ("none", "immediate", "to_go", "progress")
+KEEP, DROP, RESAMPLE = GROUP_MODES = ("keep", "drop", "resample")
+"""What becomes of a batch's groups without variance."""
+
 NO_CORRECTIONS, SAME_STEP, PASS = CORRECTION_MODES = ("none", "same_step", "pass")
 WHOLE, CHANGED = CORRECTION_TARGETS = ("whole", "changed")
 """Which tokens of a corrected message are trained on."""

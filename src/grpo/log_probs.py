@@ -25,36 +25,47 @@ def use_small_tiles() -> None:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is left of a micro-batch without the columns that are padding in all of its rows.
+    """What is left of a micro-batch without the rows that nothing is trained on in, and without the columns that are
+    padding in all others.
 
     Attributes:
+        rows: the places of the rows that are left; at least one, because all ranks have to compute together.
+        count: how many there were.
         left, right: how many columns were taken away on each side.
     """
 
+    rows: Tensor
+    count: int
     left: int
     right: int
 
     @classmethod
-    def of(cls, attention_mask: Tensor, completion_length: int) -> "Cut":
-        """The cut of a micro-batch, from its mask of shape (rows, prompt + completion). One column of the prompt and
-        one of the completion stay."""
-        width = attention_mask.size(1)
-        used = attention_mask.any(dim=0).nonzero().flatten()
+    def of(cls, attention_mask: Tensor, wanted: Tensor) -> "Cut":
+        """The cut of a micro-batch. One column of the prompt and one of the completion stay.
+
+        Args:
+            attention_mask: of shape (rows, prompt + completion).
+            wanted: the tokens that are trained on, of shape (rows, completion).
+        """
+        (count, width), prompt = attention_mask.shape, attention_mask.size(1) - wanted.size(1)
+        rows = wanted.any(dim=1).nonzero().flatten()
+        rows = rows if len(rows) else torch.zeros(1, dtype=torch.long, device=wanted.device)
+        used = attention_mask[rows].any(dim=0).nonzero().flatten()
         first, last = (used[0].item(), used[-1].item()) if len(used) else (0, width - 1)
-        prompt = width - completion_length
-        return cls(min(first, prompt - 1), width - 1 - max(last, prompt))
+        return cls(rows, count, min(first, prompt - 1), width - 1 - max(last, prompt))
 
-    def apply(self, columns: Tensor) -> Tensor:
-        """The columns that are left, of a tensor over prompt and completion."""
-        return columns[:, self.left : columns.size(1) - self.right]
+    def apply(self, whole: Tensor) -> Tensor:
+        """What is left of a tensor over prompt and completion."""
+        return whole[self.rows, self.left : whole.size(1) - self.right]
 
-    def apply_right(self, columns: Tensor) -> Tensor:
-        """The columns that are left, of a tensor over the completion alone."""
-        return columns[:, : columns.size(1) - self.right]
+    def apply_right(self, whole: Tensor) -> Tensor:
+        """What is left of a tensor over the completion alone."""
+        return whole[self.rows, : whole.size(1) - self.right]
 
-    def undo_right(self, columns: Tensor) -> Tensor:
-        """A tensor over the completion at its full width again, with zeros."""
-        return pad(columns, (0, self.right))
+    def undo_right(self, left: Tensor) -> Tensor:
+        """A tensor over the completion at its full size again, with zeros."""
+        whole = left.new_zeros(self.count, left.size(1) + self.right)
+        return whole.index_copy(0, self.rows, pad(left, (0, self.right)))
 
 
 def scoring_only(model: Callable, wanted: Tensor) -> Callable:

@@ -23,6 +23,7 @@ from src.rollout.trajectory import Trajectory
 from src.training.checkpoints import step_of
 from src.training.correction_pass import CorrectionPasses
 from src.training.correction_set import CorrectionSet
+from src.training.group_variance import GroupFilter
 from src.training.judge_monitor import JudgeMonitor
 from src.training.model_loading import device_for_weights, models_go_to
 from src.training.row_batch import RowPlanner
@@ -56,6 +57,8 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
         self.correct_mismatch = config.train.importance_sampling_correction
         self.shuffle_rewards = config.train.shuffle_rewards
         self.correction_weight = config.train.corrections.weight
+        groups = GroupFilter.of(config, [problem.id for problem in session.problems])
+        self.leaves_out_groups = groups is not None
         rollout = ClassroomRollout(
             {problem.id: problem for problem in session.problems},
             session.client,
@@ -69,6 +72,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
             self.planner_of(config),
             config.supervisor_model is not None,
             self._keep_corrections,
+            groups,
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)

@@ -50,15 +50,17 @@ class TrlHooks(GRPOTrainer):
         correct_mismatch: whether the loss corrects for the difference between the engine's log-probs and the trainer's.
         shuffle_rewards: whether rewards are permuted over the batch: a control that must learn nothing.
         correction_weight: the weight of the cross-entropy of corrections in the loss.
+        leaves_out_groups: whether conversations of a batch may be left out of its training.
     """
 
     correct_mismatch: bool
     shuffle_rewards: bool
     correction_weight: float = 0.0
+    leaves_out_groups: bool = False
     _rows: BatchRows | None = None
     _logps: torch.Tensor | None = None
     _wanted: torch.Tensor | None = None
-    _cut: Cut = Cut(0, 0)
+    _cut: Cut | None = None
 
     def use_engine_of_server(self, publisher: Any) -> None:
         """Have TRL use the engine's log-probs, and call `publisher.sync_weights` before a batch. TRL does so only with
@@ -115,7 +117,7 @@ class TrlHooks(GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Log-probs and entropies of shape (rows, completion), with 0 for tokens that are not wanted, and the loss that
         balances experts."""
-        cut = self._cut = Cut.of(attention, wanted.size(1))
+        cut = self._cut = Cut.of(attention, wanted)
         wanted = cut.apply_right(wanted)
         logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
             scoring_only(model, wanted), cut.apply(ids), cut.apply(attention), wanted.size(1), **named
@@ -129,10 +131,12 @@ class TrlHooks(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         if self._rows is not None:
             output |= self._tensors_of_rows(self._rows, output)
+        mask = output["completion_mask"] * output["tool_mask"]
+        if self.leaves_out_groups:
+            output["row_scale"] = self._row_scale(mask)
         for name in self.reward_func_names:
             for figure in ("mean", "std"):
                 self._metrics["train"].pop(f"rewards/{name}/{figure}")
-        mask = output["completion_mask"] * output["tool_mask"]
         self._measure_mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], mask)
         if not self.correct_mismatch:
             output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
@@ -173,6 +177,12 @@ class TrlHooks(GRPOTrainer):
             tensors |= {"correction_targets": targets, "correction_items": items}
             self._metrics["train"]["corrections/rows"].append(self._correction_rows(targets))
         return tensors
+
+    def _row_scale(self, mask: torch.Tensor) -> torch.Tensor:
+        """How many rows there are for each that is trained on, over all ranks."""
+        counts = torch.stack([mask.new_tensor(len(mask)), mask.any(dim=1).sum()])
+        everything, trained = self.accelerator.gather(counts.unsqueeze(0)).sum(dim=0)
+        return everything / trained
 
     def _correction_rows(self, targets: torch.Tensor) -> float:
         return self.accelerator.gather(targets.any(dim=1).sum().unsqueeze(0)).sum().item()

@@ -106,7 +106,7 @@ def prepare_folder(quickstart: QuickstartCommands) -> None:
         print(f"{folder} {reason}: moved to {aside}", flush=True)
     elif (folder / NOTES).is_file():
         print(f"{folder} holds an unfinished run or its models: it goes on from there", flush=True)
-    notes = read_notes(folder) or {"models": quickstart.models.recipe}
+    notes = read_notes(folder) or {"models": quickstart.recipe}
     write_notes(folder, {**notes, "overrides": sorted(quickstart.overrides)})
 
 
@@ -125,7 +125,7 @@ def reason_to_move(quickstart: QuickstartCommands) -> str | None:
         raise ConfigError(f"{folder} holds something else than a run. Choose another folder with logging.save_dir=…")
     if (folder / "summary.json").is_file():
         return "holds a finished run"
-    if notes is None or notes.get("models") != quickstart.models.recipe:
+    if notes is None or notes.get("models") != quickstart.recipe:
         return "holds a run with other models"
     if "overrides" not in notes:
         return "holds a run that was started by other means" if begun else None
@@ -191,7 +191,7 @@ def refuse_other_models(models: ModelCommands) -> None:
 
 
 def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
-    """Run all stages and print the results.
+    """Run all stages, those that make models only if there are any to make, and print the results.
 
     Raises:
         StageFailed: if a program fails.
@@ -201,8 +201,9 @@ def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
     refuse_taken_port(generation.server_host, generation.server_port)
     print("\n".join(f"configuration: {file}" for file in quickstart.files), flush=True)
     prepare_folder(quickstart)
-    stages = Stages(7, quickstart.folder)
-    make_models(quickstart.models, stages, signals)
+    stages = Stages(5 if quickstart.models is None else 7, quickstart.folder)
+    if quickstart.models is not None:
+        make_models(quickstart.models, stages, signals)
     if (quickstart.folder / "eval" / "after" / "metrics.json").is_file():
         for title in ("the server", "measured before", "training", "measured after"):
             stages.skip(title, "is done")
@@ -276,9 +277,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
-    quickstart = make_commands([each for each in overrides if overridden_key(each) != "dry_run"])
-    if "dry_run=true" in [each.lower() for each in overrides]:
-        _show(quickstart)
+    quickstart = make_commands(without_dry_run(overrides))
+    if is_dry_run(overrides):
+        show(quickstart)
     elif models_only:
         refuse_other_models(quickstart.models)
         make_models(quickstart.models, Stages(2, quickstart.folder), signals)
@@ -317,10 +318,21 @@ def run_command(
     return 0
 
 
-def _show(quickstart: QuickstartCommands) -> None:
+def is_dry_run(overrides: Sequence[str]) -> bool:
+    """Whether the commands are to be shown only."""
+    return "dry_run=true" in [each.lower() for each in overrides]
+
+
+def without_dry_run(overrides: Sequence[str]) -> list[str]:
+    """The overrides of the programs themselves."""
+    return [each for each in overrides if overridden_key(each) != "dry_run"]
+
+
+def show(quickstart: QuickstartCommands) -> None:
+    """Print the configuration of server and trainer, and the commands."""
+    models = quickstart.models
     commands = (
-        quickstart.models.world_command(),
-        quickstart.models.sft_command(),
+        *(() if models is None else (models.world_command(), models.sft_command())),
         server_command(quickstart.rl_arguments),
         quickstart.eval_command("before"),
         _trainer_command(quickstart),

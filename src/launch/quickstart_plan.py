@@ -1,4 +1,5 @@
-"""The commands of the quickstart's programs with their arguments, built before anything is started."""
+"""The commands of the quickstart's programs, and of `make small-tutor`'s, with their arguments, built before anything is
+started."""
 
 import os
 import re
@@ -15,7 +16,7 @@ from config.train_sft_model import TrainSFTConfig, check_train_sft
 from src.memory.sources import gpu_is_there
 from src.server.client import server_url
 
-NAME = ["--config-name", "quickstart"]
+QUICKSTART = "quickstart"
 SFT_PREFIX = "sft."
 
 
@@ -73,37 +74,46 @@ class ModelCommands:
 
 @dataclass(frozen=True)
 class QuickstartCommands:
-    """The commands of a whole quickstart.
+    """The commands of a whole way from a model to its report: evaluated, trained, evaluated again.
 
     Attributes:
+        name: of the configurations, in config/train_rl and in config/eval.
         overrides: as given, without those of the fine-tuning.
         config: the configuration of server and trainer.
         rl_arguments: the arguments of server and trainer.
-        models: the commands that make the models.
+        models: the commands that make the models; None for models that exist.
     """
 
+    name: str
     overrides: tuple[str, ...]
     config: TrainRLConfig
     rl_arguments: tuple[str, ...]
-    models: ModelCommands
+    models: ModelCommands | None
 
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return self.models.folder
+        return Path(self.config.logging.save_dir)
+
+    @property
+    def recipe(self) -> dict:
+        """What the models depend on that the training starts from."""
+        return {"model": self.config.teacher_model.model_name_or_path} if self.models is None else self.models.recipe
 
     @property
     def files(self) -> list[Path | None]:
-        """The YAML files of server and trainer, of the fine-tuning, and of the evaluation."""
-        return [command_line(folder, NAME).file for folder in ("train_rl", "train_sft", "eval")]
+        """The YAML files of server and trainer, of the fine-tuning if there is one, and of the evaluation."""
+        folders = ("train_rl", "eval") if self.models is None else ("train_rl", "train_sft", "eval")
+        return [command_line(folder, ["--config-name", self.name]).file for folder in folders]
 
     def eval_arguments(self, when: str) -> list[str]:
-        """The arguments of eval.py; `when` is "before" or "after" the training."""
+        """The arguments of eval.py; `when` is "before" or "after" the training. Models that were made come with held-out
+        lessons; otherwise the evaluation's configuration names them."""
         lessons = quoted(self.folder / "world" / "lessons_heldout.jsonl")
         return [
-            *NAME,
+            *("--config-name", self.name),
             f"server_url={server_url(self.config.generation)}",
-            f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]",
+            *([] if self.models is None else [f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]"]),
             *(
                 each
                 for each in self.overrides
@@ -118,7 +128,7 @@ class QuickstartCommands:
 
 
 def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
-    """Build the commands, and check all configurations.
+    """Build the quickstart's commands, and check all configurations.
 
     An override goes to server and trainer, and to the evaluation if that has such a key. An override that begins with
     `sft.` goes to the fine-tuning. Of the other overrides, the fine-tuning only gets the seed: a user who gives
@@ -129,13 +139,35 @@ def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
     """
     sft = tuple(each.removeprefix(SFT_PREFIX) for each in overrides if each.startswith(SFT_PREFIX))
     others = tuple(each for each in overrides if not each.startswith(SFT_PREFIX))
-    rl_arguments = (*NAME, *(each for each in others if applies(each, TrainRLConfig) or not applies(each, EvalConfig)))
-    config = load(TrainRLConfig, "train_rl", rl_arguments, check_train_rl)
+    config, rl_arguments = _training_of(QUICKSTART, others)
     models = ModelCommands(Path(config.logging.save_dir), config.seed, sft)
-    quickstart = QuickstartCommands(others, config, rl_arguments, models)
     load(TrainSFTConfig, "train_sft", models.sft_arguments(), check_train_sft)
-    load(EvalConfig, "eval", quickstart.eval_arguments("before"), check_eval)
-    return quickstart
+    return _checked(QuickstartCommands(QUICKSTART, others, config, rl_arguments, models))
+
+
+def commands_without_models(name: str, overrides: Sequence[str]) -> QuickstartCommands:
+    """Build the commands for models that exist, and check all configurations.
+
+    Args:
+        name: of the configurations, in config/train_rl and in config/eval.
+
+    Raises:
+        ConfigError: if one of the programs would refuse its configuration.
+    """
+    config, rl_arguments = _training_of(name, overrides)
+    return _checked(QuickstartCommands(name, tuple(overrides), config, rl_arguments, None))
+
+
+def _training_of(name: str, overrides: Sequence[str]) -> tuple[TrainRLConfig, tuple[str, ...]]:
+    """The configuration of server and trainer, and their arguments."""
+    own = (each for each in overrides if applies(each, TrainRLConfig) or not applies(each, EvalConfig))
+    arguments = ("--config-name", name, *own)
+    return load(TrainRLConfig, "train_rl", arguments, check_train_rl), arguments
+
+
+def _checked(commands: QuickstartCommands) -> QuickstartCommands:
+    load(EvalConfig, "eval", commands.eval_arguments("before"), check_eval)
+    return commands
 
 
 def applies(override: str, schema: type) -> bool:

@@ -40,11 +40,15 @@ def nested_columns(record: type[Trajectory]) -> list[str]:
     return [name for name, item in fields if _type_of(item.annotation) == pa.string() and item.annotation not in plain]
 
 
-def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Trajectory]) -> Path:
-    """Write the conversations that a rank trained on in a step; an earlier file of the step is replaced."""
+def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Trajectory], attempt: int = 0) -> Path:
+    """Write the conversations that a rank played in a step; an earlier file of the same step and attempt is replaced.
+
+    Args:
+        attempt: 0 for the batch, above that for further problems in place of groups without variance.
+    """
     folder = run_folder / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:06d}-{rank}.parquet"
+    path = folder / (f"step_{step:06d}-{rank}-{attempt}.parquet" if attempt else f"step_{step:06d}-{rank}.parquet")
     write_records(path, records)
     return path
 

