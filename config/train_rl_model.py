@@ -110,10 +110,10 @@ class TrainConfig:
     `importance_sampling_correction` corrects for the difference between the engine's log-probs and the trainer's, in
     TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
 
-    `groups_without_variance`: what becomes of groups whose conversations all have the same reward (with turn credit: and
-    whose messages have the same turn rewards), by its standard deviation. They teach nothing. `keep` trains on them,
-    `drop` leaves them out, so that the others weigh more; `resample` plays further problems in their place, until the
-    batch is full or `resample_up_to` times as many groups would have been played, and leaves the rest out.
+    `groups_without_variance`: what becomes of groups whose conversations all have the same reward, by its standard
+    deviation (with turn credit: and whose messages have the same turn rewards). They teach nothing. `keep` trains on
+    them, `drop` leaves them out, so that the others weigh more; `resample` plays further problems in their place, until
+    the batch is full or `resample_up_to` times as many groups would have been played, and leaves the rest out.
 
     `gpu_memory_gib`: the GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null
     takes this machine's.

@@ -1,5 +1,5 @@
-"""How the log-probs of a micro-batch are computed: its rows are cut to the longest of them, only tokens that are trained
-on get one, and on CPUs the vocabulary is taken in tiles that stay in the processor's cache."""
+"""How the log-probs of a micro-batch are computed: its rows are cut to the longest of them, only tokens that are
+trained on get one, and on CPUs the vocabulary is taken in tiles that stay in the processor's cache."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""The commands of the quickstart's programs, and of `make small-tutor`'s, with their arguments, built before anything is
-started."""
+"""The commands of the quickstart's programs, and of `make small-tutor`'s, with their arguments, built before anything
+is started."""
 
 import os
 import re
@@ -107,8 +107,8 @@ class QuickstartCommands:
         return [command_line(folder, ["--config-name", self.name]).file for folder in folders]
 
     def eval_arguments(self, when: str) -> list[str]:
-        """The arguments of eval.py; `when` is "before" or "after" the training. Models that were made come with held-out
-        lessons; otherwise the evaluation's configuration names them."""
+        """The arguments of eval.py; `when` is "before" or "after" the training. Models that were made come with
+        held-out lessons; otherwise the evaluation's configuration names them."""
         lessons = quoted(self.folder / "world" / "lessons_heldout.jsonl")
         return [
             *("--config-name", self.name),

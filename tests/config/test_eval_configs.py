@@ -9,6 +9,7 @@ import yaml
 
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load, to_yaml
+from config.values import EMBEDDED_JUDGES
 from src.classroom.prompt_check import check_prompts
 
 TUTORS = {
@@ -29,7 +30,7 @@ def loaded(name: str) -> EvalConfig:
 
 
 def test_all_are_here():
-    assert set(FILES) == {*TUTORS, "maths", "quickstart", "quickstart_compare", "language_tutor"}
+    assert set(FILES) == {*TUTORS, "maths", "quickstart", "quickstart_compare", "language_tutor", "small_tutor"}
 
 
 @pytest.mark.parametrize("name", TUTORS)
@@ -50,8 +51,9 @@ def test_a_tutor_meets_the_same_student_judge_and_problems_as_the_others(name: s
 
 @pytest.mark.parametrize("name", FILES)
 def test_its_prompts_can_be_filled_in(name: str):
-    generation = loaded(name).generation
-    check_prompts(generation, judge_reads_templates="rubric" not in generation.judges_rules_prompts_paths.values())
+    config = loaded(name)
+    embedded = config.judge_model.model_name_or_path in EMBEDDED_JUDGES
+    check_prompts(config.generation, judge_reads_templates=not embedded)
 
 
 KNOWN = """

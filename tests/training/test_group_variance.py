@@ -9,6 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
 from src.errors import ConfigError
 from src.rollout.problem import Problem
@@ -25,7 +28,7 @@ def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Player:
-    """Plays conversations; those of some problems all have the same reward. `played` are the problems of each request."""
+    """Plays conversations; those of some problems all have the same reward. `played` are all problems in order."""
 
     def __init__(self, is_flat: Callable[[str], bool], **changes: Any):
         self.is_flat, self.changes = is_flat, changes
@@ -147,10 +150,6 @@ def test_further_problems_are_new_as_long_as_there_are_any(
 
 
 def test_an_environment_of_many_rows_and_ppo_keep_their_groups(tmp_path: Path) -> None:
-    from config.checks import check_train_rl
-    from config.load import load
-    from config.train_rl_model import TrainRLConfig
-
     for name in ("marooned", "quickstart_ppo"):
         with pytest.raises(ConfigError, match="train.groups_without_variance is drop"):
             load(
