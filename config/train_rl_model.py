@@ -193,10 +193,12 @@ class RewardModelConfig(ModelConfig):
 @dataclass
 class TrainDatasetConfig:
     """The training problems. Without a dataset, and with a judge rule that scores, they are the shipped lesson plans.
-    `max_train_examples` −1 takes all."""
+    `max_train_examples` −1 takes all. `curriculum` draws the problems of each batch by how far the rewards of their
+    last group were apart, and by how long ago that was, in place of the order of the shuffled data."""
 
     train_datasets: list[DatasetSource] = field(default_factory=list)
     max_train_examples: int = -1
+    curriculum: bool = False
 
 
 @dataclass

@@ -23,6 +23,7 @@ from src.rollout.trajectory import Trajectory
 from src.training.checkpoints import step_of
 from src.training.correction_pass import CorrectionPasses
 from src.training.correction_set import CorrectionSet
+from src.training.curriculum import Curriculum
 from src.training.group_variance import GroupFilter
 from src.training.judge_monitor import JudgeMonitor
 from src.training.model_loading import device_for_weights, models_go_to
@@ -73,6 +74,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
             config.supervisor_model is not None,
             self._keep_corrections,
             groups,
+            self._curriculum_of(session),
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)
@@ -97,6 +99,12 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
         """What adds a column to each batch; None if there is nothing to add."""
         planner = RowPlanner(config)
         return planner if planner.is_needed else None
+
+    def _curriculum_of(self, session: TrainingSession) -> Curriculum | None:
+        config, ids = session.config, [problem.id for problem in session.problems]
+        if not config.dataset.curriculum:
+            return None
+        return Curriculum(ids, config.train.num_samples_per_problem, config.seed, session.run_folder)
 
     def _open_corrections(self, session: TrainingSession) -> CorrectionSet | None:
         config, checkpoint = self.run_config, session.checkpoint

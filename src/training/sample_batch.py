@@ -22,6 +22,7 @@ from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
 from src.training.collective import on_every_process
 from src.training.context import TrainerContext
+from src.training.curriculum import Curriculum
 from src.training.group_variance import GroupFilter, PlayedBatch
 from src.training.judge_monitor import JudgeMonitor
 from src.training.supervision_metrics import supervision_metrics
@@ -52,6 +53,7 @@ class ClassroomRollout:
         supervised: whether a supervisor reads the policy's messages.
         on_batch: called with (step, conversations) on every rank, after they were written.
         groups: leaves groups without variance out, or replaces them; None if all are kept.
+        curriculum: draws the problems of each batch; None for those that TRL asks for.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ClassroomRollout:
         supervised: bool = False,
         on_batch: Callable[[int, Sequence[Trajectory]], None] | None = None,
         groups: GroupFilter | None = None,
+        curriculum: Curriculum | None = None,
     ):
         self._problems = problems
         self._client = client
@@ -83,6 +86,7 @@ class ClassroomRollout:
         self._supervised = supervised
         self._on_batch = on_batch
         self._groups = groups
+        self._curriculum = curriculum
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
@@ -95,6 +99,8 @@ class ClassroomRollout:
         """
         started, step = time.monotonic(), trainer.state.global_step
         trainer.gpus.wake_engines()
+        if self._curriculum is not None:
+            prompts = self._curriculum.choose(trainer.accelerator, len(prompts), step)
         batch = self._play(prompts, trainer)
         records = batch.records
         checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
@@ -103,6 +109,8 @@ class ClassroomRollout:
         metrics = batch_metrics(records) | self._metrics(records) | supervision_metrics(records) | checked
         metrics |= reward_metrics(gather_object([record.rewards for record in records]))
         metrics |= batch.figures
+        if self._curriculum is not None:
+            metrics |= self._curriculum.record(step, records)
         for seat in dict.fromkeys(gather_object([seat for each in batch.usage for seat in each])):
             metrics |= usage_metrics(seat, gather_object([each.get(seat) for each in batch.usage]))
         for name, value in metrics.items():
