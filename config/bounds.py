@@ -185,6 +185,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "importance_sampling_clip_max": above(0, COUNT),
         "resample_up_to": at_least(1, COUNT),
         "keep_published_policies": at_least(1, COUNT),
+        "publish_to_disk_every": at_least(1, STEPS),
         "gpu_memory_gib": above(0, COUNT),
     },
     TurnCreditConfig: {"weight": at_least(0, COUNT), "gamma": between(0, 1)},

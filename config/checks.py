@@ -3,6 +3,7 @@ of numbers are in `config/bounds.py`."""
 
 import math
 from typing import Any
+from urllib.parse import urlsplit
 
 from config.base import (
     EnvironmentConfig,
@@ -24,7 +25,9 @@ from config.values import (
     KEEP,
     LARGEST_BATCH,
     LOSS_TYPES,
+    MEMORY,
     OPTIMIZERS,
+    PUBLISH_WAYS,
     REWARD_SCALES,
     SCHEDULERS,
     SCHEDULES,
@@ -38,6 +41,7 @@ from config.values import (
     check_finite,
     check_host,
     check_url,
+    is_loopback,
 )
 from src.errors import ConfigError
 from src.rollout.builtin_tools import BUILT_IN_TOOLS
@@ -110,6 +114,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_hub(config.huggingface)
     _check_training(config.train)
     _check_groups(config)
+    _check_publishing(config)
     _check_rewards(config)
     if not config.dataset.train_datasets:
         raise ConfigError(
@@ -274,6 +279,7 @@ def _check_training(train: TrainConfig) -> None:
     check_choice("train.loss_type", train.loss_type, LOSS_TYPES)
     check_choice("train.scale_rewards", train.scale_rewards, REWARD_SCALES)
     check_choice("train.groups_without_variance", train.groups_without_variance, GROUP_MODES)
+    check_choice("train.publish_through", train.publish_through, PUBLISH_WAYS)
     check_choice("train.importance_sampling_mode", train.importance_sampling_mode, IMPORTANCE_SAMPLING_MODES)
     check_choice("train.dtype", train.dtype, TRAINING_DTYPES)
     if train.loss_type == CISPO and train.upper_clip < 1:
@@ -283,6 +289,21 @@ def _check_training(train: TrainConfig) -> None:
             f"Set it to null, which means {CISPO_LARGEST_RATIO:g}."
         )
     check_duration(train.epochs, train.max_steps)
+
+
+_ALL_ADDRESSES = ("0.0.0.0", "::")
+"""Where a server listens that its own machine reaches, too."""
+
+
+def _check_publishing(config: TrainRLConfig) -> None:
+    generation = config.generation
+    hosts = [urlsplit(url).hostname or "" for url in generation.server_urls or []] or [generation.server_host]
+    elsewhere = [host for host in hosts if not is_loopback(host) and host not in _ALL_ADDRESSES]
+    if config.train.publish_through == MEMORY and elsewhere:
+        raise ConfigError(
+            f"train.publish_through is {MEMORY}, the shared memory of one machine, but a server is at {elsewhere[0]}: "
+            "start it on the trainer's machine and name it by 127.0.0.1, or set train.publish_through=disk."
+        )
 
 
 def _check_groups(config: TrainRLConfig) -> None:

@@ -13,7 +13,7 @@ from config.base import (
     ModelConfig,
     SupervisorModelConfig,
 )
-from config.values import CISPO, CISPO_LARGEST_RATIO, GRPO, KEEP, NO_CORRECTIONS, NO_CREDIT, TOKENS, WHOLE
+from config.values import CISPO, CISPO_LARGEST_RATIO, DISK, GRPO, KEEP, NO_CORRECTIONS, NO_CREDIT, TOKENS, WHOLE
 
 
 @dataclass
@@ -115,6 +115,10 @@ class TrainConfig:
     them, `drop` leaves them out, so that the others weigh more; `resample` plays further problems in their place, until
     the batch is full or `resample_up_to` times as many groups would have been played, and leaves the rest out.
 
+    `publish_through`: `disk` writes published weights into the run folder; `memory` into the shared memory of the
+    machine (/dev/shm), where server and trainer both are, and to disk every `publish_to_disk_every` steps and at the
+    end. Of either, the last `keep_published_policies` versions stay.
+
     `gpu_memory_gib`: the GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null
     takes this machine's.
     """
@@ -145,6 +149,8 @@ class TrainConfig:
     importance_sampling_mode: str = "token_truncate"
     importance_sampling_clip_max: float = 2.0
     keep_published_policies: int = 2
+    publish_through: str = DISK
+    publish_to_disk_every: int = 25
     gpu_memory_gib: float | None = None
     turn_credit: TurnCreditConfig = field(default_factory=TurnCreditConfig)
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)

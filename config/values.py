@@ -24,6 +24,9 @@ SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")
 """How a tutor is sampled in an evaluation. `supervised` is `sampled` with a supervisor that reads each message."""
 
 NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = TURN_CREDITS = ("none", "immediate", "to_go", "progress")
+DISK, MEMORY = PUBLISH_WAYS = ("disk", "memory")
+"""Where weights are published: in the run folder, or in the shared memory of the machine."""
+
 KEEP, DROP, RESAMPLE = GROUP_MODES = ("keep", "drop", "resample")
 """What becomes of a batch's groups without variance."""
 
@@ -150,6 +153,16 @@ def check_host(key: str, host: str) -> None:
             raise ConfigError(f"{key} is {host}, which is no IP address: {error}.") from error
     elif len(host) > LONGEST_NAME or not _HOST_NAME.fullmatch(host):
         raise ConfigError(f"{key} is {host!r}; it is an IP address or the name of a machine, such as localhost.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is an address that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_url(key: str, url: str) -> None:

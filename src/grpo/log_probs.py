@@ -1,5 +1,5 @@
-"""How the log-probs of a micro-batch are computed: its rows are cut to the longest of them, only tokens that are
-trained on get one, and on CPUs the vocabulary is taken in tiles that stay in the processor's cache."""
+"""What is computed of a micro-batch: rows and columns that nothing is trained on are left out, and only tokens that are
+trained on get a log-prob."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from trl.kernels import chunked_logprob
-from trl.trainer import utils as trl_utils
-
-_TILE = (1024, 2048)
-"""Tokens and words of the vocabulary in one product: 8 MB of float32."""
-
-
-def use_small_tiles() -> None:
-    """Have TRL's log-probs on a CPU take small tiles, and only tokens that have a label. TRL takes 4,096 × 32,768 at a
-    time, half a gigabyte that is read and written some ten times, and all tokens: it spares other devices than GPUs
-    shapes that change, which would cost them a compilation."""
-    chunked_logprob.TOKEN_CHUNK_SIZE, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = _TILE
-    trl_utils._use_triton = lambda device: True  # in this module it only decides whether tokens without label are left
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import torch
 
 from config.train_rl_model import TrainRLConfig
 from src.grpo.config import grpo_config
-from src.grpo.log_probs import use_small_tiles
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.models.lora import check_adapter
 from src.models.precision import check_precision
@@ -33,7 +32,6 @@ def train_with(config: TrainRLConfig, trainer: type[ClassroomGRPOTrainer]) -> No
     check_precision(config.train.dtype, os.environ)
     if not torch.cuda.is_available():
         prepare_cpu(config.train.dtype)
-        use_small_tiles()
     if config.teacher_model.adapter is not None:
         check_adapter("teacher_model", config.teacher_model.model_name_or_path, config.teacher_model.adapter)
     arguments = grpo_config(config, Path(config.logging.save_dir).resolve())  # sets up the process group, too

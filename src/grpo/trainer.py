@@ -88,8 +88,8 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
                 processing_class=load_tokenizer("teacher_model.model_name_or_path", model, padding_side="left"),
                 peft_config=peft_config(config.teacher_model.lora) if self.has_adapter else None,
             )
-        keep = config.train.keep_published_policies
-        self.publisher = WeightPublisher(self, session.client, session.server, session.run_folder, session.run_id, keep)
+        own = (session.client, session.server, session.run_folder, session.run_id)
+        self.publisher = WeightPublisher(self, *own, config.train)
         self.use_engine_of_server(self.publisher)
         self.corrections = self._open_corrections(session)
         if config.train.corrections.mode == PASS:

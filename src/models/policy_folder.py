@@ -1,21 +1,24 @@
 """Writes and checks model folders, which are complete or not there. A marker in a published folder names its policy
-version."""
+version. Published folders are in the run folder, or in the machine's shared memory."""
 
+import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, StorageError
 from ..system.storage import refuse_full_disk, storage_errors
 from .lora import ADAPTER_CONFIG
 from .policy_version import PolicyVersion
 from .pretrained import check_weights
 
 MARKER = "COMPLETE"
+SHARED_MEMORY = Path("/dev/shm")
 _BLOCK = 1 << 22
 
 
@@ -24,9 +27,42 @@ def policies_folder(run_folder: Path) -> Path:
     return run_folder / "policy"
 
 
+def shared_memory_folder(run_folder: Path) -> Path:
+    """The folder in shared memory for the policy versions of a run: a file system without a disk, which all programs of
+    the machine see. Its name follows from the run folder, so that server and trainer agree on it."""
+    name = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
+    return SHARED_MEMORY / f"classroom-{os.getuid()}-{name}"
+
+
 def policy_path(run_folder: Path, version: int) -> Path:
-    """The folder in which a run publishes this version."""
-    return policies_folder(run_folder) / f"v{version:06d}"
+    """The folder in which a run publishes this version on disk."""
+    return policies_folder(run_folder) / policy_name(version)
+
+
+def policy_name(version: int) -> str:
+    """The name of a version's folder."""
+    return f"v{version:06d}"
+
+
+def open_shared_memory(run_folder: Path) -> Path:
+    """Make the run's folder in shared memory, for this user alone, unless it exists.
+
+    Raises:
+        StorageError: if something else is there, or there is no shared memory.
+    """
+    folder = shared_memory_folder(run_folder)
+    with storage_errors(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_own_folder(folder):
+        raise StorageError(
+            f"{folder} belongs to somebody else: remove it, or publish through the disk (train.publish_through=disk)."
+        )
+    return folder
+
+
+def _is_own_folder(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], None], needed: int = 0) -> None:
@@ -81,12 +117,15 @@ def inside_run_folder(run_folder: Path, path: str) -> Path:
     """The folder that a request names, with links resolved.
 
     Raises:
-        DataError: if the folder, or a file in it, is not inside the run folder.
+        DataError: if the folder, or a file in it, is neither inside the run folder nor inside its folder in shared
+            memory.
     """
     try:
-        folder = Path(path).resolve()
-        outside = not folder.is_relative_to(run_folder) or not all(
-            each.resolve().is_relative_to(run_folder) for each in folder.rglob("*")
+        folder, shared = Path(path).resolve(), shared_memory_folder(run_folder)
+        in_memory = folder.is_relative_to(shared) and _is_own_folder(shared)
+        root = shared if in_memory else run_folder
+        outside = not folder.is_relative_to(root) or not all(
+            each.resolve().is_relative_to(root) for each in folder.rglob("*")
         )
     except (ValueError, OSError, RuntimeError) as error:  # a null byte, a name too long, a loop of links
         raise DataError(f"{path[:200]!r} is no path: {error}.") from error
@@ -124,9 +163,9 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
     return weights
 
 
-def remove_old_policies(run_folder: Path, keep: int) -> None:
-    """Delete all published versions except the newest `keep`."""
-    complete = sorted(path for path in policies_folder(run_folder).glob("v*") if (path / MARKER).is_file())
+def remove_old_policies(folder: Path, keep: int) -> None:
+    """Delete all published versions in a folder except the newest `keep`."""
+    complete = sorted(path for path in folder.glob("v*") if (path / MARKER).is_file())
     for path in complete[:-keep]:
         shutil.rmtree(path)
 

@@ -3,9 +3,9 @@
 The token comes from the environment and is sent as `Authorization: Bearer …`. It is never written to a file or log.
 """
 
-import ipaddress
 import os
 
+from config.values import is_loopback
 from src.errors import ConfigError
 
 TOKEN_VARIABLE = "CLASSROOM_TOKEN"
@@ -39,18 +39,9 @@ def token_for(host: str, key: str = "generation.server_host") -> str | None:
         ConfigError: if other machines can reach the address and there is no token.
     """
     token = token_from_environment()
-    if token is None and not _is_this_machine_only(host):
+    if token is None and not is_loopback(host):
         raise ConfigError(
             f"{key} is {host}, which other machines can reach: server and trainer need a token in the environment "
             f"variable {TOKEN_VARIABLE}. {_HOW_TO_MAKE_ONE}"
         )
     return token
-
-
-def _is_this_machine_only(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -17,7 +17,6 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import get_training_chat_template
-from trl.trainer import utils as trl_utils
 
 from config.load import record_run
 from config.train_sft_model import MUON, ConversationSource, TrainSFTConfig
@@ -34,6 +33,7 @@ from src.rollout.datasets import gather, load_rows
 from src.sft.corrections import are_corrections, read_examples
 from src.sft.muon import MuonWithAdamW
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from src.training.cpu import prepare_cpu
 from src.training.metrics_callback import MetricsCallback, last_metrics
 from src.training.model_loading import device_for_weights, weights_dtype
 from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
@@ -64,6 +64,8 @@ def train(config: TrainSFTConfig) -> Path:
         DataError: if there are no conversations to learn from.
     """
     check_precision(config.train.dtype, os.environ)
+    if not torch.cuda.is_available():
+        prepare_cpu(config.train.dtype)
     disable_progress_bar()  # for loading and saving; the training has its own
     run_folder = Path(config.logging.save_dir).resolve()
     lora = config.model.lora
@@ -102,8 +104,6 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     tokenizer = load_tokenizer(config)
     learned, measured = read_datasets(config, tokenizer)
     model = load_model(config, tokenizer)
-    if not torch.cuda.is_available():
-        _project_learned_positions_only()
     trainer = _Trainer(
         model=model,
         args=arguments,
@@ -122,15 +122,6 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
 
 class _Trainer(ResumedTrainer, SFTTrainer):
     """TRL's `SFTTrainer`, except that a resumed run uses the configured learning rate."""
-
-
-def _project_learned_positions_only() -> None:
-    """Make TRL apply the output layer only to positions with a label on CPUs, as it does on GPUs.
-
-    Without a Triton kernel, TRL applies it to all positions, since the compilers of some devices need fixed shapes;
-    CPUs need none. The loss is the same, and a step of a small model takes a quarter less time.
-    """
-    trl_utils._use_triton = lambda _device: True
 
 
 def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:

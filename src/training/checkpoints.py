@@ -11,7 +11,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from trl.trainer.utils import RepeatSampler
 
 from src.models.checkpoint_safety import refuse_unsafe_checkpoint
-from src.models.policy_folder import complete, policies_folder
+from src.models.policy_folder import complete, policies_folder, shared_memory_folder
 
 logger = logging.getLogger(__name__)
 UNFINISHED = "unfinished"
@@ -47,8 +47,9 @@ def remove_leftovers(run_folder: Path) -> None:
     The caller must hold the trainer's claim on the folder, so that no other trainer uses it.
     """
     remove_unfinished(run_folder / "checkpoints")
-    for begun in (*run_folder.glob("*.unfinished"), *policies_folder(run_folder).glob("*.unfinished")):
-        shutil.rmtree(begun, ignore_errors=True)
+    for folder in (run_folder, policies_folder(run_folder), shared_memory_folder(run_folder)):
+        for begun in folder.glob("*.unfinished"):
+            shutil.rmtree(begun, ignore_errors=True)
     for lease in run_folder.glob("gpu_lease*.json"):
         lease.unlink(missing_ok=True)
 

@@ -91,7 +91,7 @@ class TrainingSession:
         except _STOPS:
             trainer.save_progress()
             raise
-        trainer.publisher.sync_weights()
+        trainer.publisher.sync_weights(last=True)
         self.gpus.wake_engines()
         if trainer.has_adapter:
             trainer.save_adapter(run_folder / "adapter")

@@ -1,10 +1,20 @@
-"""Publishes the trainer's weights: writes them once, flushes them, marks the folder as complete, and has each server
-load them in place."""
+"""Publishes the trainer's weights: writes them once, to disk or into shared memory, marks the folder as complete, and
+has each server load them in place."""
 
+import shutil
 import time
 from pathlib import Path
 
-from src.models.policy_folder import policy_path, remove_old_policies, write_policy
+from config.train_rl_model import TrainConfig
+from config.values import MEMORY
+from src.models.policy_folder import (
+    open_shared_memory,
+    policies_folder,
+    policy_name,
+    remove_old_policies,
+    shared_memory_folder,
+    write_policy,
+)
 from src.models.policy_version import PolicyVersion
 from src.server.client import ClassroomClient
 from src.training.collective import on_main_process
@@ -15,6 +25,9 @@ from src.training.sharded_save import save_adapter_together, save_together, weig
 
 class WeightPublisher:
     """In place of TRL's `vllm_generation`, which TRL asks to sync the weights before a rollout.
+
+    Args:
+        train: says where weights are published, and how many versions are kept.
 
     Attributes:
         policy: the version that was published last; the next batch is sampled from it.
@@ -27,31 +40,52 @@ class WeightPublisher:
         server: AssignedServer,
         run_folder: Path,
         run_id: str,
-        keep: int,
+        train: TrainConfig,
     ):
         self._trainer = trainer
         self._client = client
         self._server = server
         self._run_folder = run_folder
         self._run_id = run_id
-        self._keep = keep
+        self._keep = train.keep_published_policies
+        self._in_memory, self._disk_every = train.publish_through == MEMORY, train.publish_to_disk_every
+        self._on_disk = 0
         self.policy = PolicyVersion(run_id, -1)
 
-    def sync_weights(self) -> None:
+    def sync_weights(self, last: bool = False) -> None:
         """Publish the current weights, or only the adapter if one is trained; the version is the optimizer step. All
         ranks call this together.
+
+        Args:
+            last: the training ends: the weights go to disk, and shared memory is freed.
 
         Raises:
             ClassroomError: on every rank, if a server did not load them.
         """
         started = time.monotonic()
         accelerator = self._trainer.accelerator
-        self.policy = PolicyVersion(self._run_id, self._trainer.state.global_step)
-        folder = policy_path(self._run_folder, self.policy.version)
+        step = self._trainer.state.global_step
+        self.policy = PolicyVersion(self._run_id, step)
+        in_memory = self._in_memory and not last and step - self._on_disk < self._disk_every
+        if not in_memory:
+            self._on_disk = step
+        parent = on_main_process(accelerator, lambda: self._parent(in_memory))
+        folder = parent / policy_name(self.policy.version)
         needed = weight_bytes(self._trainer.model, only_trained=self._trainer.has_adapter)
         save_trained = save_adapter_together if self._trainer.has_adapter else save_together
         save_trained(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
         self._trainer.gpus.make_room()
         self._server.once_per_server(accelerator, lambda: self._client.load_weights(self.policy, folder))
-        on_main_process(accelerator, lambda: remove_old_policies(self._run_folder, self._keep))
+        on_main_process(accelerator, lambda: self._remove_old(last))
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)
+
+    def _parent(self, in_memory: bool) -> Path:
+        return open_shared_memory(self._run_folder) if in_memory else policies_folder(self._run_folder)
+
+    def _remove_old(self, last: bool) -> None:
+        remove_old_policies(policies_folder(self._run_folder), self._keep)
+        shared = shared_memory_folder(self._run_folder)
+        if last:
+            shutil.rmtree(shared, ignore_errors=True)
+        elif self._in_memory:
+            remove_old_policies(shared, self._keep)

@@ -11,7 +11,8 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from src.grpo.log_probs import Cut, mask_of, scoring_only, use_small_tiles
+from src.grpo.log_probs import Cut, mask_of, scoring_only
+from src.training.cpu import _use_small_tiles
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 
@@ -98,7 +99,7 @@ def test_small_tiles_give_what_large_ones_give(folder: Path, monkeypatch: pytest
         return logps.detach(), torch.autograd.grad(logps.sum(), model.lm_head.weight)[0]
 
     large = scored()
-    use_small_tiles()
+    _use_small_tiles()
     assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE < 10_000
     monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 7)
     monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)

@@ -93,7 +93,7 @@ def test_only_old_complete_policies_are_removed(tmp_path: Path) -> None:
         write_policy(policy_path(tmp_path, version), PolicyVersion("run", version), save_model)
     unfinished = policy_path(tmp_path, 9)
     unfinished.mkdir()
-    remove_old_policies(tmp_path, keep=2)
+    remove_old_policies(unfinished.parent, keep=2)
     assert sorted(path.name for path in unfinished.parent.iterdir()) == ["v000002", "v000003", "v000009"]
 
 

@@ -1,0 +1,158 @@
+"""Where published weights go: to disk, or into the machine's shared memory."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainConfig, TrainRLConfig
+from src.errors import ConfigError, DataError, StorageError
+from src.models import policy_folder
+from src.models.policy_folder import check_policy, inside_run_folder, open_shared_memory, shared_memory_folder
+from src.models.policy_version import PolicyVersion
+from src.training.checkpoints import remove_leftovers
+from src.training.server_assignment import AssignedServer
+from src.training.weight_publisher import WeightPublisher
+from tests.conftest import ROOT
+from tests.support.offline_trainer import offline_trainer, save_tiny_model
+
+MEMORY = TrainConfig(publish_through="memory", publish_to_disk_every=4)
+
+
+class LoadingServer:
+    """Does with each published folder what a server does before its engine reads it."""
+
+    def __init__(self, run_folder: Path):
+        self.run_folder = run_folder
+        self.loaded: list[tuple[int, Path, torch.Tensor]] = []
+
+    def load_weights(self, policy: PolicyVersion, folder: Path) -> None:
+        folder = inside_run_folder(self.run_folder, str(folder))
+        check_policy(folder, policy)
+        weight = load_file(folder / "model.safetensors")["model.norm.weight"]
+        self.loaded.append((policy.version, folder, weight))
+
+
+@pytest.fixture
+def trainer(world: Path, tmp_path: Path) -> Iterator[SimpleNamespace]:
+    made = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"))
+    made.gpus = SimpleNamespace(make_room=lambda: None)
+    made.server = LoadingServer(tmp_path / "run")
+    yield made
+    open_shared_memory(tmp_path / "run")
+    for path in sorted(shared_memory_folder(tmp_path / "run").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    shared_memory_folder(tmp_path / "run").rmdir()
+
+
+def publisher(trainer, run_folder: Path, train: TrainConfig) -> WeightPublisher:
+    return WeightPublisher(trainer, trainer.server, AssignedServer(0, "", True), run_folder, "run", train)
+
+
+def publish(trainer, through: WeightPublisher, steps: int, last: bool = False) -> None:
+    for step in range(steps):
+        trainer.state.global_step = step
+        with torch.no_grad():
+            trainer.model.model.norm.weight.fill_(step)
+        through.sync_weights(last=last and step == steps - 1)
+
+
+def versions_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_the_server_gets_each_version_and_the_disk_some_of_them(trainer, tmp_path: Path) -> None:
+    run_folder, shared = tmp_path / "run", shared_memory_folder(tmp_path / "run")
+    publish(trainer, publisher(trainer, run_folder, MEMORY), 7)
+    assert [(version, weight.unique().tolist()) for version, _, weight in trainer.server.loaded] == [
+        (step, [step]) for step in range(7)
+    ]
+    on_disk = [version for version, folder, _ in trainer.server.loaded if folder.is_relative_to(run_folder)]
+    assert on_disk == [4], "every four steps"
+    assert versions_in(shared) == ["v000005", "v000006"], "keep_published_policies is 2"
+    assert versions_in(run_folder / "policy") == ["v000004"]
+    assert shared.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_end_of_a_training_leaves_its_last_version_on_disk_and_nothing_in_memory(trainer, tmp_path: Path) -> None:
+    publish(trainer, publisher(trainer, tmp_path / "run", MEMORY), 3, last=True)
+    assert versions_in(tmp_path / "run" / "policy") == ["v000002"]
+    assert not shared_memory_folder(tmp_path / "run").exists()
+
+
+def test_through_the_disk_nothing_is_in_memory(trainer, tmp_path: Path) -> None:
+    publish(trainer, publisher(trainer, tmp_path / "run", TrainConfig()), 3)
+    assert versions_in(tmp_path / "run" / "policy") == ["v000001", "v000002"]
+    assert not shared_memory_folder(tmp_path / "run").exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from src.models.policy_folder import open_shared_memory, policy_name, write_policy
+from src.models.policy_version import PolicyVersion
+
+def die_half_way(target):
+    (target / "model.safetensors").write_bytes(b"half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+write_policy(open_shared_memory(Path(sys.argv[1])) / policy_name(3), PolicyVersion("run", 3), die_half_way)
+"""
+
+
+def test_a_trainer_that_is_killed_while_it_publishes_leaves_whole_versions_only(trainer, tmp_path: Path) -> None:
+    run_folder, shared = tmp_path / "run", shared_memory_folder(tmp_path / "run")
+    publish(trainer, publisher(trainer, run_folder, MEMORY), 3)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(run_folder)], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    assert versions_in(shared) == ["v000001", "v000002", "v000003.unfinished"]
+    check_policy(shared / "v000002", PolicyVersion("run", 2))
+    with pytest.raises(DataError):
+        check_policy(shared / "v000003", PolicyVersion("run", 3))
+    remove_leftovers(run_folder)
+    assert versions_in(shared) == ["v000001", "v000002"], "the next trainer clears up"
+
+
+def test_a_folder_of_somebody_else_is_used_by_neither_side(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(policy_folder, "SHARED_MEMORY", tmp_path / "shm")
+    shared = shared_memory_folder(tmp_path / "run")
+    (shared / "v000000").mkdir(parents=True)
+    for spoil in (lambda: shared.chmod(0o777), lambda: replace_by_link(shared, tmp_path / "other")):
+        spoil()
+        with pytest.raises(StorageError, match="belongs to somebody else"):
+            open_shared_memory(tmp_path / "run")
+        with pytest.raises(DataError, match="is not inside this server's run folder"):
+            inside_run_folder(tmp_path / "run", str(shared / "v000000"))
+
+
+def replace_by_link(folder: Path, target: Path) -> None:
+    folder.rename(target)
+    target.chmod(0o700)
+    os.symlink(target, folder)
+
+
+def test_another_runs_shared_memory_is_not_this_ones(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(policy_folder, "SHARED_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    folder = open_shared_memory(tmp_path / "one") / "v000000"
+    folder.mkdir()
+    assert inside_run_folder(tmp_path / "one", str(folder)) == folder
+    with pytest.raises(DataError, match="is not inside this server's run folder"):
+        inside_run_folder(tmp_path / "two", str(folder))
+
+
+def test_servers_elsewhere_have_other_memory() -> None:
+    memory = ["--config-name", "quickstart", "train.publish_through=memory"]
+    assert load(TrainRLConfig, "train_rl", memory, check_train_rl).train.publish_through == "memory"
+    for elsewhere in ("generation.server_urls=[http://gpu2:8005]", "generation.server_host=192.0.2.7"):
+        with pytest.raises(ConfigError, match="the shared memory of one machine, but a server is at"):
+            load(TrainRLConfig, "train_rl", [*memory, elsewhere], check_train_rl)
