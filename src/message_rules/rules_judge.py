@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from config.values import RULES_VERSION, SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION
@@ -29,6 +30,7 @@ from src.toy_language.rubric_judge import (
     verdict,
 )
 
+_WITHOUT_STEP = 0.5
 MOST_SHOWN = 3
 """A message that shows more phrases of the plan than this is a list, not an introduction."""
 
@@ -87,8 +89,8 @@ class RulesJudge(EmbeddedJudge):
         if plan.lesson:
             found = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, facts))
         elif plan.phrases:
-            findings, covered = analyse(conversation, plan, facts)
-            found = {**verdict(findings, covered), "turn_scores": [finding.score for finding in findings]}
+            findings, covered, steps = _follow(conversation, plan, facts)
+            found = {**verdict(findings, covered), "turn_scores": _turn_scores(findings, steps)}
         else:
             raise DataError(
                 f"The judge `rules` reads lesson plans as prompt_templates/lesson_plan.txt writes them ('1. phrase | "
@@ -168,6 +170,24 @@ def analyse(
         conversation: messages {"role": "teacher" | "student", "content"}.
         facts: the personas that were drawn, if known, and the limit on messages.
     """
+    findings, covered, _ = _follow(conversation, plan, facts)
+    return findings, covered
+
+
+def _turn_scores(findings: Sequence[TurnFinding], steps: Sequence[bool]) -> list[float | None]:
+    """The score of each message. One that should have taken a step of the plan, and took none, gets half of it: no
+    score of a conversation is above the share of the plan that was taken, and its messages are what takes it."""
+    return [
+        finding.score if finding.score is None or step else finding.score * _WITHOUT_STEP
+        for finding, step in zip(findings, steps, strict=True)
+    ]
+
+
+def _follow(
+    conversation: Sequence[dict[str, str]], plan: ParsedPlan, facts: ConversationFacts
+) -> tuple[list[TurnFinding], Coverage, list[bool]]:
+    """As `analyse`, and for each teacher message whether it took a step of the plan, or none was due: in a reply to an
+    error, and once the plan is through."""
     errors = {
         place: holds_error(each["content"], plan, facts.personas[place] if place < len(facts.personas) else None)
         if facts.personas
@@ -183,13 +203,19 @@ def analyse(
         room = len(plan.phrases) + answered + 1 if ends else len(teacher)
     lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - ends)))
     findings: list[TurnFinding] = []
+    reached: list[int] = []
     for place in teacher:
         follows = place - 1 if place - 1 in errors else None
         if follows is not None:
             lesson.add_answer(conversation[follows]["content"], findings[-1] if findings else None)
+        reached.append(lesson.taken)  # the student's answer may have made a step of the message before
         error = follows is not None and errors[follows]
         findings.append(_judge_message(place, follows, error, conversation[place]["content"], lesson))
-    return findings, Coverage(lesson.taken, lesson.due)
+    steps = [
+        finding.student_error_kind is not None or before >= lesson.due or now > before
+        for finding, (before, now) in zip(findings, pairwise([*reached, lesson.taken]), strict=True)
+    ]
+    return findings, Coverage(lesson.taken, lesson.due), steps
 
 
 def holds_error(text: str, plan: ParsedPlan, persona: str | None, by_text_alone: bool = False) -> bool:

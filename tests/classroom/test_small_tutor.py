@@ -124,6 +124,15 @@ def test_passing_over_french_costs() -> None:
     assert passed_over == (1.0, 1.0, 0.0, 1.0), "the judge says which message"
 
 
+def test_a_message_that_takes_no_step_of_the_plan_is_worth_half() -> None:
+    """Otherwise any question would do: each message would be a good one, in a lesson that goes nowhere."""
+    problem = TEST[0]
+    astray = verdict(problem, ["What is your name?", questions(problem)[2], "How old are you?"])
+    assert astray.turn_scores == (1.0, 0.5, 1.0, 0.5)
+    rambling = verdict(problem, ["I am so glad.", questions(problem)[2], "What is your name? How old are you?"])
+    assert rambling.turn_scores == (1.0, 0.0, 1.0, 0.0)
+
+
 def test_training_and_evaluation_play_in_the_same_classroom() -> None:
     assert CONFIG.generation.identity() == EVALUATION.generation.identity()
     assert CONFIG.teacher_model.vllm == EVALUATION.teacher_model.vllm
