@@ -3,6 +3,7 @@ version. Published folders are in the run folder, or in the machine's shared mem
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import stat
@@ -19,7 +20,6 @@ from .pretrained import check_weights
 
 MARKER = "COMPLETE"
 SHARED_MEMORY = Path("/dev/shm")
-_BLOCK = 1 << 22
 
 
 def policies_folder(run_folder: Path) -> Path:
@@ -175,9 +175,10 @@ def _fingerprint(folder: Path) -> str:
     digest = xxhash.xxh3_128()
     for path in sorted((*folder.glob("*.safetensors"), *folder.glob(ADAPTER_CONFIG))):
         digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
+        if not path.stat().st_size:  # nothing can be mapped of it
+            continue
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            digest.update(content)
     return digest.hexdigest()
 
 

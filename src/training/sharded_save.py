@@ -1,5 +1,5 @@
 """Saves the trained model, partitioned between processes or not, without a second copy in memory: weights are gathered
-one by one and written shard by shard."""
+and written one by one."""
 
 import json
 import logging
@@ -21,6 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from src.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from src.training.collective import Result, on_main_process
 from src.training.context import TrainerContext
+from src.training.safetensors_writer import SafetensorsWriter
 
 logger = logging.getLogger(__name__)
 SHARD_BYTES = 1_000_000_000
@@ -111,8 +112,9 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
     """Yields the weights to publish in pieces, on the CPU; all processes must iterate over all of them.
 
     Names and shapes are those of the Hub's format: conversions that transformers made on loading are reverted. Tied
-    weights come once. A piece is usually one parameter. If transformers makes several parameters from one tensor of the
-    Hub's format, reverting needs them together, and the whole model is the only piece.
+    weights come once. The tensors of a piece are valid until the next piece is asked for. A piece is usually one
+    parameter. If transformers makes several parameters from one tensor of the Hub's format, reverting needs them
+    together, and the whole model is the only piece.
 
     An adapter is merged in: a weight W comes as W + scale × B·A, added in float32.
 
@@ -132,10 +134,10 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
         layer = layers.get(id(tensor))
         with zero.GatheredParameters([tensor, *(adapter_weights(layer) if layer else ())]):
             if keep:
-                piece[name] = (_merged(tensor, layer) if layer else tensor).detach().to("cpu", copy=True)
-        if keep and not together:
-            yield revert_weight_conversion(model, piece)
-            piece = {}
+                piece[name] = (_merged(tensor, layer) if layer else tensor).detach().to("cpu", copy=together)
+            if keep and not together:
+                yield revert_weight_conversion(model, piece)
+                piece = {}
     if keep and together:
         yield revert_weight_conversion(model, piece)
 
@@ -207,26 +209,17 @@ def write_shards(pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHA
     """Write weights into safetensors files of about `shard_bytes`; files of an earlier save are removed."""
     for path in (*folder.glob("*.safetensors"), folder / SAFE_WEIGHTS_INDEX_NAME):
         path.unlink(missing_ok=True)
-    shards: list[list[str]] = []
-    shard: Weights = {}
-    total = held = 0
-
-    def write_out() -> None:
-        save_file(shard, _unfinished(folder, len(shards)), metadata={"format": "pt"})
-        shards.append(list(shard))
-        shard.clear()
-
+    shards: list[SafetensorsWriter] = []
     for piece in pieces:
         for name, tensor in piece.items():
-            shard[name] = tensor.contiguous()
-            held += tensor.nbytes
-            total += tensor.nbytes
-            if held >= shard_bytes:
-                write_out()
-                held = 0
-    if shard:
-        write_out()
-    _give_names(folder, shards, total)
+            if not shards or shards[-1].bytes >= shard_bytes or shards[-1].is_full:
+                if shards:
+                    shards[-1].close()
+                shards.append(SafetensorsWriter(_unfinished(folder, len(shards))))
+            shards[-1].add(name, tensor)
+    if shards:
+        shards[-1].close()
+    _give_names(folder, [shard.names for shard in shards], sum(shard.bytes for shard in shards))
 
 
 def _unfinished(folder: Path, number: int) -> Path:
