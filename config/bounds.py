@@ -186,6 +186,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "resample_up_to": at_least(1, COUNT),
         "keep_published_policies": at_least(1, COUNT),
         "publish_to_disk_every": at_least(1, STEPS),
+        "max_staleness": between(0, 1),
         "gpu_memory_gib": above(0, COUNT),
     },
     TurnCreditConfig: {"weight": at_least(0, COUNT), "gamma": between(0, 1)},

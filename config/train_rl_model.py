@@ -115,6 +115,10 @@ class TrainConfig:
     them, `drop` leaves them out, so that the others weigh more; `resample` plays further problems in their place, until
     the batch is full or `resample_up_to` times as many groups would have been played, and leaves the rest out.
 
+    `max_staleness`: how many versions older than the trained weights those may be that a batch is played with. 0 plays
+    each batch with the current weights; 1 plays the next batch while this one is trained on, for judges and engines
+    that do not compute on the trainer's device, and corrects for the difference as for the engine's.
+
     `publish_through`: `disk` writes published weights into the run folder; `memory` into the shared memory of the
     machine (/dev/shm), where server and trainer both are, and to disk every `publish_to_disk_every` steps and at the
     end. Of either, the last `keep_published_policies` versions stay.
@@ -149,6 +153,7 @@ class TrainConfig:
     importance_sampling_mode: str = "token_truncate"
     importance_sampling_clip_max: float = 2.0
     keep_published_policies: int = 2
+    max_staleness: int = 0
     publish_through: str = DISK
     publish_to_disk_every: int = 25
     gpu_memory_gib: float | None = None

@@ -75,6 +75,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
             self._keep_corrections,
             groups,
             self._curriculum_of(session),
+            config.train.max_staleness > 0,
         )
         model = config.teacher_model.model_name_or_path
         check_model("teacher_model.model_name_or_path", model)

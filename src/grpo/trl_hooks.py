@@ -6,6 +6,7 @@ They were checked against the version in `CHECKED_AGAINST`. tests/training/test_
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ SIGNATURES = {
 """The parameters of the methods that are overridden or called."""
 ATTRIBUTES = (
     *("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm", "reward_func_names", "_tokenizer"),
-    *("current_gradient_accumulation_steps", "temperature", "loss_type", "_buffered_inputs"),
+    *("current_gradient_accumulation_steps", "temperature", "loss_type", "_buffered_inputs", "num_iterations"),
 )
 """Attributes of a `GRPOTrainer` that are read or set."""
 
@@ -76,10 +77,26 @@ class TrlHooks(GRPOTrainer):
     def _get_train_sampler(self, dataset: Any = None) -> EpochOrderSampler:
         """TRL's sampler, with an order that depends on the epoch only."""
         sampler = super()._get_train_sampler(dataset)
-        steps_in_epoch = len(sampler) // (
-            sampler.mini_repeat_count * sampler.batch_size * self.args.steps_per_generation
-        )
-        return EpochOrderSampler(sampler, lambda: self.state.global_step // max(steps_in_epoch, 1))
+        return EpochOrderSampler(sampler, lambda: self.state.global_step // self._steps_in_epoch(sampler))
+
+    def _steps_in_epoch(self, sampler: Any) -> int:
+        rows = sampler.mini_repeat_count * sampler.batch_size * self.args.steps_per_generation
+        return max(len(sampler) // rows, 1)
+
+    @property
+    def steps_of_batch(self) -> int:
+        """Optimizer steps on each batch."""
+        return self.num_iterations
+
+    def prompts_of(self, step: int) -> list[str]:
+        """The prompts of this process's part of the batch that begins at an optimizer step, in TRL's order."""
+        sampler = super()._get_train_sampler()
+        epoch, place = divmod(step, self._steps_in_epoch(sampler))
+        order = iter(EpochOrderSampler(sampler, lambda: epoch))
+        batch, own = sampler.mini_repeat_count * sampler.batch_size, self.accelerator.num_processes
+        repeats = self.num_iterations * self.args.steps_per_generation
+        first = place // self.num_iterations * repeats * batch + self.accelerator.process_index * (batch // own)
+        return [self.train_dataset[index]["prompt"] for index in islice(order, first, first + batch // own)]
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -18,6 +18,7 @@ class TrainerContext(Protocol):
         policy: the version that was published last; the next batch is sampled from it.
         gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
         has_adapter: whether an adapter is trained instead of the model's own weights.
+        steps_of_batch: optimizer steps on each batch.
     """
 
     accelerator: Accelerator
@@ -28,8 +29,13 @@ class TrainerContext(Protocol):
     gpus: SharedGpus
     has_adapter: bool
 
+    steps_of_batch: int
+
     @property
     def policy(self) -> PolicyVersion: ...
+
+    def prompts_of(self, step: int) -> list[str]:
+        """The prompts of this process's part of the batch that begins at an optimizer step."""
 
     def record_metric(self, name: str, value: float) -> None:
         """Log a metric of this step; values are averaged over processes."""

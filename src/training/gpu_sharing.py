@@ -83,6 +83,19 @@ class SharedGpus:
             self.make_room()
             self._server.once_per_server(self._state, self._client.wake_up)
 
+    def refuse_playing_ahead(self) -> None:
+        """Refuse to play a batch while another one is trained on, if engines have to sleep meanwhile.
+
+        Raises:
+            ConfigError: if they do.
+        """
+        if self._shared:
+            raise ConfigError(
+                "train.max_staleness is 1, so the next batch would be played while this one is trained on, but server "
+                "and trainer take turns on their GPUs (generation.colocate). Give the server GPUs of its own, or set "
+                "train.max_staleness=0."
+            )
+
     def _sleep_and_lease(self, trainer: Sequence[ProcessId]) -> None:
         """Sleep first: with a lease, a server that died before its engines slept would not load them, so the call to
         `sleep` would wait for it in vain."""

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 
 from src.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
+from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import write_rollouts
 from src.rollout.problem import Problem
 from src.rollout.requests import SampleRequest, SampleResponse
@@ -25,6 +27,7 @@ from src.training.context import TrainerContext
 from src.training.curriculum import Curriculum
 from src.training.group_variance import GroupFilter, PlayedBatch
 from src.training.judge_monitor import JudgeMonitor
+from src.training.next_batch import NextBatch
 from src.training.supervision_metrics import supervision_metrics
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ class ClassroomRollout:
         on_batch: called with (step, conversations) on every rank, after they were written.
         groups: leaves groups without variance out, or replaces them; None if all are kept.
         curriculum: draws the problems of each batch; None for those that TRL asks for.
+        ahead: whether the next batch is played while one is trained on.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class ClassroomRollout:
         on_batch: Callable[[int, Sequence[Trajectory]], None] | None = None,
         groups: GroupFilter | None = None,
         curriculum: Curriculum | None = None,
+        ahead: bool = False,
     ):
         self._problems = problems
         self._client = client
@@ -87,6 +92,7 @@ class ClassroomRollout:
         self._on_batch = on_batch
         self._groups = groups
         self._curriculum = curriculum
+        self._next = NextBatch(self._sample) if ahead else None
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
@@ -99,9 +105,7 @@ class ClassroomRollout:
         """
         started, step = time.monotonic(), trainer.state.global_step
         trainer.gpus.wake_engines()
-        if self._curriculum is not None:
-            prompts = self._curriculum.choose(trainer.accelerator, len(prompts), step)
-        batch = self._play(prompts, trainer)
+        batch = self._play(self._problems_of(step, prompts, trainer), trainer)
         records = batch.records
         checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
@@ -111,6 +115,9 @@ class ClassroomRollout:
         metrics |= batch.figures
         if self._curriculum is not None:
             metrics |= self._curriculum.record(step, records)
+        if self._next is not None:
+            metrics["policy/staleness"] = fmean(staleness(records, trainer.policy))
+            self._begin_next(trainer)
         for seat in dict.fromkeys(gather_object([seat for each in batch.usage for seat in each])):
             metrics |= usage_metrics(seat, gather_object([each.get(seat) for each in batch.usage]))
         for name, value in metrics.items():
@@ -124,35 +131,60 @@ class ClassroomRollout:
             columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, step)
         return columns
 
+    def _problems_of(self, step: int, prompts: Sequence[str], trainer: TrainerContext) -> Sequence[str]:
+        """The problems of this rank's conversations: those that TRL asks for, or the curriculum's."""
+        if self._curriculum is None:
+            return prompts
+        return self._curriculum.choose(trainer.accelerator, len(prompts), step)
+
+    def wait_for_next(self) -> None:
+        """Wait until no batch is being played, before new weights are loaded."""
+        if self._next is not None:
+            self._next.wait()
+
+    def _begin_next(self, trainer: TrainerContext) -> None:
+        """Have the next batch played with the weights that are loaded now, while this one is trained on."""
+        step = trainer.state.global_step + trainer.steps_of_batch
+        if step < trainer.state.max_steps:
+            problems = self._problems_of(step, trainer.prompts_of(step), trainer)
+            self._next.start(self._request(problems, trainer, 0, step))
+
     def _play(self, prompts: Sequence[str], trainer: TrainerContext) -> PlayedBatch:
         """Play a batch, with what the filter of groups does to it; all ranks call this together."""
-        accelerator = trainer.accelerator
+        accelerator, step = trainer.accelerator, trainer.state.global_step
+        ahead = self._next.take(step) if self._next is not None else None
 
         def play(problem_ids: Sequence[str], attempt: int) -> tuple[list[Trajectory], Mapping[str, Usage]]:
-            request = self._request(problem_ids, trainer, attempt) if problem_ids else None
+            if ahead is not None and attempt == 0:
+                request, sample = ahead
+            else:
+                request = self._request(problem_ids, trainer, attempt, step) if problem_ids else None
+                sample = partial(self._sample, request)
             rank = accelerator.process_index
-            response = on_every_process(accelerator, lambda: request and self._sample_and_write(request, rank, attempt))
+            write = partial(self._write, sample, rank, attempt)
+            response = on_every_process(accelerator, lambda: write(request) if request is not None else None)
             return (response.conversations, response.usage) if response else ([], {})
 
         records, usage = play(prompts, 0)
         batch = PlayedBatch(records, [usage])
         if self._groups is not None:
-            self._groups.apply(accelerator, batch, trainer.state.global_step, list(dict.fromkeys(prompts)), play)
+            self._groups.apply(accelerator, batch, step, list(dict.fromkeys(prompts)), play)
         return batch
 
-    def _request(self, prompts: Sequence[str], trainer: TrainerContext, attempt: int) -> SampleRequest:
+    def _request(self, prompts: Sequence[str], trainer: TrainerContext, attempt: int, step: int) -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]
-        policy, step, accelerator = trainer.policy, trainer.state.global_step, trainer.accelerator
+        policy, accelerator = trainer.policy, trainer.accelerator
         # A restarted trainer requests its batch by the same id, and gets the conversations that were played already.
         # A judge that failed may have stopped the trainer before: in the first batch, failed attempts are repeated.
         first, self._first = self._first, False
         rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
         again = f"-again{attempt}" if attempt else ""
+        early = f"-of{policy.version}" if policy.version != step else ""
         slice_digest = hashlib.sha256(repr((self._seed, problems)).encode()).hexdigest()[:8]
         return SampleRequest(
             problems=[problem.text for problem in problems],
             answers=[problem.answer for problem in problems],
-            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}{again}",
+            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}{again}{early}",
             seed=self._seed,
             step=step,
             run_id=policy.run_id,
@@ -161,8 +193,11 @@ class ClassroomRollout:
             judge_again=first,
         )
 
-    def _sample_and_write(self, request: SampleRequest, rank: int, attempt: int) -> SampleResponse:
-        response = self._sample(request)
+    def _write(
+        self, sample: Callable[[], SampleResponse], rank: int, attempt: int, request: SampleRequest
+    ) -> SampleResponse:
+        """Get the conversations of a request, and write them down."""
+        response = sample()
         write_rollouts(self._run_folder, request.step, rank, response.conversations, attempt)
         return response
 
@@ -258,6 +293,11 @@ def _sampled_tokens(record: Trajectory) -> int:
     included."""
     beside = (each for each in record.branches if each.kind == POLICY)
     return sum(record.mask) + sum(sum(each.mask) if each.mask else len(each.ids) for each in beside)
+
+
+def staleness(records: Sequence[Trajectory], policy: PolicyVersion) -> list[float]:
+    """How many optimizer steps older than `policy` the weights of each of the policy's messages are."""
+    return [policy.version - turn.policy.version for record in records for turn in record.turns if turn.policy] or [0.0]
 
 
 def reward_metrics(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, float]:

@@ -132,6 +132,8 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     client = on_every_process(state, lambda: connect(config, server))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
     gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
+    if config.train.max_staleness > 0:
+        gpus.refuse_playing_ahead()
     gpus.sleep_engines()
     return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint)
 

@@ -62,6 +62,7 @@ class WeightPublisher:
         Raises:
             ClassroomError: on every rank, if a server did not load them.
         """
+        self._trainer.rollout_func.wait_for_next()
         started = time.monotonic()
         accelerator = self._trainer.accelerator
         step = self._trainer.state.global_step

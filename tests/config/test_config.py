@@ -274,6 +274,7 @@ OUT_OF_RANGE = [
     ("train.importance_sampling_clip_max", ["0"], "must be above 0"),
     ("train.groups_without_variance", ["skip"], "must be one of keep, drop, resample"),
     ("train.resample_up_to", ["0.5", ".nan"], "must be at least 1"),
+    ("train.max_staleness", ["-1", "2"], "must be from 0 to 1"),
     ("train.publish_through", ["ram"], "must be one of disk, memory"),
     ("train.publish_to_disk_every", ["0"], "must be at least 1"),
     ("train.gpu_memory_gib", ["0", "-80"], "must be above 0"),

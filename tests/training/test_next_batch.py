@@ -1,0 +1,131 @@
+"""The next batch is played while this one is trained on: the same problems, older weights, one policy in each."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from src.errors import ConfigError, EngineFailure
+from src.models.policy_version import PolicyVersion
+from src.rollout.problem import Problem
+from src.rollout.requests import SampleRequest
+from src.training.gpu_sharing import SharedGpus
+from src.training.server_assignment import AssignedServer
+from tests.support.offline_trainer import OfflineTrainer, conversation, offline_trainer, save_tiny_model
+
+PROBLEMS = [Problem.of(f"lesson {number}", "") for number in range(6)]
+STEPS = 5
+AHEAD = "train.max_staleness=1"
+
+
+@pytest.fixture(scope="module")
+def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), world / "blank")
+
+
+class Server:
+    """Answers like a server, writes down what it is asked for and which weights it holds, and may fail."""
+
+    def __init__(self, trainer: OfflineTrainer, fails_at: int | None = None):
+        self.answer = trainer.rollout_func._client.sample
+        self.requests: list[SampleRequest] = []
+        self.threads: list[str] = []
+        self.loaded: list[tuple[int, int]] = []
+        self.playing, self.fails_at = 0, fails_at
+
+    def sample(self, request: SampleRequest):
+        self.playing += 1
+        self.requests.append(request)
+        self.threads.append(threading.current_thread().name)
+        try:
+            if request.step == self.fails_at:
+                raise EngineFailure("The teacher's engine died.")
+            response = self.answer(request)
+            for record in response.conversations:
+                for place, turn in enumerate(record.turns):
+                    if turn.policy is not None:
+                        record.turns[place] = replace(turn, policy=request.wanted_policy)
+            return response
+        finally:
+            self.playing -= 1
+
+    def load(self, version: int) -> None:
+        assert self.playing == 0, "new weights while a batch is played"
+        self.loaded.append((version, len(self.requests)))
+
+
+def train(folder: Path, model: Path, *overrides: str, steps: int = STEPS, fails_at: int | None = None):
+    """Whole steps of the real trainer without a server. Returns the trainer and what its server saw."""
+    options = [f"train.max_steps={steps}", "train.mu=1", "train.beta=0", "logging.save_steps=100", *overrides]
+    trainer = offline_trainer(folder, model, options, lambda index, each: conversation(index, each, seed=1), PROBLEMS)
+    server = Server(trainer, fails_at)
+    trainer.rollout_func._client = server
+
+    def publish(last: bool = False) -> None:
+        trainer.rollout_func.wait_for_next()
+        trainer.publisher.policy = PolicyVersion("run", trainer.state.global_step)
+        server.load(trainer.state.global_step)
+
+    trainer.publisher.sync_weights = publish
+    trainer.train()
+    return trainer, server
+
+
+def played(server: Server) -> list[tuple[int, list[str], int]]:
+    """Step, problems, and version of the weights of each request."""
+    return [(each.step, each.problems, each.wanted_policy.version) for each in server.requests]
+
+
+@pytest.mark.parametrize("extra", [(), ("dataset.curriculum=true",)], ids=["the dataset's order", "a curriculum"])
+def test_the_same_problems_are_played_one_version_earlier(extra: tuple[str, ...], model: Path, tmp_path: Path) -> None:
+    _, at_once = train(tmp_path / "at once", model, *extra)
+    trainer, ahead = train(tmp_path / "ahead", model, AHEAD, *extra)
+    assert [each[:2] for each in played(ahead)] == [each[:2] for each in played(at_once)]
+    assert [version for *_, version in played(at_once)] == [0, 1, 2, 3, 4]
+    assert [version for *_, version in played(ahead)] == [0, 0, 1, 2, 3]
+    assert len({each.request_id for each in ahead.requests}) == STEPS
+    figures = [line["policy/staleness"] for line in trainer.state.log_history if "policy/staleness" in line]
+    assert figures == [0, 1, 1, 1, 1]
+
+
+def test_a_batch_is_asked_for_while_one_is_trained_on_and_weights_wait_for_it(model: Path, tmp_path: Path) -> None:
+    _, server = train(tmp_path, model, AHEAD)
+    assert server.loaded == [(0, 0), (1, 2), (2, 3), (3, 4), (4, 5)], "at each loading, one more batch was asked for"
+    assert [name.startswith("next batch") for name in server.threads] == [False, True, True, True, True]
+
+
+def test_with_several_updates_on_a_batch_the_next_one_is_that_many_steps_older(model: Path, tmp_path: Path) -> None:
+    _, server = train(tmp_path, model, AHEAD, "train.mu=2", steps=6)
+    assert [(step, version) for step, _, version in played(server)] == [(0, 0), (2, 0), (4, 2)]
+
+
+def test_a_batch_that_fails_stops_its_own_step_and_not_the_one_before(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineFailure, match="engine died"):
+        train(tmp_path, model, AHEAD, fails_at=2)
+    rollouts = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
+    assert rollouts == ["step_000000-0.parquet", "step_000001-0.parquet"]
+
+
+def test_engines_that_sleep_play_nothing_ahead(tmp_path: Path) -> None:
+    SharedGpus(None, AssignedServer(0, "", True), False, tmp_path).refuse_playing_ahead()
+    with pytest.raises(ConfigError, match="take turns on their GPUs"):
+        SharedGpus(None, AssignedServer(0, "", True), True, tmp_path).refuse_playing_ahead()
+
+
+def test_the_prompts_of_a_step_are_those_that_trl_asks_for(model: Path, tmp_path: Path) -> None:
+    """Over two epochs and a half: each epoch has an order of its own."""
+    asked = []
+    options = ["train.max_steps=7", "train.mu=1", "train.beta=0", "logging.save_steps=100"]
+    trainer = offline_trainer(tmp_path, model, options, None, PROBLEMS)
+    original = trainer.rollout_func
+
+    def watched(prompts, own):
+        asked.append(list(prompts))
+        return original(prompts, own)
+
+    trainer.rollout_func = watched
+    watched.wait_for_next = original.wait_for_next
+    trainer.train()
+    assert [trainer.prompts_of(step) for step in range(7)] == asked
+    assert len({tuple(sorted(set(asked[step] + asked[step + 1] + asked[step + 2]))) for step in (0, 3)}) == 1
