@@ -1,0 +1,127 @@
+"""How many conversations the quickstart needs until a held-out reward, by what is done for more signal in each of them.
+
+    keep                every group is trained on, problems in the order of the dataset
+    drop, resample      groups without variance are left out, or further problems are played in their place
+    curriculum          problems are drawn by how much they last taught
+    curriculum_drop     both
+    turn_credit         the rubric's findings on each message, beside the reward of the conversation
+    turn_credit_drop    turn credit, and groups are left out where messages do not differ either
+
+    python -m benchmarks.signal_arms [--folder runs/signal_arms] [--seeds 1 2 3] [--steps 24] [--arms keep drop …]
+
+All arms begin with the same model; `make quickstart-models` makes it. Every third version plays the held-out lessons,
+two conversations each. Each training and each measured version is kept in the folder, so the same command goes on where
+it was stopped; with `--report` it only prints what is there. Every conversation that was played counts, those on further
+problems, too.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.supervision_arms import (
+    CONVERSATIONS_PER_STEP,
+    WANTED_REWARD,
+    Bench,
+    held_out_lessons,
+    measure,
+)
+from src.classroom.record import ConversationRecord
+from src.results.run_folder import METRICS_NAME, read_lines
+
+GROUP_SIZE = 8
+_DROP, _RESAMPLE = (f"train.groups_without_variance={mode}" for mode in ("drop", "resample"))
+_CURRICULUM = "dataset.curriculum=true"
+_TURN_CREDIT = "train.turn_credit={mode: immediate, weight: 0.3, rewards: {judge: 1.0}}"
+
+
+class SignalBench(Bench):
+    """The benchmark of the ways to more signal."""
+
+    arms = {
+        "keep": [],
+        "drop": [_DROP],
+        "resample": [_RESAMPLE],
+        "curriculum": [_CURRICULUM],
+        "curriculum_drop": [_CURRICULUM, _DROP],
+        "turn_credit": [_TURN_CREDIT],
+        "turn_credit_drop": [_TURN_CREDIT, _DROP],
+    }
+
+    def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
+        rewards = defaultdict(list)
+        for record in records:
+            rewards[record.problem_id].append(record.reward)
+        logged = read_lines(self.folder / arm / str(seed) / METRICS_NAME)
+        return {
+            "conversations": conversations_played([line for line in logged if line.get("step", 0) <= step]),
+            "rewards": {problem: fmean(values) for problem, values in rewards.items()},
+        }
+
+
+def conversations_played(metrics: Sequence[Mapping[str, Any]]) -> float:
+    """The conversations of these steps, further problems included."""
+    usual = CONVERSATIONS_PER_STEP / GROUP_SIZE
+    return sum(GROUP_SIZE * line.get("groups/played", usual) for line in metrics if "reward" in line)
+
+
+def conversations_needed(by_step: Mapping[int, Mapping[str, Any]]) -> float | None:
+    """The conversations until the mean held-out reward first reached `WANTED_REWARD`, interpolated between measured
+    versions; None if it never did."""
+    before: tuple[float, float] | None = None
+    for step in sorted(by_step):
+        played, reward = by_step[step]["conversations"], fmean(by_step[step]["rewards"].values())
+        if reward >= WANTED_REWARD:
+            share = 1.0 if before is None else (WANTED_REWARD - before[1]) / (reward - before[1])
+            return share * played if before is None else before[0] + share * (played - before[0])
+        before = (played, reward)
+    return None
+
+
+def report(lines: Sequence[Mapping[str, Any]]) -> str:
+    """By arm: the conversations needed by each seed, their mean, the mean of the ratios to `keep` of the same seed, and
+    the reward after the last step."""
+    by_arm: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        by_arm[line["arm"]][line["seed"]][line["step"]] = line
+    out = [f"conversations until a held-out reward of {WANTED_REWARD:.2f}, by seed; mean; ratio to keep; last reward"]
+    base = {seed: conversations_needed(found) for seed, found in by_arm["keep"].items()}
+    for arm in (each for each in SignalBench.arms if each in by_arm):
+        needed = {seed: conversations_needed(found) for seed, found in sorted(by_arm[arm].items())}
+        shown = [round(each) if each is not None else None for each in needed.values()]
+        known = [each for each in needed.values() if each is not None]
+        ratios = [each / base[seed] for seed, each in needed.items() if each is not None and base.get(seed)]
+        mean = f"{fmean(known):.0f}" if len(known) == len(needed) else "not reached by all"
+        ratio = f"{fmean(ratios):.2f} {[round(each, 2) for each in ratios]}" if len(ratios) == len(needed) else "–"
+        last = fmean(fmean(found[max(found)]["rewards"].values()) for found in by_arm[arm].values())
+        out.append(f"  {arm:18}{shown}  {mean}  {ratio}  {last:.3f}")
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Train and measure what is missing, then print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("runs/signal_arms"))
+    parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--arms", nargs="+", choices=list(SignalBench.arms), default=list(SignalBench.arms))
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--port", type=int, default=8049)
+    parser.add_argument("--report", action="store_true", help="only print what was measured")
+    arguments = parser.parse_args()
+    if not (arguments.models / "sft" / "model").is_dir():
+        sys.exit(f"{arguments.models} has no fine-tuned model: run make quickstart-models, or give --models.")
+    bench = SignalBench(arguments.folder.resolve(), arguments.models.resolve(), arguments.steps, arguments.port)
+    bench.folder.mkdir(parents=True, exist_ok=True)
+    if not arguments.report:
+        wanted = [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
+        measure(bench, wanted, held_out_lessons(bench.models))
+    print(report(read_lines(bench.results)))
+
+
+if __name__ == "__main__":
+    main()
