@@ -67,7 +67,7 @@ def publish(parent: Path, version: int, weights: dict[str, torch.Tensor], earlie
             for name in file.keys():  # noqa: SIM118
                 weights[name].copy_(file.get_tensor(name))
     read = time.perf_counter()
-    remove_old_policies(parent, 1)
+    remove_old_policies(parent, 1, version)
     return written - started, read - written
 
 

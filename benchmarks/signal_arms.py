@@ -11,8 +11,8 @@
 
 All arms begin with the same model; `make quickstart-models` makes it. Every third version plays the held-out lessons,
 two conversations each. Each training and each measured version is kept in the folder, so the same command goes on where
-it was stopped; with `--report` it only prints what is there. Every conversation that was played counts, those on further
-problems, too.
+it was stopped; with `--report` it only prints what is there. Every conversation that was played counts, those on
+further problems, too.
 """
 
 import argparse

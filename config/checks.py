@@ -11,12 +11,14 @@ from config.base import (
     HuggingFaceConfig,
     LoggingConfig,
     ServerConfig,
+    SupervisionConfig,
 )
 from config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
 from config.ppo_checks import check_algorithm
 from config.supervision_checks import check_supervision
 from config.train_rl_model import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
 from config.values import (
+    BNPO,
     CISPO,
     CISPO_LARGEST_RATIO,
     EMBEDDED_JUDGES,
@@ -26,6 +28,7 @@ from config.values import (
     LARGEST_BATCH,
     LOSS_TYPES,
     MEMORY,
+    NO_CREDIT,
     OPTIMIZERS,
     PUBLISH_WAYS,
     REWARD_SCALES,
@@ -46,6 +49,7 @@ from config.values import (
 from src.errors import ConfigError
 from src.rollout.builtin_tools import BUILT_IN_TOOLS
 from src.rollout.registry import environment_of, module_of, most_rows
+from src.rollout.supervision import OBSERVE
 
 CONVERSATION_TYPES = ("guided", "attempt")
 
@@ -288,6 +292,11 @@ def _check_training(train: TrainConfig) -> None:
             "ratio itself and must be at least 1, or even tokens whose probability did not change would be held down. "
             f"Set it to null, which means {CISPO_LARGEST_RATIO:g}."
         )
+    if train.max_staleness > 0 and not train.importance_sampling_correction:
+        raise ConfigError(
+            f"train.max_staleness is {train.max_staleness}, so batches are played with older weights, and nothing "
+            "would correct for it: set train.importance_sampling_correction=true, or train.max_staleness=0."
+        )
     check_duration(train.epochs, train.max_steps)
 
 
@@ -308,8 +317,22 @@ def _check_publishing(config: TrainRLConfig) -> None:
 
 def _check_groups(config: TrainRLConfig) -> None:
     """Groups are left out by their conversations' rewards; an episode of many rows, or of several players, has more."""
-    mode = config.train.groups_without_variance
-    if mode != KEEP and most_rows(config) is not None:
+    train, mode = config.train, config.train.groups_without_variance
+    if mode == KEEP:
+        return
+    if train.loss_type == BNPO:
+        raise ConfigError(
+            f"train.groups_without_variance is {mode}, but train.loss_type={BNPO} takes the mean of each micro-batch, "
+            "and one without any group that teaches would still count. Take dapo, or set "
+            "train.groups_without_variance=keep."
+        )
+    on_invalid = getattr(config.generation, "supervisor", SupervisionConfig()).on_invalid
+    if config.supervisor_model is not None and on_invalid != OBSERVE and train.turn_credit.mode != NO_CREDIT:
+        raise ConfigError(
+            f"train.groups_without_variance is {mode}, but with generation.supervisor.on_invalid={on_invalid} and turn "
+            "credit, rejected drafts teach even where all rewards are equal: set train.groups_without_variance=keep."
+        )
+    if most_rows(config) is not None:
         raise ConfigError(
             f"train.groups_without_variance is {mode}, but an episode of the environment {config.environment} is "
             f"trained on in many rows, and its messages have rewards of their own: set it to {KEEP}."

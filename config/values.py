@@ -62,7 +62,8 @@ SCHEDULERS = (
     "inverse_sqrt",
 )
 CISPO = "cispo"
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", CISPO, "sapo")
+BNPO = "bnpo"
+LOSS_TYPES = ("grpo", BNPO, "dr_grpo", "dapo", CISPO, "sapo")
 CISPO_LARGEST_RATIO = 5.0
 """What TRL recommends for `epsilon_high` with this loss, after ScaleRL; TRL's own default is `epsilon`."""
 BY_BATCH, UNSCALED = "batch", "none"

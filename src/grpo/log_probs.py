@@ -27,16 +27,19 @@ class Cut:
     right: int
 
     @classmethod
-    def of(cls, attention_mask: Tensor, wanted: Tensor) -> "Cut":
+    def of(cls, attention_mask: Tensor, wanted: Tensor, columns: bool = True) -> "Cut":
         """The cut of a micro-batch. One column of the prompt and one of the completion stay.
 
         Args:
             attention_mask: of shape (rows, prompt + completion).
             wanted: the tokens that are trained on, of shape (rows, completion).
+            columns: whether columns may be taken away.
         """
         (count, width), prompt = attention_mask.shape, attention_mask.size(1) - wanted.size(1)
         rows = wanted.any(dim=1).nonzero().flatten()
         rows = rows if len(rows) else torch.zeros(1, dtype=torch.long, device=wanted.device)
+        if not columns:
+            return cls(rows, count, 0, 0)
         used = attention_mask[rows].any(dim=0).nonzero().flatten()
         first, last = (used[0].item(), used[-1].item()) if len(used) else (0, width - 1)
         return cls(rows, count, min(first, prompt - 1), width - 1 - max(last, prompt))

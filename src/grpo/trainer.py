@@ -105,7 +105,8 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
         config, ids = session.config, [problem.id for problem in session.problems]
         if not config.dataset.curriculum:
             return None
-        return Curriculum(ids, config.train.num_samples_per_problem, config.seed, session.run_folder)
+        train = config.train
+        return Curriculum(ids, train.num_samples_per_problem, config.seed, session.run_folder, train.mu)
 
     def _open_corrections(self, session: TrainingSession) -> CorrectionSet | None:
         config, checkpoint = self.run_config, session.checkpoint

@@ -18,6 +18,7 @@ from src.grpo.log_probs import Cut, mask_of, scoring_only
 from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
 from src.training.checkpoints import EpochOrderSampler
 from src.training.row_batch import ROWS, ConversationRows, padded
+from src.training.sample_batch import LEFT_OUT
 
 TokenRow = tuple[list[int], list[int]]
 """Prompt ids and completion ids."""
@@ -84,6 +85,15 @@ class TrlHooks(GRPOTrainer):
         return max(len(sampler) // rows, 1)
 
     @property
+    def _may_cut_columns(self) -> bool:
+        """Whether a row's log-probs are the same in a batch of another width. They are not where the frequencies of
+        rotary positions depend on the longest position."""
+        config = self.accelerator.unwrap_model(self.model).config.get_text_config()
+        rope = getattr(config, "rope_parameters", None) or {}
+        kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+        return not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds)
+
+    @property
     def steps_of_batch(self) -> int:
         """Optimizer steps on each batch."""
         return self.num_iterations
@@ -134,7 +144,7 @@ class TrlHooks(GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Log-probs and entropies of shape (rows, completion), with 0 for tokens that are not wanted, and the loss that
         balances experts."""
-        cut = self._cut = Cut.of(attention, wanted)
+        cut = self._cut = Cut.of(attention, wanted, columns=self._may_cut_columns)
         wanted = cut.apply_right(wanted)
         logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
             scoring_only(model, wanted), cut.apply(ids), cut.apply(attention), wanted.size(1), **named
@@ -163,6 +173,8 @@ class TrlHooks(GRPOTrainer):
         """TRL's method, with the rows beside the conversations appended to its lists of tokens. TRL's own metrics are
         of the conversations alone."""
         ids, completions, mask, texts, logprobs, extra, images, tool_images = super()._generate(prompts)
+        left_out = extra.pop(LEFT_OUT, [False] * len(ids))  # only now: TRL's metrics count these conversations, too
+        mask = [[0] * len(row) if out else row for row, out in zip(mask, left_out, strict=True)]
         self._rows, planned = None, self._pop_rows(extra)
         if planned is not None:
             beside, owners = flatten(planned)
@@ -247,11 +259,16 @@ class TrlHooks(GRPOTrainer):
         return logps, torch.arange(length, device=device) < lengths.unsqueeze(1)
 
     def own_rows(self) -> tuple[list[TokenRow], list[list[int]]]:
-        """Rows of the first micro-batch of the last batch that the policy sampled tokens of, as (prompt ids, completion
-        ids), and the mask of those in each completion: `train.per_device_train_batch_size` rows, or as many as there
-        are. A micro-batch can have many more, where an episode is many rows."""
-        batch, most = self._buffered_inputs[0], self.args.per_device_train_batch_size
-        sampled = batch["completion_mask"] * batch["tool_mask"]
+        """Rows of the last batch that the policy sampled tokens of, as (prompt ids, completion ids), and the mask of
+        those in each completion: those of the first micro-batch with any, `train.per_device_train_batch_size` at most,
+        because a micro-batch can have many more, where an episode is many rows. Without any, one row of padding:
+        all ranks score together."""
+        most = self.args.per_device_train_batch_size
+        masks = [each["completion_mask"] * each["tool_mask"] for each in self._buffered_inputs]
+        place = next((place for place, mask in enumerate(masks) if mask.any()), None)
+        if place is None:
+            return [([], [])], [[0]]
+        batch, sampled = self._buffered_inputs[place], masks[place]
         chosen = sampled.any(dim=1).nonzero().flatten()[:most]
         sampled = sampled[chosen]
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")

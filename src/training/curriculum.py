@@ -35,12 +35,14 @@ class Curriculum:
         problem_ids: all problems.
         group_size: conversations for each problem.
         run_folder: what a resumed training reads the rewards of the steps before from.
+        steps_of_batch: optimizer steps on each batch.
     """
 
     problem_ids: Sequence[str]
     group_size: int
     seed: int
     run_folder: Path
+    steps_of_batch: int = 1
     _last: dict[str, LastPlayed] | None = field(default=None, init=False)
 
     def choose(self, accelerator: Accelerator, own: int, step: int) -> list[str]:
@@ -76,10 +78,10 @@ class Curriculum:
         """
         last = self._last or {}
         largest = max((each.spread for each in last.values()), default=0.0) or 1.0
-        passes = count / len(self.problem_ids)
+        passes = count / len(self.problem_ids) / self.steps_of_batch
+        ages = {problem: max(step - each.step - self.steps_of_batch, 0) for problem, each in last.items()}
         known = {
-            problem: _LEAST_WEIGHT + each.spread / largest + max(step - each.step - 1, 0) * passes
-            for problem, each in last.items()
+            problem: _LEAST_WEIGHT + each.spread / largest + ages[problem] * passes for problem, each in last.items()
         }
         new = 2 * max(known.values(), default=0.5)
         return {problem: known.get(problem, new) for problem in self.problem_ids}

@@ -86,9 +86,11 @@ class GroupVariance:
 
 
 def _by_message(group: Sequence[Trajectory], name: str) -> list[list[float | None]]:
-    """The rewards of the group's first messages, of its second ones, and so on."""
+    """The numbers of messages with a reward, on which discounted credits depend; then the rewards of the group's first
+    messages, of its second ones, and so on."""
     rewards = [each.turn_rewards.get(name, []) for each in group]
-    return [[own[place] for own in rewards if place < len(own)] for place in range(max(map(len, rewards), default=0))]
+    by_place = [[own[place] for own in rewards if place < len(own)] for place in range(max(map(len, rewards)))]
+    return [[float(len(own)) for own in rewards], *by_place]
 
 
 @dataclass
@@ -99,11 +101,13 @@ class PlayedBatch:
         records: the conversations, group by group.
         left_out: the places of those that are not trained on.
         usage: what each request used of the seats' APIs.
+        played: everything that was played for it, the conversations that others took the place of included.
         figures: metrics of its groups, for the log.
     """
 
     records: list[Trajectory]
     usage: list[Mapping[str, Usage]]
+    played: list[Trajectory]
     left_out: frozenset[int] = frozenset()
     figures: dict[str, float] = field(default_factory=dict)
 
@@ -156,6 +160,7 @@ class GroupFilter:
             for number, group in enumerate(flat):
                 batch.records[group * size : (group + 1) * size] = records[number * size : (number + 1) * size]
             batch.usage.append(usage)
+            batch.played += records
             known, played = [*known, *drawn], played + missing
             flat = self.variance.flat_groups(batch.records)
             missing, before = of_all_ranks(len(flat), accelerator)

@@ -1,7 +1,8 @@
 """Plays the next batch while this one is trained on: `train.max_staleness: 1`."""
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from src.rollout.requests import SampleRequest, SampleResponse
 
@@ -15,13 +16,19 @@ class NextBatch:
 
     def __init__(self, sample: Callable[[SampleRequest], SampleResponse]):
         self._sample = sample
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="next batch")
         self._request: SampleRequest | None = None
         self._answer: Future[SampleResponse] | None = None
 
     def start(self, request: SampleRequest) -> None:
         """Send a request; returns at once."""
-        self._request, self._answer = request, self._thread.submit(self._sample, request)
+        self._request, self._answer = request, Future()
+        threading.Thread(target=self._run, args=(request, self._answer), name="next batch", daemon=True).start()
+
+    def _run(self, request: SampleRequest, answer: "Future[SampleResponse]") -> None:
+        try:
+            answer.set_result(self._sample(request))
+        except BaseException as error:  # raised where the answer is taken
+            answer.set_exception(error)
 
     def wait(self) -> None:
         """Wait until the batch is played or has failed: new weights must not be loaded before, or its conversations

@@ -42,10 +42,10 @@ class SafetensorsWriter:
         self.names.append(name)
         self.bytes = end
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the header has no room for one more tensor with a name of ordinary length."""
-        return self._entries_bytes > _MOST_ENTRIES_BYTES
+    def has_room_for(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor with a name of ordinary length can follow: the header has room for it, and it begins where
+        its type has to."""
+        return self._entries_bytes <= _MOST_ENTRIES_BYTES and self.bytes % tensor.element_size() == 0
 
     def close(self) -> None:
         """Write the header, and close the file."""

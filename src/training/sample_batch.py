@@ -4,7 +4,7 @@ log-probs and rewards."""
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -31,6 +31,8 @@ from src.training.next_batch import NextBatch
 from src.training.supervision_metrics import supervision_metrics
 
 logger = logging.getLogger(__name__)
+LEFT_OUT = "left_out"
+"""The rollout column of whether a conversation is left out of the training."""
 
 
 class Planner(Protocol):
@@ -106,15 +108,17 @@ class ClassroomRollout:
         started, step = time.monotonic(), trainer.state.global_step
         trainer.gpus.wake_engines()
         batch = self._play(self._problems_of(step, prompts, trainer), trainer)
+        self._first = False
         records = batch.records
         checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
         self._check_judging(records)
-        metrics = batch_metrics(records) | self._metrics(records) | supervision_metrics(records) | checked
+        metrics = batch_metrics(records) | judge_metrics(batch.played) | self._metrics(records)
+        metrics |= supervision_metrics(records) | checked
         metrics |= reward_metrics(gather_object([record.rewards for record in records]))
         metrics |= batch.figures
         if self._curriculum is not None:
-            metrics |= self._curriculum.record(step, records)
+            metrics |= self._curriculum.record(step, batch.played)
         if self._next is not None:
             metrics["policy/staleness"] = fmean(staleness(records, trainer.policy))
             self._begin_next(trainer)
@@ -125,8 +129,10 @@ class ClassroomRollout:
         trainer.record_metric("seconds/rollout", time.monotonic() - started)
         trainer.show_conversations(records)
         if self._on_batch is not None:
-            self._on_batch(step, records)
-        columns = to_rollout(records, batch.left_out)
+            self._on_batch(step, batch.played)
+        columns = to_rollout(records)
+        if batch.left_out:
+            columns[LEFT_OUT] = [place in batch.left_out for place in range(len(records))]
         if self._planner is not None:
             columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, step)
         return columns
@@ -137,10 +143,13 @@ class ClassroomRollout:
             return prompts
         return self._curriculum.choose(trainer.accelerator, len(prompts), step)
 
-    def wait_for_next(self) -> None:
-        """Wait until no batch is being played, before new weights are loaded."""
-        if self._next is not None:
-            self._next.wait()
+    def wait_for_next(self) -> bool:
+        """Wait until this rank's part of the next batch is played, before new weights are loaded. Returns whether
+        batches are played ahead at all."""
+        if self._next is None:
+            return False
+        self._next.wait()
+        return True
 
     def _begin_next(self, trainer: TrainerContext) -> None:
         """Have the next batch played with the weights that are loaded now, while this one is trained on."""
@@ -163,11 +172,15 @@ class ClassroomRollout:
             rank = accelerator.process_index
             write = partial(self._write, sample, rank, attempt)
             response = on_every_process(accelerator, lambda: write(request) if request is not None else None)
-            return (response.conversations, response.usage) if response else ([], {})
+            records = response.conversations if response else []
+            if attempt:
+                self._check_judging(records)
+            return records, response.usage if response else {}
 
         records, usage = play(prompts, 0)
-        batch = PlayedBatch(records, [usage])
+        batch = PlayedBatch(list(records), [usage], list(records))
         if self._groups is not None:
+            self._check_judging(records)  # before further problems are paid for
             self._groups.apply(accelerator, batch, step, list(dict.fromkeys(prompts)), play)
         return batch
 
@@ -176,7 +189,6 @@ class ClassroomRollout:
         policy, accelerator = trainer.policy, trainer.accelerator
         # A restarted trainer requests its batch by the same id, and gets the conversations that were played already.
         # A judge that failed may have stopped the trainer before: in the first batch, failed attempts are repeated.
-        first, self._first = self._first, False
         rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
         again = f"-again{attempt}" if attempt else ""
         early = f"-of{policy.version}" if policy.version != step else ""
@@ -190,7 +202,7 @@ class ClassroomRollout:
             run_id=policy.run_id,
             policy_version=policy.version,
             supervised=self._supervised,
-            judge_again=first,
+            judge_again=self._first,
         )
 
     def _write(
@@ -253,22 +265,16 @@ def refuse_other_weights(theirs: Mapping[str, float], ours: Mapping[str, float])
         )
 
 
-def to_rollout(records: Sequence[Trajectory], left_out: Collection[int] = ()) -> dict[str, list[Any]]:
+def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
     """TRL's rollout columns, one entry per conversation in the given order.
 
-    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 for tokens that the policy sampled
-    and that are trained on.
-
-    Args:
-        left_out: the places of conversations that are not trained on.
+    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 for tokens that the policy sampled.
     """
     return {
         "prompt_ids": [record.prompt_ids for record in records],
         "completion_ids": [record.completion_ids for record in records],
         "logprobs": [record.logprobs for record in records],
-        "env_mask": [
-            [0] * len(record.mask) if place in left_out else record.mask for place, record in enumerate(records)
-        ],
+        "env_mask": [record.mask for record in records],
         "conversation_id": [record.id for record in records],
         "reward": [record.reward for record in records],
     }
@@ -284,8 +290,12 @@ def batch_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
     return {
         "conversation/teacher_tokens": fmean(_sampled_tokens(record) for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
-        "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in records),
     }
+
+
+def judge_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
+    """How often judging failed, over everything that was played for a batch."""
+    return {"judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in played)}
 
 
 def _sampled_tokens(record: Trajectory) -> int:

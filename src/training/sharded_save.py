@@ -212,7 +212,7 @@ def write_shards(pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHA
     shards: list[SafetensorsWriter] = []
     for piece in pieces:
         for name, tensor in piece.items():
-            if not shards or shards[-1].bytes >= shard_bytes or shards[-1].is_full:
+            if not shards or shards[-1].bytes >= shard_bytes or not shards[-1].has_room_for(tensor):
                 if shards:
                     shards[-1].close()
                 shards.append(SafetensorsWriter(_unfinished(folder, len(shards))))

@@ -62,9 +62,10 @@ class WeightPublisher:
         Raises:
             ClassroomError: on every rank, if a server did not load them.
         """
-        self._trainer.rollout_func.wait_for_next()
         started = time.monotonic()
         accelerator = self._trainer.accelerator
+        if self._trainer.rollout_func.wait_for_next():
+            accelerator.wait_for_everyone()  # other ranks' conversations are played with the same engine
         step = self._trainer.state.global_step
         self.policy = PolicyVersion(self._run_id, step)
         in_memory = self._in_memory and not last and step - self._on_disk < self._disk_every
@@ -84,9 +85,9 @@ class WeightPublisher:
         return open_shared_memory(self._run_folder) if in_memory else policies_folder(self._run_folder)
 
     def _remove_old(self, last: bool) -> None:
-        remove_old_policies(policies_folder(self._run_folder), self._keep)
+        remove_old_policies(policies_folder(self._run_folder), self._keep, self.policy.version)
         shared = shared_memory_folder(self._run_folder)
         if last:
             shutil.rmtree(shared, ignore_errors=True)
         elif self._in_memory:
-            remove_old_policies(shared, self._keep)
+            remove_old_policies(shared, self._keep, self.policy.version)

@@ -9,7 +9,7 @@ from src.errors import UnknownConversation
 from src.results.evaluation_files import CONVERSATIONS_NAME
 
 TRAINING, NOW, EVALUATION = "training", "now", "evaluation"
-_ROLLOUT = re.compile(r"step_(\d+)-(\d+)\.parquet")
+_ROLLOUT = re.compile(r"step_(\d+)-(\d+)(?:-(\d+))?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ConversationSets:
     """The files of a run folder that hold conversations.
 
     Attributes:
-        steps: step → the files of its ranks, in order.
+        steps: step → the files of its ranks, in order, those of further problems behind each.
         evaluations: name ("before", "after", …) → its file.
     """
 
@@ -54,14 +54,14 @@ class ConversationSets:
 
 def find_conversation_sets(run_folder: Path) -> ConversationSets:
     """Find the sets that the folder holds now. No file is read."""
-    steps: dict[int, list[tuple[int, Path]]] = defaultdict(list)
+    steps: dict[int, list[tuple[int, int, Path]]] = defaultdict(list)
     for path in (run_folder / "rollouts").glob("step_*.parquet"):
         if found := _ROLLOUT.fullmatch(path.name):
-            steps[int(found[1])].append((int(found[2]), path))
+            steps[int(found[1])].append((int(found[2]), int(found[3] or 0), path))
     evaluations = {path.parent.name: path for path in sorted((run_folder / "eval").glob(f"*/{CONVERSATIONS_NAME}"))}
     evaluations = {name: evaluations.pop(name) for name in ("before", "after") if name in evaluations} | evaluations
     if (run_folder / CONVERSATIONS_NAME).is_file():
         evaluations[EVALUATION] = run_folder / CONVERSATIONS_NAME
     return ConversationSets(
-        {step: [path for _, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations
+        {step: [path for *_, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations
     )

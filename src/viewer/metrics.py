@@ -34,6 +34,9 @@ _PREFIXES = (
     "supervision/",
     "corrections/",
     "ppo/",
+    "groups/",
+    "curriculum/",
+    "policy/",
     "tools/",
 )
 _RARE = ("guard/", "corrections/pass_")

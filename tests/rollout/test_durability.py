@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from config.load import ROOT
 from src.errors import ConfigError, DataError, DeadlineExceeded
-from src.models.policy_folder import check_policy, policy_path, remove_old_policies, write_policy
+from src.models.policy_folder import check_policy, policies_folder, policy_path, remove_old_policies, write_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import Journal, read_journal
 from src.system.run_lock import claim
@@ -93,8 +93,16 @@ def test_only_old_complete_policies_are_removed(tmp_path: Path) -> None:
         write_policy(policy_path(tmp_path, version), PolicyVersion("run", version), save_model)
     unfinished = policy_path(tmp_path, 9)
     unfinished.mkdir()
-    remove_old_policies(unfinished.parent, keep=2)
+    remove_old_policies(unfinished.parent, keep=2, version=3)
     assert sorted(path.name for path in unfinished.parent.iterdir()) == ["v000002", "v000003", "v000009"]
+
+
+def test_a_resumed_trainings_version_stays_and_later_ones_go(tmp_path: Path) -> None:
+    """They are of the steps that are trained anew; by their names they would be the newest."""
+    for version in (4, 5, 2):
+        write_policy(policy_path(tmp_path, version), PolicyVersion("run", version), save_model)
+    remove_old_policies(policies_folder(tmp_path), keep=2, version=2)
+    assert [path.name for path in policies_folder(tmp_path).iterdir()] == ["v000002"]
 
 
 def test_gate_waits_for_turns_in_flight_and_keeps_new_ones_out() -> None:

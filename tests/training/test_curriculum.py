@@ -33,6 +33,9 @@ def test_what_spread_most_comes_first_what_is_new_before_it_and_what_is_old_agai
     weights = curriculum(last=last).weights(10, 4)
     assert weights["0"] > weights["1"] > weights["2"] > 0
     assert weights["3"] == pytest.approx(weights["2"] + 8 * 4 / 12), "eight batches of four since it was played"
+    slow = Curriculum(IDS, 4, 1, Path(), steps_of_batch=4)
+    slow._last = {"3": LastPlayed(2, 0.0)}
+    assert slow.weights(10, 4)["3"] == pytest.approx(0.05 + (8 / 4 - 1) * 4 / 12), "ages count batches"
     assert weights["4"] == 2 * max(weights[each] for each in "0123"), "never played"
 
 

@@ -13,7 +13,7 @@ from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.record import ConversationRecord
-from src.errors import ConfigError
+from src.errors import ConfigError, TooManyFailedJudgements
 from src.rollout.problem import Problem
 from src.training.group_variance import FurtherProblems, varies
 from tests.support.offline_trainer import PROBLEMS, conversation, offline_trainer, save_tiny_model
@@ -53,7 +53,7 @@ def first_problem(folder: Path, model: Path) -> str:
     return play.played[0]
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo", "bnpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
 def test_what_is_left_out_teaches_nothing_and_the_rest_as_much_as_in_a_batch_of_its_own(
     loss_type: str, model: Path, tmp_path: Path
 ) -> None:
@@ -84,6 +84,7 @@ def test_rows_that_are_left_out_have_no_token_and_are_counted(model: Path, tmp_p
     figures = trainer._metrics["train"]
     assert [figures[f"groups/{name}"] for name in ("without_variance", "left_out", "played")] == [[0.5], [0.5], [2]]
     assert figures["reward"], "their rewards are still in the log"
+    assert figures["completions/min_length"][0] > 5, "and their length is no 0"
 
 
 def test_further_problems_take_the_place_of_groups_without_variance(model: Path, tmp_path: Path) -> None:
@@ -155,6 +156,52 @@ def test_an_environment_of_many_rows_and_ppo_keep_their_groups(tmp_path: Path) -
             load(
                 TrainRLConfig, "train_rl", ["--config-name", name, "train.groups_without_variance=drop"], check_train_rl
             )
+
+
+SUPERVISED = [
+    "supervisor_model.model_name_or_path=rules",
+    "generation.supervisor.on_invalid=retry",
+    "train.turn_credit.mode=immediate",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.loss_type=bnpo"], "takes the mean of each micro-batch"),
+        (SUPERVISED, "rejected drafts teach even where all rewards are equal"),
+    ],
+)
+def test_where_a_flat_group_counts_or_teaches_it_is_kept(overrides: list[str], said: str) -> None:
+    own = ["--config-name", "quickstart", "train.groups_without_variance=resample", *overrides]
+    with pytest.raises(ConfigError, match=said):
+        load(TrainRLConfig, "train_rl", own, check_train_rl)
+
+
+def test_lost_verdicts_stop_the_run_before_anything_is_played_again(model: Path, tmp_path: Path) -> None:
+    class Failing(Player):
+        def __call__(self, index: int, problem: Problem) -> ConversationRecord:
+            record = super().__call__(index, problem)
+            return record.model_copy(update={"reward": None, "failure": None, "verdicts": []})
+
+    play = Failing(lambda text: False)
+    trainer = offline_trainer(tmp_path, model, ["train.groups_without_variance=resample"], play, MANY)
+    with pytest.raises(TooManyFailedJudgements):
+        trainer.rollout_func([MANY[place // 4].id for place in range(8)], trainer)
+    assert len(play.played) == 8
+
+
+def test_rows_to_compare_by_are_found_behind_a_micro_batch_that_was_left_out(model: Path, tmp_path: Path) -> None:
+    """A supervised pass measures on them how far it moved the policy."""
+    flat = first_problem(tmp_path / "first", model)
+    options = ["train.groups_without_variance=drop", "train.per_device_train_batch_size=1"]
+    trainer, batch = batch_of(tmp_path / "run", model, Player(flat.__eq__), *options)
+    trainer._buffered_inputs = sorted(batch, key=lambda each: bool((each["completion_mask"] * each["tool_mask"]).any()))
+    rows, mask = trainer.own_rows()
+    assert len(rows) == 1 and any(mask[0])
+    trainer._buffered_inputs = trainer._buffered_inputs[:1]
+    assert trainer.own_rows() == ([([], [])], [[0]])
+    assert trainer.score(trainer.own_rows()[0])[0].shape == (1, 1)
 
 
 def test_a_process_with_parts_of_groups_says_what_to_do(model: Path, tmp_path: Path) -> None:

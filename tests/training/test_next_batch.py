@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, EngineFailure
 from src.models.policy_version import PolicyVersion
 from src.rollout.problem import Problem
@@ -105,6 +108,12 @@ def test_a_batch_that_fails_stops_its_own_step_and_not_the_one_before(model: Pat
         train(tmp_path, model, AHEAD, fails_at=2)
     rollouts = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
     assert rollouts == ["step_000000-0.parquet", "step_000001-0.parquet"]
+
+
+def test_older_weights_without_a_correction_are_refused() -> None:
+    own = ["--config-name", "quickstart", AHEAD, "train.importance_sampling_correction=false"]
+    with pytest.raises(ConfigError, match="nothing would correct for it"):
+        load(TrainRLConfig, "train_rl", own, check_train_rl)
 
 
 def test_engines_that_sleep_play_nothing_ahead(tmp_path: Path) -> None:
