@@ -47,7 +47,8 @@ _CLARIFIES = re.compile(
     r"\bsay that again\?|\bnot sure what\b|\bwhat did you (?:say|mean)\b",
     re.IGNORECASE,
 )
-_ELICITS = re.compile(r"(?:…|\.\.\.)$|\bhow (?:do|would|can) (?:you|we) say\b|\bwhich (?:word|form)\b", re.IGNORECASE)
+_UNFINISHED = re.compile(r"(?:^|[,:;.!?–—])(?P<begun>[^,:;.!?–—]*?)\s*(?:…|\.\.\.)$")
+_ELICITS = re.compile(r"\bhow (?:do|would|can) (?:you|we) say\b|\bwhich (?:word|form)\b", re.IGNORECASE)
 _AFTER_ME = re.compile(r"\b(?:say|repeat|copy|write)\b[^.?!:]*:\s*(?P<form>\S.*)", re.IGNORECASE)
 _CHOICE = re.compile(r"\b(?:which|choose|pick|fits?|or)\b", re.IGNORECASE)
 _STOPWORDS = frozenset(
@@ -76,7 +77,16 @@ def feedback_kind(error: str, reply: str, plan: ParsedPlan) -> str:
         return "clarification"
     if RETRY.search(plain) or any(_ELICITS.search(own_words(each)) for each in sentences(spoken(reply))):
         return "elicitation"
-    return "none"
+    return "elicitation" if begins_again(error, reply, plan) else "none"
+
+
+def begins_again(error: str, text: str, plan: ParsedPlan) -> bool:
+    """Whether a sentence breaks off for the student to finish it: what stands before the dots is a part of what the
+    student said, or tried to say. Three dots behind anything else ask for nothing again."""
+    target = nearest_phrase(error, plan) or ""
+    found = (_UNFINISHED.search(each) for each in sentences(text))
+    begun = [normal(each["begun"]) for each in found if each]
+    return any(each and (holds(error, each) or holds(target, each)) for each in begun)
 
 
 def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:

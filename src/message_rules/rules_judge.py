@@ -16,7 +16,14 @@ from config.values import RULES_VERSION, SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.setup import ERROR_PERSONA
 from src.errors import ConfigError, DataError
-from src.message_rules.feedback import falsely_corrects, feedback_kind, gives_right_form, hands_over, nearest_phrase
+from src.message_rules.feedback import (
+    begins_again,
+    falsely_corrects,
+    feedback_kind,
+    gives_right_form,
+    hands_over,
+    nearest_phrase,
+)
 from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, read_message
 from src.message_rules.plans import ParsedPlan, Phrase, read_plan
 from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
@@ -54,7 +61,7 @@ _KINDS_OF_SLIP = re.compile(
 )
 _ASKS_TO_REPAIR = re.compile(
     r"\b(?:which|what|where|how)\b.{0,60}\b(?:form|word|ending|article|tense|particle|preposition|pronoun|case|gender|"
-    r"verb|goes|go|say (?:it|that)|put)\b|(?:…|\.\.\.)$|"
+    r"verb|goes|go|say (?:it|that)|put)\b|"
     r"\b(?:masculine|feminine|neuter|polite|formal|singular|plural)\b|"
     r"\b(?:correct|fix|change|rewrite|repair)\b",
     re.IGNORECASE,
@@ -302,6 +309,7 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
         return "gives the same hint as before: not scaffolded"
     asked = own_words(message.task_text)
     repairs = RETRY.search(asked) or _ASKS_TO_REPAIR.search(asked) or kind in ("repetition", "clarification")
+    repairs = repairs or begins_again(error, message.task_text, plan)
     if len(message.tasks) > 1 or not (repairs or _is_hint(message)):
         return f"hints and then asks something else ({_quote(message.task_text)}): not scaffolded"
     return ""

@@ -117,6 +117,17 @@ def test_what_follows_a_question_costs_what_the_criterion_weighs() -> None:
     assert found.scores.task_final_score == 0.25 and found.scores.final_reward == pytest.approx(0.7)
 
 
+def test_three_dots_are_no_help_with_an_error() -> None:
+    """A training found that they counted as a sentence to finish, whatever it was about."""
+    problem = TEST[0]
+    dotted = [question.replace("?", "...") for question in questions(problem)[1:]]
+    found = verdict(problem, dotted, (RIGHT, ERR, RIGHT))
+    assert found.turn_scores == (1.0, 1.0, 0.0, 1.0), found.reasons
+    assert (
+        found.scores.final_reward == verdict(problem, questions(problem)[1:], (RIGHT, ERR, RIGHT)).scores.final_reward
+    )
+
+
 def test_passing_over_french_costs() -> None:
     problem = TEST[0]
     assert reward(problem, questions(problem)[1:], (RIGHT, ERR, RIGHT)) < reward(problem, questions(problem)[1:])
