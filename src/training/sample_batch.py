@@ -113,7 +113,7 @@ class ClassroomRollout:
         checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
         self._check_judging(records)
-        metrics = batch_metrics(records) | judge_metrics(batch.played) | self._metrics(records)
+        metrics = batch_metrics(records, batch.played) | self._metrics(records)
         metrics |= supervision_metrics(records) | checked
         metrics |= reward_metrics(gather_object([record.rewards for record in records]))
         metrics |= batch.figures
@@ -285,17 +285,18 @@ def reward_column(prompts: list, completions: list, reward: list[float | None], 
     return reward
 
 
-def batch_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
-    """The metrics of a batch that all environments have, as means over its episodes."""
+def batch_metrics(records: Sequence[Trajectory], played: Sequence[Trajectory] = ()) -> dict[str, float]:
+    """The metrics of a batch that all environments have, as means over its episodes.
+
+    Args:
+        played: everything that was played for the batch, if that is more than its episodes; judging failed in a share
+            of these.
+    """
     return {
         "conversation/teacher_tokens": fmean(_sampled_tokens(record) for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
+        "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in played or records),
     }
-
-
-def judge_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
-    """How often judging failed, over everything that was played for a batch."""
-    return {"judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in played)}
 
 
 def _sampled_tokens(record: Trajectory) -> int:
