@@ -88,7 +88,7 @@ class TrlHooks(GRPOTrainer):
     def _may_cut_columns(self) -> bool:
         """Whether a row's log-probs are the same in a batch of another width. They are not where the frequencies of
         rotary positions depend on the longest position."""
-        config = self.accelerator.unwrap_model(self.model).config.get_text_config()
+        config = self.model.config.get_text_config()
         rope = getattr(config, "rope_parameters", None) or {}
         kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
         return not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds)
