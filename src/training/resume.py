@@ -56,10 +56,10 @@ TAKES_EFFECT = frozenset(
         "ppo.value_learning_rate ppo.value_weight ppo.center_values ppo.value_clip ppo.train_trunk "
         "ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl"
     ).split()
-) | {"supervisor_model"}
-"""The keys of `train`, and those at the top, that may change. So may all keys of playing, judging, supervising and
-reporting: no checkpoint depends on them. What a checkpoint keeps of corrections, its cursor, is a number of a step: it
-means the same in every mode and with every interval."""
+) | {"supervisor_model", "dataset.curriculum"}
+"""The keys of `train`, of the data, and those at the top, that may change. So may all keys of playing, judging,
+supervising and reporting: no checkpoint depends on them. What a checkpoint keeps of corrections, its cursor, is a number
+of a step: it means the same in every mode and with every interval."""
 _NOT_COMPARED = ("dry_run", "logging.save_dir")
 
 
