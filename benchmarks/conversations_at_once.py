@@ -23,13 +23,13 @@ from statistics import median
 
 import requests
 import uvicorn
-from transformers import AutoTokenizer
 
 import src.server.app
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.seats import models_in_use
+from src.models.pretrained import load_tokenizer
 from src.rollout.datasets import load_problems
 from src.rollout.journal import JOURNAL_NAME, Journal
 from src.rollout.registry import environment_of
@@ -73,7 +73,7 @@ class Server:
     """The application with scripted engines, on a port of this machine."""
 
     def __init__(self, config: TrainRLConfig, folder: Path):
-        weights, tokenizer = reward_weights(config), AutoTokenizer.from_pretrained(models_of(config))
+        weights, tokenizer = reward_weights(config), load_tokenizer("teacher_model", models_of(config))
         engines = {
             "teacher": ScriptedEngine(tokenizer, lambda _: "Good. What do you do at home today?"),
             "student": ScriptedEngine(tokenizer, lambda _: "I cook soup at home today."),

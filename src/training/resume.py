@@ -58,8 +58,8 @@ TAKES_EFFECT = frozenset(
     ).split()
 ) | {"supervisor_model", "dataset.curriculum"}
 """The keys of `train`, of the data, and those at the top, that may change. So may all keys of playing, judging,
-supervising and reporting: no checkpoint depends on them. What a checkpoint keeps of corrections, its cursor, is a number
-of a step: it means the same in every mode and with every interval."""
+supervising and reporting: no checkpoint depends on them. What a checkpoint keeps of corrections, its cursor, is a
+number of a step: it means the same in every mode and with every interval."""
 _NOT_COMPARED = ("dry_run", "logging.save_dir")
 
 
