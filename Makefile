@@ -13,7 +13,7 @@ help:
 	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
 	@echo 'make quickstart         a tutor that learns on this machine, in minutes; ends with runs/quickstart/report.html'
 	@echo 'make quickstart-models  only the models that the quickstart starts from'
-	@echo 'make small-tutor        a real chat model of 135 million parameters learns to teach, in about an hour on two cores'
+	@echo 'make small-tutor        a real chat model of 135 million parameters learns to teach, in half an hour on two cores'
 	@echo 'make marooned           a sailor that learns the island game on this machine, with a supervisor of rules'
 	@echo 'make marooned-models    only the model that it starts from'
 	@echo 'make test               the tests'
