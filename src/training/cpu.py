@@ -28,7 +28,8 @@ def prepare_cpu(dtype: str) -> None:
 
 def _keep_memory() -> None:
     """Have glibc keep large blocks when they are freed. Otherwise each large tensor is new memory, which the kernel
-    fills with zeros page by page; that took half of a training step's time. Another C library is left as it is."""
+    fills with zeros page by page; that took up to a third of a training step's time. Another C library is left as it
+    is."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _TOP_PAD_BYTES)):
