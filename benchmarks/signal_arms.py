@@ -15,8 +15,6 @@ it was stopped; with `--report` it only prints what is there. Every conversation
 further problems, too.
 """
 
-import argparse
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +25,8 @@ from benchmarks.supervision_arms import (
     CONVERSATIONS_PER_STEP,
     WANTED_REWARD,
     Bench,
-    held_out_lessons,
-    measure,
+    conversations_needed,
+    run,
 )
 from src.classroom.record import ConversationRecord
 from src.results.run_folder import METRICS_NAME, read_lines
@@ -69,19 +67,6 @@ def conversations_played(metrics: Sequence[Mapping[str, Any]]) -> float:
     return sum(GROUP_SIZE * line.get("groups/played", usual) for line in metrics if "reward" in line)
 
 
-def conversations_needed(by_step: Mapping[int, Mapping[str, Any]]) -> float | None:
-    """The conversations until the mean held-out reward first reached `WANTED_REWARD`, interpolated between measured
-    versions; None if it never did."""
-    before: tuple[float, float] | None = None
-    for step in sorted(by_step):
-        played, reward = by_step[step]["conversations"], fmean(by_step[step]["rewards"].values())
-        if reward >= WANTED_REWARD:
-            share = 1.0 if before is None else (WANTED_REWARD - before[1]) / (reward - before[1])
-            return share * played if before is None else before[0] + share * (played - before[0])
-        before = (played, reward)
-    return None
-
-
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
     """By arm: the conversations needed by each seed, their mean, the mean of the ratios to `keep` of the same seed, and
     the reward after the last step."""
@@ -104,23 +89,7 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Train and measure what is missing, then print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/signal_arms"))
-    parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--arms", nargs="+", choices=list(SignalBench.arms), default=list(SignalBench.arms))
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--port", type=int, default=8049)
-    parser.add_argument("--report", action="store_true", help="only print what was measured")
-    arguments = parser.parse_args()
-    if not (arguments.models / "sft" / "model").is_dir():
-        sys.exit(f"{arguments.models} has no fine-tuned model: run make quickstart-models, or give --models.")
-    bench = SignalBench(arguments.folder.resolve(), arguments.models.resolve(), arguments.steps, arguments.port)
-    bench.folder.mkdir(parents=True, exist_ok=True)
-    if not arguments.report:
-        wanted = [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
-        measure(bench, wanted, held_out_lessons(bench.models))
-    print(report(read_lines(bench.results)))
+    run(SignalBench, report, __doc__, Path("runs/signal_arms"), steps=24, port=8049)
 
 
 if __name__ == "__main__":

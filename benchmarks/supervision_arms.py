@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -237,16 +237,17 @@ def report(lines: Sequence[Mapping]) -> str:
 
 def conversations_needed(by_step: Mapping[int, Mapping]) -> float | None:
     """The conversations until the mean held-out reward first reached `WANTED_REWARD`, interpolated between measured
-    versions; None if it never did."""
-    before: tuple[int, float] | None = None
-    for step in sorted(by_step):
-        reward = fmean(by_step[step]["rewards"].values())
+    versions; None if it never did. A version that says itself how many conversations were played counts these. If the
+    first measured version is there already, its conversations are the answer."""
+    before: tuple[float, float] | None = None
+    for step, line in sorted(by_step.items()):
+        played, reward = line.get("conversations", CONVERSATIONS_PER_STEP * step), fmean(line["rewards"].values())
         if reward >= WANTED_REWARD:
             if before is None:
-                return 0.0
+                return played
             share = (WANTED_REWARD - before[1]) / (reward - before[1])
-            return CONVERSATIONS_PER_STEP * (before[0] + share * (step - before[0]))
-        before = (step, reward)
+            return before[0] + share * (played - before[0])
+        before = (played, reward)
     return None
 
 
@@ -275,18 +276,31 @@ def _mean(by_lesson: Mapping[str, Sequence[float]]) -> float:
 
 def main() -> None:
     """Train and measure what is missing, then print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/arms"))
+    run(Bench, report, __doc__, Path("runs/arms"), steps=18, port=8045)
+
+
+def run(
+    kind: type[Bench], report: Callable[[Sequence[Mapping]], str], usage: str, folder: Path, steps: int, port: int
+) -> None:
+    """The command line of a benchmark that trains arms on the quickstart's models.
+
+    Args:
+        report: makes a text of the lines of results.
+        usage: what `--help` prints.
+        folder, steps, port: the defaults of the options of these names.
+    """
+    parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=folder)
     parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--steps", type=int, default=18)
-    parser.add_argument("--port", type=int, default=8045)
+    parser.add_argument("--arms", nargs="+", choices=list(kind.arms), default=list(kind.arms))
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--port", type=int, default=port)
     parser.add_argument("--report", action="store_true", help="only print what was measured")
     arguments = parser.parse_args()
     if not (arguments.models / "sft" / "model").is_dir():
         sys.exit(f"{arguments.models} has no fine-tuned model: run make quickstart-models, or give --models.")
-    bench = Bench(arguments.folder.resolve(), arguments.models.resolve(), arguments.steps, arguments.port)
+    bench = kind(arguments.folder.resolve(), arguments.models.resolve(), arguments.steps, arguments.port)
     bench.folder.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
         lessons = held_out_lessons(bench.models)

@@ -41,13 +41,13 @@ def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> Non
         own = [f"{MODEL_KEY}={quoted(Path(model_of_run(folder) or find_model()))}", *own]
     commands = commands_without_models(NAME, own)
     if models_only:
-        load_tokenizer_and_weights(commands.config.teacher_model.model_name_or_path)
+        download(commands.config.teacher_model.model_name_or_path)
     else:
         run_quickstart(commands, signals)
 
 
-def load_tokenizer_and_weights(model: str) -> None:
-    """Have a model of the Hub on this machine."""
+def download(model: str) -> None:
+    """Have a model on this machine; one in a folder is there already."""
     if not Path(model).is_dir():
         snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
 

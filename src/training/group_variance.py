@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
-from config.values import KEEP, NO_CREDIT, RESAMPLE
+from config.values import KEEP, RESAMPLE
 from src.errors import ConfigError
 from src.rollout.trajectory import Trajectory
 from src.rollout.usage import Usage
@@ -136,10 +136,10 @@ class GroupFilter:
         train = config.train
         if train.groups_without_variance == KEEP:
             return None
-        rewards = turn_reward_weights(config) if train.turn_credit.mode != NO_CREDIT else {}
         again = train.groups_without_variance == RESAMPLE
         further = FurtherProblems(problem_ids, config.seed) if again else None
-        return cls(GroupVariance(train.num_samples_per_problem, rewards), further, train.resample_up_to)
+        variance = GroupVariance(train.num_samples_per_problem, turn_reward_weights(config))
+        return cls(variance, further, train.resample_up_to)
 
     def apply(self, accelerator: Accelerator, batch: PlayedBatch, step: int, tried: Sequence[str], play: Play) -> None:
         """Replace groups of a batch, or mark them as left out; all ranks call this together.

@@ -16,12 +16,12 @@ class NextBatch:
 
     def __init__(self, sample: Callable[[SampleRequest], SampleResponse]):
         self._sample = sample
-        self._request: SampleRequest | None = None
+        self._step = -1
         self._answer: Future[SampleResponse] | None = None
 
     def start(self, request: SampleRequest) -> None:
         """Send a request; returns at once."""
-        self._request, self._answer = request, Future()
+        self._step, self._answer = request.step, Future()
         threading.Thread(target=self._run, args=(request, self._answer), name="next batch", daemon=True).start()
 
     def _run(self, request: SampleRequest, answer: "Future[SampleResponse]") -> None:
@@ -36,9 +36,8 @@ class NextBatch:
         if self._answer is not None:
             self._answer.exception()
 
-    def take(self, step: int) -> tuple[SampleRequest, Callable[[], SampleResponse]] | None:
-        """The request for this step's batch, and a function that returns its answer or raises its error; None if no
-        such batch was begun."""
-        request, answer = self._request, self._answer
-        self._request = self._answer = None
-        return None if request is None or request.step != step else (request, answer.result)
+    def take(self, step: int) -> Callable[[], SampleResponse] | None:
+        """A function that returns the answer of this step's batch, or raises its error; None if no such batch was
+        begun."""
+        answer, self._answer = self._answer, None
+        return None if answer is None or self._step != step else answer.result

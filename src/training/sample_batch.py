@@ -5,7 +5,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Protocol
@@ -112,7 +111,6 @@ class ClassroomRollout:
         records = batch.records
         checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
-        self._check_judging(records)
         metrics = batch_metrics(records, batch.played) | self._metrics(records)
         metrics |= supervision_metrics(records) | checked
         metrics |= reward_metrics(gather_object([record.rewards for record in records]))
@@ -163,24 +161,25 @@ class ClassroomRollout:
         accelerator, step = trainer.accelerator, trainer.state.global_step
         ahead = self._next.take(step) if self._next is not None else None
 
-        def play(problem_ids: Sequence[str], attempt: int) -> tuple[list[Trajectory], Mapping[str, Usage]]:
+        def sample(problem_ids: Sequence[str], attempt: int) -> SampleResponse | None:
+            if not problem_ids:
+                return None
             if ahead is not None and attempt == 0:
-                request, sample = ahead
+                response = ahead()
             else:
-                request = self._request(problem_ids, trainer, attempt, step) if problem_ids else None
-                sample = partial(self._sample, request)
-            rank = accelerator.process_index
-            write = partial(self._write, sample, rank, attempt)
-            response = on_every_process(accelerator, lambda: write(request) if request is not None else None)
+                response = self._sample(self._request(problem_ids, trainer, attempt, step))
+            write_rollouts(self._run_folder, step, accelerator.process_index, response.conversations, attempt)
+            return response
+
+        def play(problem_ids: Sequence[str], attempt: int) -> tuple[list[Trajectory], Mapping[str, Usage]]:
+            response = on_every_process(accelerator, lambda: sample(problem_ids, attempt))
             records = response.conversations if response else []
-            if attempt:
-                self._check_judging(records)
+            self._check_judging(records)  # before further problems are paid for
             return records, response.usage if response else {}
 
         records, usage = play(prompts, 0)
         batch = PlayedBatch(list(records), [usage], list(records))
         if self._groups is not None:
-            self._check_judging(records)  # before further problems are paid for
             self._groups.apply(accelerator, batch, step, list(dict.fromkeys(prompts)), play)
         return batch
 
@@ -204,14 +203,6 @@ class ClassroomRollout:
             supervised=self._supervised,
             judge_again=self._first,
         )
-
-    def _write(
-        self, sample: Callable[[], SampleResponse], rank: int, attempt: int, request: SampleRequest
-    ) -> SampleResponse:
-        """Get the conversations of a request, and write them down."""
-        response = sample()
-        write_rollouts(self._run_folder, request.step, rank, response.conversations, attempt)
-        return response
 
     def _sample(self, request: SampleRequest) -> SampleResponse:
         response = self._client.sample(request)

@@ -27,7 +27,7 @@ def test_the_table_has_rewards_and_explained_variances() -> None:
     ]
     printed = report(lines)
     assert "0.600" in printed and "0.700 (+0.30, +0.10)" in printed
-    assert "grpo" in printed and "{1: None, 2: 0}" in printed
+    assert "grpo" in printed and "{1: None, 2: 192}" in printed
 
 
 def test_a_critic_that_knows_nothing_explains_nothing_and_one_that_is_wrong_less(world: Path, tmp_path: Path) -> None:

