@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from config.values import SCORING_RULES
+from config.values import ABSOLUTE, SCORING_RULES
 from src.rollout.supervision import OBSERVE
 
 
@@ -116,10 +116,20 @@ class JudgeModelConfig(ApiModelConfig):
 
     `replies_per_attempt`: how many replies one judge attempt may use until one holds a verdict. `max_failed_share`: the
     step stops if more than this share of a batch's conversations have no verdict, or content that the judge refused.
+
+    `mode`: `absolute` judges each conversation by itself; `group` has one call rank and score all conversations of a
+    group by a rule that scores, which costs less (docs/group_judging.md). `group_prompts_paths` are its templates, by
+    rule. `anchor_share` of the conversations are also judged by themselves, to compare the two; these verdicts change
+    no reward.
     """
 
     replies_per_attempt: int = 3
     max_failed_share: float = 0.2
+    mode: str = ABSOLUTE
+    anchor_share: float = 0.03
+    group_prompts_paths: dict[str, str] = field(
+        default_factory=lambda: {"pedagogical_eval": "prompt_templates/judges/language_tutor_group.txt"}
+    )
 
 
 @dataclass

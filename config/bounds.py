@@ -135,6 +135,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
     JudgeModelConfig: {
         "replies_per_attempt": at_least(1, 1000),
         "max_failed_share": between(0, 1),
+        "anchor_share": between(0, 1),
     },
     SupervisorModelConfig: {"replies_per_review": at_least(1, 1000)},
     SupervisionConfig: {

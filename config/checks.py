@@ -97,7 +97,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_model("student_model", config.student_model, config.generation)
     check_lora("teacher_model.lora", config.teacher_model.lora)
     check_served_lora(config.teacher_model.lora)
-    check_judge(config.judge_model, config.generation)
+    check_judge(config.judge_model, config.generation, of_training=True)
     if config.teacher_model.is_remote:
         raise ConfigError(
             "teacher_model is behind an API, which gives neither token ids nor log-probs and takes no weights: GRPO "

@@ -4,9 +4,12 @@ import re
 
 from config.base import ApiModelConfig, EnvironmentConfig, JudgeModelConfig, LoraConfig, VllmConfig
 from config.values import (
+    ABSOLUTE,
     ADAPTER_BIASES,
     EMBEDDED_JUDGES,
     ENGINE_DTYPES,
+    GROUP,
+    JUDGE_MODES,
     RESPONSE_FORMATS,
     SCORING_RULES,
     SERVED_RANKS,
@@ -49,14 +52,45 @@ def check_served_lora(lora: LoraConfig) -> None:
         )
 
 
-def check_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str = "judge_model") -> None:
-    """Check how a judge is reached, and that an embedded one can judge by all rules."""
+def check_judge(
+    judge: JudgeModelConfig, generation: EnvironmentConfig, name: str = "judge_model", of_training: bool = False
+) -> None:
+    """Check how a judge is reached, that an embedded one can judge by all rules, and that only the judge of a training
+    judges groups."""
     check_model(name, judge, generation)
+    check_choice(f"{name}.mode", judge.mode, JUDGE_MODES)
+    if judge.mode == GROUP:
+        _check_group_judge(judge, generation, name, of_training)
     deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
     if judge.model_name_or_path in EMBEDDED_JUDGES and deciding:
         raise ConfigError(
             f"{name} is {judge.model_name_or_path}, which gives scores and no decisions, and "
             f"generation.judges_rules_prompts_paths has {', '.join(deciding)}: name a judge model, or leave that out."
+        )
+
+
+def _check_group_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str, of_training: bool) -> None:
+    if not of_training:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, which compares the samples of a training's groups; what is measured is judged "
+            f"one by one: set {name}.mode={ABSOLUTE}."
+        )
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, but {judge.model_name_or_path} is no model: it costs nothing and reads each "
+            f"conversation by itself. Set {name}.mode={ABSOLUTE}."
+        )
+    scoring = [rule for rule in generation.judge_rules if rule in SCORING_RULES]
+    if not scoring:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, but no rule of generation.judges_rules_prompts_paths gives scores "
+            f"({', '.join(sorted(SCORING_RULES))}): set {name}.mode={ABSOLUTE}."
+        )
+    without = [rule for rule in scoring if rule not in judge.group_prompts_paths]
+    if without:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, but {name}.group_prompts_paths has no template for {', '.join(without)}: name "
+            "one, such as prompt_templates/judges/language_tutor_group.txt."
         )
 
 

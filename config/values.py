@@ -30,6 +30,9 @@ DISK, MEMORY = PUBLISH_WAYS = ("disk", "memory")
 KEEP, DROP, RESAMPLE = GROUP_MODES = ("keep", "drop", "resample")
 """What becomes of a batch's groups without variance."""
 
+ABSOLUTE, GROUP = JUDGE_MODES = ("absolute", "group")
+"""Whether a judge scores each conversation by itself, or those of a group in one call."""
+
 NO_CORRECTIONS, SAME_STEP, PASS = CORRECTION_MODES = ("none", "same_step", "pass")
 WHOLE, CHANGED = CORRECTION_TARGETS = ("whole", "changed")
 """Which tokens of a corrected message are trained on."""

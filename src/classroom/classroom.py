@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from config.base import GenerationConfig
+from config.base import GenerationConfig, JudgeModelConfig
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
-from config.values import SUPERVISOR_REWARD
+from config.values import GROUP, SUPERVISOR_REWARD
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
+from src.classroom.judging import JudgePanel
 from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
-from src.classroom.prompt_check import check_lengths, check_prompts, refuse_long_opening
+from src.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts, refuse_long_opening
 from src.classroom.record import ConversationRecord
 from src.classroom.replay import ReplayedState, graded, replay
 from src.classroom.rewards import REWARDS
@@ -24,7 +25,6 @@ from src.classroom.supervised_turn import SupervisedTurn
 from src.classroom.teacher_prompt import chat_so_far, first_messages, forced_ids, opened_thought, opening_turns
 from src.classroom.teacher_tools import TeacherTools, turn_of
 from src.classroom.turn_rewards import TURN_REWARDS
-from src.classroom.verdicts import Verdict, ask_for_verdict
 from src.errors import ContextOverflow, DataError, RequestRefused
 from src.rollout import seats as rollout_seats
 from src.rollout.chat_template import Message
@@ -56,6 +56,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         reward_weights: the rewards to compute, and their weights in a conversation's `reward`.
         rules: the limits and judging rules of all conversations, from `classroom_rules`.
         turn_rewards: the turn rewards to compute.
+        judge_options: whether conversations are judged one by one or in groups; None for one by one.
     """
 
     Record = ConversationRecord
@@ -69,6 +70,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         reward_weights: Mapping[str, float],
         rules: ClassroomRules,
         turn_rewards: Iterable[str] = (),
+        judge_options: JudgeModelConfig | None = None,
     ):
         self._generation = generation
         self._turn_rewards = tuple(turn_rewards)
@@ -82,6 +84,8 @@ class Classroom(Environment[Conversation, ReplayedState]):
             self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, seats.teacher.frame)
         self._tools = TeacherTools(generation, seats)
+        attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
+        self._panel = JudgePanel(seats, journal, rules.judge_rules, attempts, options)
         self._supervised_turn = SupervisedTurn(generation.supervisor, seats, self._forced_ids)
         self._steps = {
             State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
@@ -101,6 +105,8 @@ class Classroom(Environment[Conversation, ReplayedState]):
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
         """Check the prompt templates."""
         check_prompts(config.generation, judge_reads_templates)
+        if config.judge_model.mode == GROUP:
+            check_group_prompts(config.judge_model.group_prompts_paths, config.generation.judge_rules)
 
     @classmethod
     def open_with(
@@ -113,7 +119,8 @@ class Classroom(Environment[Conversation, ReplayedState]):
         rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
         named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
         supervised = {} if seats.supervisor is None else {SUPERVISOR_REWARD: 1.0}
-        return cls(generation, Seats.of(config, seats), journal, reward_weights, rules, supervised | named)
+        rewarded = supervised | named
+        return cls(generation, Seats.of(config, seats), journal, reward_weights, rules, rewarded, config.judge_model)
 
     @classmethod
     def check_problems(
@@ -134,7 +141,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         seats = [self.seats.teacher_sampling, self.seats.student_sampling]
         if self.seats.reward is not None:
             seats.append(self.seats.reward.model_name)
-        own = (self._generation.identity(), self._rules, tuple(seats))
+        own = (self._generation.identity(), self._rules, tuple(seats), *self._panel.identity)
         if self.seats.supervisor is not None:
             own = (*own, self._generation.supervisor, self.seats.supervisor_name)
         return (*own, self._turn_rewards) if self._turn_rewards else own
@@ -177,6 +184,8 @@ class Classroom(Environment[Conversation, ReplayedState]):
         """Do what the conversation's current state asks for. A refusal by a model or a full context ends the
         conversation."""
         conversation = play.episode
+        if conversation.failure is not None:
+            self._panel.left(play)
         try:
             await self._steps[conversation.state](play)
         except RequestRefused as refusal:  # by the student's or the teacher's API; a judge's is a failed attempt
@@ -307,23 +316,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
         play.episode.add_student_turn(turn)
 
     async def _judge_turn(self, play: Play) -> None:
-        conversation = play.episode
-        async with asyncio.TaskGroup() as panel:  # an error that stops one attempt cancels the others
-            attempts = [
-                panel.create_task(self._judge_once(play, rule, attempt))
-                for rule in self._rules.judge_rules
-                for attempt in range(self._generation.number_judge_attempts)
-            ]
-        conversation.add_verdicts([attempt.result() for attempt in attempts])
-
-    async def _judge_once(self, play: Play, rule: str, attempt: int) -> Verdict:
-        if known := play.replayed.verdicts.get((rule, attempt)):
-            return known
-        conversation = play.episode
-        about = (conversation.transcript(), conversation.problem.text)
-        verdict = await ask_for_verdict(self.seats.judge, rule, attempt, about, conversation.facts)
-        self._journal.append("verdict", conversation=conversation.id, verdict=verdict)
-        return verdict
+        play.episode.add_verdicts(await self._panel.judge(play))
 
     async def _generate_solutions(self, play: Play) -> None:
         solutions = play.replayed.solutions

@@ -1,26 +1,70 @@
 """Metrics of a batch of conversations, for the training's log."""
 
-from collections import Counter
-from collections.abc import Sequence
-from statistics import fmean
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import correlation, fmean, stdev
 
+from src.classroom.group_verdicts import contradictions
 from src.classroom.record import ConversationRecord
-from src.classroom.verdicts import CRITERIA
+from src.classroom.verdicts import CRITERIA, Verdict
 from src.rollout.tools import ERRORS
 
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
-    """Means over the conversations of a batch: messages, rejections, refusals, the judge's scores by criterion, and
-    the calls of tools."""
+    """Means over the conversations of a batch: messages, rejections, refusals, the judge's scores by criterion, what is
+    known of a judge of groups, and the calls of tools."""
     metrics = {
         "conversation/messages": fmean(len(record.turns) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
         "judge/refused_share": fmean(record.refused for record in records),
     }
-    scores = [verdict.scores for record in records for verdict in record.verdicts if verdict.scores is not None]
+    scores = [verdict.scores for record in records for verdict in scoring_verdicts(record)]
     if scores:
         metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in CRITERIA}
-    return metrics | tool_metrics(records)
+    return metrics | group_metrics(records) | tool_metrics(records)
+
+
+def scoring_verdicts(record: ConversationRecord) -> list[Verdict]:
+    """The verdicts with scores that count in a conversation's reward."""
+    return [verdict for verdict in record.verdicts if verdict.scores is not None and not verdict.anchor]
+
+
+def group_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
+    """How a judge of groups compares with itself in single calls; empty if no group was judged.
+
+    `judge/group_share` is the share of conversations that were judged with their group; the others' groups got no
+    verdict. `judge/anchor_gap` is the mean of a conversation's score in its group minus that of its anchor,
+    `judge/anchor_error` the standard deviation of this difference, and `judge/anchor_correlation` the correlation of
+    the two (Pearson). `judge/contradictions` is the share of pairs of conversations ranked one way and scored the
+    other, of those with different scores.
+    """
+    groups: dict[tuple[str, str, int], list[Verdict]] = defaultdict(list)
+    for record in records:
+        for verdict in scoring_verdicts(record):
+            if verdict.group_size is not None:
+                groups[record.problem_id, verdict.rule, verdict.attempt].append(verdict)
+    if not groups:
+        return {}
+    shares = [share for share in map(contradictions, groups.values()) if share is not None]
+    pairs = [pair for record in records for pair in _anchored(record)]
+    gaps = [in_group - alone for in_group, alone in pairs]
+    together = [any(verdict.group_size is not None for verdict in record.verdicts) for record in records]
+    metrics = {"judge/group_share": fmean(together), "judge/anchors": float(len(pairs))}
+    if shares:
+        metrics["judge/contradictions"] = fmean(shares)
+    if len(pairs) > 1:
+        metrics |= {"judge/anchor_gap": fmean(gaps), "judge/anchor_error": stdev(gaps)}
+        if all(len(set(values)) > 1 for values in zip(*pairs, strict=True)):
+            metrics["judge/anchor_correlation"] = correlation(*zip(*pairs, strict=True))
+    return metrics
+
+
+def _anchored(record: ConversationRecord) -> Iterator[tuple[float, float]]:
+    """For each anchor with a score: the conversation's mean score by the same rule in its group, and the anchor's."""
+    for anchor in record.verdicts:
+        in_group = [each for each in scoring_verdicts(record) if each.rule == anchor.rule and each.group_size]
+        if anchor.anchor and anchor.scores is not None and in_group:
+            yield fmean(each.scores.final_reward for each in in_group), anchor.scores.final_reward
 
 
 def tool_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:

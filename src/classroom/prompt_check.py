@@ -1,17 +1,18 @@
 """Renders all prompts before a run begins, so that a mistake in one does not stop the run hours later."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from config.base import GenerationConfig
+from config.values import SCORING_RULES
 from src.classroom.setup import ConversationType
 from src.classroom.teacher_prompt import OPENING_VARIABLES, first_messages, opening_turns, opens_dialogue
 from src.classroom.teacher_tools import encode_prompt
 from src.errors import ContextOverflow, DataError
 from src.rollout.problem import Problem
 from src.rollout.prompts import variables_of
-from src.rollout.template_check import OF_SUPERVISORS, TRANSCRIPT, check_template
+from src.rollout.template_check import GROUP, OF_SUPERVISORS, TRANSCRIPT, check_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +34,17 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
     _check_teacher_prompt(generation)
     for key, path, variables in _uses(generation, judge_reads_templates):
         check_template(f"generation.{key}", path, variables)
+
+
+def check_group_prompts(paths: Mapping[str, str], rules: Collection[str]) -> None:
+    """Render the templates, by rule, with which a judge is asked about a whole group.
+
+    Raises:
+        DataError: if a template is wrong, or does not show every conversation.
+    """
+    for name in SCORING_RULES.intersection(rules):
+        key = f"judge_model.group_prompts_paths.{name}"
+        check_template(key, paths[name], {"conversations": GROUP, "problem": "…"})
 
 
 def _check_teacher_prompt(generation: GenerationConfig) -> None:

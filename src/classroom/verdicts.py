@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 """Decision rules that evaluations report by name."""
 
+STOPS = (EngineFailure, ProviderFailure, StorageError)
+"""Errors that stop all judging until the user fixes their cause."""
+
 _COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{\[]\s*,|,(?=\s*[}\]])', re.DOTALL)
 _MOST_LEVELS = 50
 _MOST_CHARACTERS, _MOST_REPAIRS, _MOST_OBJECTS, _MOST_BROKEN = 100_000, 20, 20, 1_000
@@ -78,7 +81,10 @@ class Verdict:
     `reasons` maps a criterion to the judge's reason; `raw` is its whole answer. `refused` means that the judge refused
     the tutor's content, although it judges other conversations. `rules_version` is the version of the rules on
     messages, if they gave the verdict. `turn_scores` are the judge's findings on each message of the teacher in [0, 1],
-    null for a message that it did not score; None if it gave none.
+    null for a message that it did not score; None if it gave none. `group_size` is the number of different
+    conversations that the judge compared in one call, and `rank` the place it gave this one, from 1; None for a call on
+    this conversation alone. An `anchor` is such a call beside those on the group: it is compared with them, and changes
+    no reward.
     """
 
     rule: str
@@ -91,6 +97,9 @@ class Verdict:
     refused: bool = False
     rules_version: str | None = None
     turn_scores: tuple[float | None, ...] | None = None
+    group_size: int | None = None
+    rank: int | None = None
+    anchor: bool = False
 
     @property
     def valid(self) -> bool:
@@ -122,7 +131,7 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
     answer = find_object(text)
     if rule in SCORING_RULES:
         reasons = {name: _reason(answer, reason_key(name)) for name in CRITERIA}
-        scores, version = _read_scores(answer, text), _reason(answer, "rules_version") or None
+        scores, version = read_scores(answer, text), _reason(answer, "rules_version") or None
         found = {"raw": text, "rules_version": version, "turn_scores": _read_turn_scores(answer, text)}
         return Verdict(rule, attempt, scores=scores, reasons=reasons, **found)
     reasons = {rule: _reason(answer, "reasoning")}
@@ -135,19 +144,27 @@ def parse_judge_output(text: str) -> Scores:
     Raises:
         JudgeOutputError: if a score is missing, not a finite number or out of range.
     """
-    return _read_scores(find_object(text), text)
+    return read_scores(find_object(text), text)
 
 
-def _read_scores(answer: dict[str, Any], text: str) -> Scores:
+def read_scores(answer: dict[str, Any], text: str) -> Scores:
+    """The scores in an object of a judge's answer.
+
+    Args:
+        text: the whole answer, for messages.
+
+    Raises:
+        JudgeOutputError: if a score is missing, not a finite number or out of range.
+    """
     values = {}
     for name, criterion in CRITERIA.items():
         if name not in answer:
-            raise JudgeOutputError(f"The judge's answer has no {name}: {_quote(text)}")
+            raise JudgeOutputError(f"The judge's answer has no {name}: {quote(text)}")
         value = answer[name]
         number = _number(value)
         if not math.isfinite(number) or not 0 <= number <= criterion.top:
             rule = f"it must be a number from 0 to {criterion.top:g}"
-            raise JudgeOutputError(f"{name} is {_quote(value)}; {rule}: {_quote(text)}")
+            raise JudgeOutputError(f"{name} is {quote(value)}; {rule}: {quote(text)}")
         values[name] = number
     return Scores(**values)
 
@@ -159,7 +176,7 @@ def _read_turn_scores(answer: dict[str, Any], text: str) -> tuple[float | None, 
         return None
     scores = [None if value is None else _number(value) for value in given] if isinstance(given, list) else [math.nan]
     if not all(score is None or 0 <= score <= 1 for score in scores):
-        raise JudgeOutputError(f"turn_scores is {_quote(given)}; it is a list of numbers from 0 to 1: {_quote(text)}")
+        raise JudgeOutputError(f"turn_scores is {quote(given)}; it is a list of numbers from 0 to 1: {quote(text)}")
     return tuple(scores)
 
 
@@ -179,8 +196,8 @@ def _read_decision(answer: dict[str, Any], text: str) -> bool:
     given = answer.get("decision", "")
     decision = given.strip().upper() if isinstance(given, str) else None
     if decision not in ("OK", "REJECT"):
-        said = "missing" if given == "" else _quote(given)
-        raise JudgeOutputError(f"The judge's decision is {said}, not OK or REJECT: {_quote(text)}")
+        said = "missing" if given == "" else quote(given)
+        raise JudgeOutputError(f"The judge's decision is {said}, not OK or REJECT: {quote(text)}")
     return decision == "OK"
 
 
@@ -199,7 +216,7 @@ def find_object(text: str) -> dict[str, Any]:
     answer = text.rsplit("</think>", 1)[-1]
     if len(answer) > _MOST_CHARACTERS:
         length = f"{len(answer)} characters long; {_MOST_CHARACTERS} are read at most"
-        raise JudgeOutputError(f"The judge's answer is {length}: {_quote(text)}")
+        raise JudgeOutputError(f"The judge's answer is {length}: {quote(text)}")
     found: list[dict[str, Any]] = []
     position, broken, repairs = 0, 0, iter(range(_MOST_REPAIRS))
     while (brace := answer.find("{", position)) >= 0 and len(found) < _MOST_OBJECTS:
@@ -209,22 +226,22 @@ def find_object(text: str) -> dict[str, Any]:
             position, broken = brace + 1, broken + 1
             if broken > _MOST_BROKEN:
                 what = f"more than {_MOST_BROKEN} braces that open no JSON object"
-                raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}") from None
+                raise JudgeOutputError(f"The judge's answer holds {what}: {quote(text)}") from None
             continue
         except (RecursionError, _TooDeep) as error:
-            raise JudgeOutputError(f"The judge's answer nests too deep to be read: {_quote(text)}") from error
+            raise JudgeOutputError(f"The judge's answer nests too deep to be read: {quote(text)}") from error
         except _TooManyRepairs as error:
             what = f"more than {_MOST_REPAIRS} objects with a comma before a closing bracket"
-            raise JudgeOutputError(f"The judge's answer holds {what}: {_quote(text)}") from error
+            raise JudgeOutputError(f"The judge's answer holds {what}: {quote(text)}") from error
         except _AmbiguousKey as error:
             key = without_surrogates(error.args[0][:100])
-            raise JudgeOutputError(f"The judge's answer says two things of {key}: {_quote(text)}") from error
+            raise JudgeOutputError(f"The judge's answer says two things of {key}: {quote(text)}") from error
         if value not in found:
             found.append(value)
     if len(found) != 1:
         what = "no JSON object" if not found else f"{len(found)} different JSON objects"
         cut = " (one begins and does not end: was it cut off?)" if not found and "{" in answer else ""
-        raise JudgeOutputError(f"The judge's answer holds {what}{cut}: {_quote(text)}")
+        raise JudgeOutputError(f"The judge's answer holds {what}{cut}: {quote(text)}")
     return found[0]
 
 
@@ -282,7 +299,8 @@ def _without_trailing_commas(text: str, start: int) -> str:
     return text[:start] + kept
 
 
-def _quote(said: Any, limit: int = 400) -> str:
+def quote(said: Any, limit: int = 400) -> str:
+    """What a judge said, cut to `limit` characters, for a message."""
     text = said if isinstance(said, str) else repr(said)
     shown = text if len(text) <= limit else f"{text[:limit]} …"
     return repr(shown) if isinstance(said, str) else shown
@@ -312,8 +330,9 @@ class Judgement:
 
 def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | None:
     """The judgement of a conversation; None if a rule has no valid verdict, unless all its attempts refused the
-    content."""
+    content. Anchors do not count."""
     rules = tuple(rules)
+    verdicts = [verdict for verdict in verdicts if not verdict.anchor]
     by_rule = {rule: [v for v in verdicts if v.rule == rule and v.valid] for rule in rules}
     refusing = tuple(rule for rule, found in by_rule.items() if not found and _is_refused(verdicts, rule))
     if not all(found or rule in refusing for rule, found in by_rule.items()):
@@ -334,14 +353,14 @@ async def ask_for_verdict(
     attempt: int,
     about: tuple[list[dict[str, str]], str],
     facts: ConversationFacts,
-    stops: tuple[type[Exception], ...] = (EngineFailure, ProviderFailure, StorageError),
+    stops: tuple[type[Exception], ...] = STOPS,
     timeout_s: float | None = None,
 ) -> Verdict:
     """One judge attempt at one rule. If the attempt fails, the verdict holds its error.
 
     Args:
         about: the transcript, and the problem's text.
-        stops: errors that stop all judging until the user fixes their cause: they are raised, not put into a verdict.
+        stops: errors that are raised, not put into a verdict.
         timeout_s: the time after which the attempt counts as failed; None means no limit.
     """
     text = ""

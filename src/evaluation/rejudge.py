@@ -21,6 +21,7 @@ from config.train_rl_model import TrainRLConfig
 from config.values import EMBEDDED_JUDGES
 from src.classroom.classroom import classroom_rules
 from src.classroom.conversation import Conversation
+from src.classroom.group_verdicts import read_again
 from src.classroom.record import ConversationRecord
 from src.classroom.rewards import REWARDS
 from src.classroom.verdicts import Verdict, parse_verdict
@@ -69,7 +70,8 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
             record = ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS})
             conversation = record.conversation(rules)
             refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
-            found_now = [_ask(judge, conversation, *attempt) for attempt in attempts]
+            found_now = [_judge_again(judge, conversation, *attempt) for attempt in attempts]
+            found_now += [_anchor_again(judge, conversation, each) for each in conversation.verdicts if each.anchor]
             conversation.verdicts = [
                 verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
                 for verdict in found_now
@@ -90,6 +92,21 @@ def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
     rules, max_tokens = config.generation.judges_rules_prompts_paths, config.generation.max_tokens_per_judge_attempt
     with closing(CallLedger(run_folder / JUDGE_CALLS_NAME)) as ledger:
         yield OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api=None)
+
+
+def _judge_again(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
+    """A new verdict from the reply that the run got. What it said of a whole group is in the conversation's record."""
+    known = next((each for each in conversation.verdicts if (each.rule, each.attempt) == (rule, attempt)), None)
+    if known is None or known.group_size is None:
+        return _ask(judge, conversation, rule, attempt)
+    try:
+        return read_again(known)
+    except JudgeOutputError as error:
+        return Verdict(rule, attempt, error=str(error))
+
+
+def _anchor_again(judge: Judge, conversation: Conversation, anchor: Verdict) -> Verdict:
+    return replace(_ask(judge, conversation, anchor.rule, anchor.attempt), anchor=True)
 
 
 def _ask(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> Verdict:

@@ -8,6 +8,7 @@ import torch
 from trl import GRPOConfig
 
 from config.train_rl_model import TrainRLConfig
+from config.values import GROUP
 from src.errors import ConfigError
 from src.results.trackers import report_to
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
@@ -21,12 +22,15 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
     log-probs from the server, and the full softmax at the teacher's temperature.
 
     Raises:
-        ConfigError: if the batch is not divisible by micro-batch size × processes.
+        ConfigError: if the batch is not divisible by micro-batch size × processes, or if processes share groups that
+            are judged together.
     """
     keep_deepspeed_from_compiling()
     train, generation = config.train, config.generation
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
     passes = _micro_batches(batch, train.per_device_train_batch_size)
+    if config.judge_model.mode == GROUP:
+        _check_whole_groups(batch, train.num_samples_per_problem)
     return GRPOConfig(
         output_dir=str(run_folder / "checkpoints"),
         per_device_train_batch_size=train.per_device_train_batch_size,
@@ -83,6 +87,17 @@ def collective_timeout_s(config: TrainRLConfig) -> int:
     generation = config.generation
     loaded_s = generation.server_start_timeout_s + generation.load_weights_timeout_s
     return math.ceil(max(generation.sample_timeout_s, loaded_s)) + _COMPUTING_S
+
+
+def _check_whole_groups(batch: int, group: int) -> None:
+    """Refuse processes that share a group: each asks for its own conversations, and they are judged together."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if batch // processes % group:
+        raise ConfigError(
+            f"judge_model.mode is {GROUP}, but each of {processes} processes plays {batch // processes} conversations "
+            f"of a batch, and a group has {group}: raise train.number_of_problems_per_batch to a multiple of "
+            f"{processes}, or set judge_model.mode=absolute."
+        )
 
 
 def _micro_batches(batch: int, per_device: int) -> int:

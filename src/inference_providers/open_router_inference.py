@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from weakref import WeakValueDictionary
 
 from config.base import ApiModelConfig, JudgeModelConfig
+from src.classroom.group_verdicts import group_schema, parse_group
 from src.classroom.verdicts import answer_schema, parse_verdict
 from src.errors import ContentRefused, ContextOverflow, JudgeOutputError, RequestRefused, RequestTooLong
 from src.inference_providers.call_ledger import CallLedger
@@ -25,6 +27,11 @@ Dialogue = Sequence[dict[str, str]]
 def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str) -> list[dict[str, str]]:
     """The chat messages that ask a judge model for its verdict; `path` is the rule's prompt template."""
     return [{"role": "user", "content": render(path, conversation=conversation, problem=problem)}]
+
+
+def render_group(path: str, conversations: Sequence[Dialogue], problem: str) -> list[dict[str, str]]:
+    """The chat messages that ask a judge model to rank and score conversations on one problem."""
+    return [{"role": "user", "content": render(path, conversations=conversations, problem=problem)}]
 
 
 class KeptReplies:
@@ -130,33 +137,65 @@ class OpenAICompatibleJudge:
         """
         schema = None if self._config.response_format == "text" else answer_schema(rule)
 
+        def holds(text: str) -> bool:
+            return _holds_verdict(rule, text)
+
         async def reply(dialogue: Dialogue, number: int) -> tuple[Answer, bool]:
             messages = render_rule(self._rules[rule], dialogue, problem)
-            request = ChatRequest(messages, self._sampling, schema, (attempt, number))
-            return await self._replies.get(request, lambda text: _holds_verdict(rule, text))
-
-        async def answer() -> str:
-            replies, asked = 0, False
-            while True:
-                found, now = await reply(conversation, replies)
-                replies, asked = replies + 1, asked or now
-                if _holds_verdict(rule, found.text) or (asked and replies % self._config.replies_per_attempt == 0):
-                    return found.text
+            return await self._replies.get(ChatRequest(messages, self._sampling, schema, (attempt, number)), holds)
 
         async def control(dialogue: Dialogue) -> str:
             return (await reply(dialogue, 0))[0].text
 
-        return await answer_or_blame(rule, conversation, answer, control)
+        return await answer_or_blame(
+            rule, conversation, lambda: self._first_usable(partial(reply, conversation), holds), control
+        )
+
+    async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
+        """The first reply that ranks and scores all conversations, or the last one that does not. It may have as many
+        tokens as single answers on each of them would.
+
+        Raises:
+            ProviderFailure, RequestRefused: as `ChatApi.ask`.
+        """
+        size = len(conversations)
+        messages = render_group(self._config.group_prompts_paths[rule], conversations, problem)
+        schema = None if self._config.response_format == "text" else group_schema(size)
+        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size)
+
+        def holds(text: str) -> bool:
+            return _holds_group(rule, text, size)
+
+        async def reply(number: int) -> tuple[Answer, bool]:
+            return await self._replies.get(ChatRequest(messages, sampling, schema, (attempt, number)), holds)
+
+        return await self._first_usable(reply, holds)
+
+    async def _first_usable(
+        self, reply: Callable[[int], Awaitable[tuple[Answer, bool]]], holds: Callable[[str], bool]
+    ) -> str:
+        """The first reply with a verdict, or the last of an attempt; replies from the ledger are no part of it.
+
+        Args:
+            reply: gets the reply of this number, and whether a request was sent for it.
+        """
+        replies, asked = 0, False
+        while True:
+            found, now = await reply(replies)
+            replies, asked = replies + 1, asked or now
+            if holds(found.text) or (asked and replies % self._config.replies_per_attempt == 0):
+                return found.text
 
 
 class ChatEngineJudge:
     """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies."""
 
-    def __init__(self, engine: ChatEngine, sampling: Sampling, rules: dict[str, str], replies_per_attempt: int):
+    def __init__(self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, engine: ChatEngine):
         self._engine = engine
-        self._sampling = sampling
+        self._sampling = Sampling.of(config.vllm, max_tokens)
         self._rules = rules
-        self._replies_per_attempt = replies_per_attempt
+        self._group_rules = config.group_prompts_paths
+        self._replies_per_attempt = config.replies_per_attempt
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
         """As `OpenAICompatibleJudge.judge`.
@@ -166,21 +205,50 @@ class ChatEngineJudge:
             ContextOverflow: if the conversation leaves no room for an answer, and the tutor's words are not the reason.
         """
 
+        def holds(text: str) -> bool:
+            return _holds_verdict(rule, text)
+
         async def reply(dialogue: Dialogue, number: int) -> str:
             messages = render_rule(self._rules[rule], dialogue, problem)
-            found = await self._engine.chat(messages, replace(self._sampling, draw=(attempt, number)))
-            if not found.ended and found.tokens < self._sampling.max_tokens and not _holds_verdict(rule, found.text):
-                raise ContextOverflow(f"The judge's context had room for {found.tokens} tokens of an answer only.")
-            return found.text
+            return await self._reply(messages, replace(self._sampling, draw=(attempt, number)), holds)
 
-        async def answer() -> str:
-            for number in range(self._replies_per_attempt):
-                text = await reply(conversation, number)
-                if _holds_verdict(rule, text):
-                    break
-            return text
+        return await answer_or_blame(
+            rule,
+            conversation,
+            lambda: self._first_usable(partial(reply, conversation), holds),
+            lambda dialogue: reply(dialogue, 0),
+        )
 
-        return await answer_or_blame(rule, conversation, answer, lambda dialogue: reply(dialogue, 0))
+    async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
+        """As `OpenAICompatibleJudge.judge_group`.
+
+        Raises:
+            ContextOverflow: if the conversations leave no room for an answer.
+        """
+        size = len(conversations)
+        messages = render_group(self._group_rules[rule], conversations, problem)
+        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size)
+
+        def holds(text: str) -> bool:
+            return _holds_group(rule, text, size)
+
+        async def reply(number: int) -> str:
+            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
+
+        return await self._first_usable(reply, holds)
+
+    async def _reply(self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]) -> str:
+        found = await self._engine.chat(messages, sampling)
+        if not found.ended and found.tokens < sampling.max_tokens and not holds(found.text):
+            raise ContextOverflow(f"The judge's context had room for {found.tokens} tokens of an answer only.")
+        return found.text
+
+    async def _first_usable(self, reply: Callable[[int], Awaitable[str]], holds: Callable[[str], bool]) -> str:
+        for number in range(self._replies_per_attempt):
+            text = await reply(number)
+            if holds(text):
+                break
+        return text
 
 
 async def answer_or_blame(
@@ -234,6 +302,13 @@ def in_plain_words(conversation: Dialogue, same_length: bool) -> list[dict[str, 
         return (_PLAIN_WORDS * times).strip()
 
     return [{**each, "content": plain(each["content"])} if each["role"] == "teacher" else each for each in conversation]
+
+
+def _holds_group(rule: str, text: str, size: int) -> bool:
+    try:
+        return bool(parse_group(rule, 0, text, size))
+    except JudgeOutputError:
+        return False
 
 
 def _holds_verdict(rule: str, text: str) -> bool:

@@ -116,10 +116,14 @@ class Api(Protocol):
 class Judge(Protocol):
     """Judges a transcript of {"role": "teacher" | "student", "content"} by one rule and answers with JSON text.
 
-    `problem` is the problem's text; `attempt` counts from 0 within a panel.
+    `problem` is the problem's text; `attempt` counts from 0 within a panel. `judge_group` compares all `conversations`
+    on one problem in one call.
     """
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str: ...
+    async def judge_group(
+        self, rule: str, conversations: Sequence[list[dict[str, str]]], problem: str, attempt: int
+    ) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,13 @@ E = TypeVar("E", bound=Episode)
 R = TypeVar("R")
 
 
+@dataclass(eq=False)
+class Siblings:
+    """The episodes of one request on the same problem, in their order. Each request that is played has its own."""
+
+    episodes: list[Any] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Play(Generic[E, R]):
     """One episode of a request, while it is played.
@@ -73,6 +80,7 @@ class Play(Generic[E, R]):
         weights: a fingerprint of the policy's weights when the request began.
         replayed: what `Environment.replay` returned for it.
         registration: the episode's place in the schedule, which says when it may go on.
+        siblings: the episodes of the request on its problem, itself among them.
     """
 
     episode: E
@@ -82,6 +90,7 @@ class Play(Generic[E, R]):
     weights: str
     replayed: R
     registration: Registration = field(default_factory=ConcurrentSchedule)
+    siblings: Siblings = field(default_factory=Siblings)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
         """The sampling of the next answer, with a `draw` of its own, and with a seed of its own if the request fixes

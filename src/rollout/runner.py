@@ -6,7 +6,6 @@ The engines batch whatever is ready to be sampled. An episode is scored as soon 
 import asyncio
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Generic
@@ -14,7 +13,7 @@ from typing import Any, Generic
 from ..errors import PolicyMismatch
 from ..models.policy_version import PolicyVersion
 from .engines import Completion
-from .environment import E, Environment, Play, R
+from .environment import E, Environment, Play, R, Siblings
 from .journal import Journal, conversation_id
 from .problem import Problem
 from .requests import SampleRequest, SampleResponse
@@ -102,7 +101,7 @@ class Runner(Generic[E, R]):
         )
 
     def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
-        seen: Counter[str] = Counter()
+        siblings: dict[str, Siblings] = {}
         plays = []
         asked = list(zip(request.problems, request.answers, strict=True))
         problems = {each: Problem.of(*each) for each in dict.fromkeys(asked)}
@@ -111,8 +110,10 @@ class Runner(Generic[E, R]):
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
             self.rewards.pop(episode.id, None)  # it is played again, perhaps with other weights
             replayed = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
-            plays.append(Play(episode, request, index, seen[problem.id], weights, replayed))
-            seen[problem.id] += 1
+            group = siblings.setdefault(problem.id, Siblings())
+            play = Play(episode, request, index, len(group.episodes), weights, replayed, siblings=group)
+            group.episodes.append(episode)
+            plays.append(play)
         return plays
 
     async def _play(self, play: Play[E, R]) -> Trajectory:

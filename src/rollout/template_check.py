@@ -12,9 +12,12 @@ def _transcript(said: str) -> list[Message]:
     return [{"role": role, "content": f"{said} {number}"} for number in range(3) for role in ("teacher", "student")]
 
 
+_GROUP_SIZE = 3
 TRANSCRIPT, _OTHER_TRANSCRIPT = _transcript("How are you?"), _transcript("Where do you live?")
 OF_SUPERVISORS = {"conversation": TRANSCRIPT, "message": "Well?", "problem": "…", "answer": "…"}
 """What the template of a supervisor may use."""
+GROUP = [TRANSCRIPT] * _GROUP_SIZE
+"""Conversations on one problem, as the template of a judge of groups gets them."""
 
 
 def check_template(key: str, path: str, variables: Mapping[str, Any]) -> None:
@@ -34,10 +37,23 @@ def check_template(key: str, path: str, variables: Mapping[str, Any]) -> None:
         shown = render(path, **variables)
         if "conversation" in variables and shown == render(path, **{**variables, "conversation": _OTHER_TRANSCRIPT}):
             _refuse_blind_judge(path)
+        if "conversations" in variables:
+            for place in range(_GROUP_SIZE):
+                other = [_OTHER_TRANSCRIPT if place == i else each for i, each in enumerate(GROUP)]
+                if shown == render(path, **{**variables, "conversations": other}):
+                    _refuse_blind_judge_of_groups(path)
         if "message" in variables and "message" not in variables_of(path):
             raise DataError(f"{path} never uses message, the one that the supervisor is asked about.")
     except DataError as error:
         raise DataError(f"{key}: {error}") from error
+
+
+def _refuse_blind_judge_of_groups(path: str) -> None:
+    raise DataError(
+        f"{path} does not show every one of conversations: the judge would rank lessons that it has not read. Write "
+        "them out, for example {% for conversation in conversations %}Lesson {{ loop.index }}: {% for message in "
+        "conversation %}{{ message.role }}: {{ message.content }}{% endfor %}{% endfor %}."
+    )
 
 
 def _refuse_blind_judge(path: str) -> None:

@@ -66,8 +66,8 @@ async def open_seats(
     _check_models(wanted)
     engines = await _start_engines(wanted, generation, config.seed)  # with the phased schedule they are asleep
     if "judge" in engines:
-        sampling = Sampling.of(judge.vllm, generation.max_tokens_per_judge_attempt)
-        judged_by = ChatEngineJudge(engines["judge"], sampling, generation.judge_rules, judge.replies_per_attempt)
+        most = generation.max_tokens_per_judge_attempt
+        judged_by = ChatEngineJudge(judge, generation.judge_rules, most, engines["judge"])
     answering = {seat: ApiChatEngine(models[seat], api) for seat, api in apis.items()} | engines
     if is_script(config.teacher_model.model_name_or_path):
         answering[POLICY_SEAT] = ScriptedTeacher(config.teacher_model.model_name_or_path)

@@ -6,7 +6,7 @@ The model names what is wrong; it never gives a number. Prices stand in `generat
 from collections.abc import Iterable
 from typing import Any
 
-from src.classroom.verdicts import find_object
+from src.classroom.verdicts import find_object, quote
 from src.errors import JudgeOutputError
 from src.rollout.prompts import render
 from src.rollout.reviews import MessageToReview, Review
@@ -56,17 +56,17 @@ def parse_review(text: str, categories: Iterable[str]) -> Review:
     answer = find_object(text)
     for key, kind in _KEYS.items():
         if key not in answer:
-            raise JudgeOutputError(f"The supervisor's answer has no {key}: {_quote(text)}")
+            raise JudgeOutputError(f"The supervisor's answer has no {key}: {quote(text)}")
         if not isinstance(answer[key], kind) and not (key == "correction" and answer[key] is None):
-            raise JudgeOutputError(f"{key} is {_quote(answer[key])}, not a {kind.__name__}: {_quote(text)}")
+            raise JudgeOutputError(f"{key} is {quote(answer[key])}, not a {kind.__name__}: {quote(text)}")
     valid, category = answer["valid"], answer["category"]
     known = list(categories)
     if category not in (*known, NO_CATEGORY):
         names = ", ".join((*known, NO_CATEGORY))
-        raise JudgeOutputError(f"The category is {_quote(category)}, not one of {names}: {_quote(text)}")
+        raise JudgeOutputError(f"The category is {quote(category)}, not one of {names}: {quote(text)}")
     if valid != (category == NO_CATEGORY):
         said = f"valid is {valid}, but the category is {category}"
-        raise JudgeOutputError(f"The supervisor's answer contradicts itself, {said}: {_quote(text)}")
+        raise JudgeOutputError(f"The supervisor's answer contradicts itself, {said}: {quote(text)}")
     correction = without_surrogates(answer["correction"] or "").strip()
     return Review(
         valid=valid,
@@ -76,9 +76,3 @@ def parse_review(text: str, categories: Iterable[str]) -> Review:
         source="model",
         raw=without_surrogates(text),
     )
-
-
-def _quote(said: Any, limit: int = 300) -> str:
-    text = said if isinstance(said, str) else repr(said)
-    shown = text if len(text) <= limit else f"{text[:limit]} …"
-    return repr(shown) if isinstance(said, str) else shown

@@ -102,7 +102,8 @@ def dependence(records: Sequence[ConversationRecord]) -> Dependence:
     for group in groups.values():
         for rule in rules:
             attempts = {
-                record.id: [each for each in record.verdicts if each.valid and each.rule == rule] for record in group
+                record.id: [each for each in record.verdicts if each.valid and each.rule == rule and not each.anchor]
+                for record in group
             }
             same &= len({_said(each) for found in attempts.values() for each in found}) <= 1
             repeated = {name: list(map(_score, found)) for name, found in attempts.items() if len(found) > 1}

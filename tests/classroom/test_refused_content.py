@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from config.base import ApiModelConfig
+from config.base import ApiModelConfig, JudgeModelConfig
 from config.train_rl_model import TrainRLConfig
 from src.errors import ContentRefused, ContextOverflow
 from src.evaluation.rejudge import rejudge
@@ -156,7 +156,7 @@ class _Engine:
 @pytest.mark.parametrize(("good", "error"), [(GOOD, True), ("Hm.", False)])
 def test_a_judge_on_an_engine_tells_the_same(rules, good, error):
     engine = _Engine(good)
-    judge = ChatEngineJudge(engine, Sampling(0.6), rules, replies_per_attempt=3)
+    judge = ChatEngineJudge(JudgeModelConfig(), rules, 100, engine)
     rude = [{"role": "teacher", "content": RUDE}, {"role": "student", "content": "Oh."}]
     if error:
         with pytest.raises(ContentRefused, match="no readable verdict; .* It gave a verdict on the same lesson"):
@@ -179,7 +179,7 @@ class _FullEngine:
 
 @pytest.mark.parametrize("characters", [350, 600])
 def test_a_full_context_of_the_judge_is_blamed_on_the_tutor_only_if_its_words_fill_it(rules, characters):
-    judge = ChatEngineJudge(_FullEngine(), Sampling(0.6), rules, replies_per_attempt=3)
+    judge = ChatEngineJudge(JudgeModelConfig(), rules, 100, _FullEngine())
 
     def judged(**said: str) -> str:
         dialogue = [{"role": role, "content": text} for role, text in said.items()]

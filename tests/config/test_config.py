@@ -236,6 +236,10 @@ OUT_OF_RANGE = [
     ("judge_model.max_failed_share", ["-0.1", "1.1", "20"], "must be from 0 to 1"),
     ("judge_model.response_format", ["xml", "json"], "must be one of auto, json_schema, text"),
     ("judge_model.replies_per_attempt", ["0"], "must be at least 1"),
+    ("judge_model.anchor_share", ["-0.1", "1.1", ".nan"], "must be from 0 to 1"),
+    ("judge_model.mode", ["relative"], "must be one of absolute, group"),
+    ("judge_model.mode", ["group"], "is group, but rubric is no model"),
+    ("guards.held_out_judge_model", ["{base_url: 'http://x', mode: group}"], "what is measured is judged one by one"),
     ("judge_model.requests_per_minute", ["0", "-1"], "must be at least 1"),
     ("judge_model.tokens_per_minute", ["0"], "must be at least 1"),
     ("judge_model.deadline_s", ["0", ".nan"], "must be above 0"),
@@ -334,6 +338,32 @@ def with_value(key: str, value: str) -> TrainRLConfig:
 
 def test_the_configuration_that_wrong_values_are_put_into_is_right():
     assert with_value("seed", "3").seed == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("judge_model.group_prompts_paths", {}, "has no template for pedagogical_eval"),
+        ("judge_model.model_name_or_path", "rules", "is group, but rules is no model"),
+    ],
+)
+def test_what_a_judge_of_groups_needs(key, value, message):
+    tutor = load(TrainRLConfig, "train_rl", ("--config-name", "language_tutor", "judge_model.mode=group"))
+    check_train_rl(tutor)
+    block, name = key.split(".")
+    setattr(getattr(tutor, block), name, value)
+    with pytest.raises(ConfigError, match=message):
+        check_train_rl(tutor)
+
+
+def test_rules_that_decide_are_not_asked_about_groups():
+    with pytest.raises(ConfigError, match=r"is group, but no rule of .* gives scores \(pedagogical_eval\)"):
+        load(TrainRLConfig, "train_rl", ("--config-name", "7b", "judge_model.mode=group"), check_train_rl)
+
+
+def test_an_evaluation_judges_one_by_one():
+    with pytest.raises(ConfigError, match=r"judge_model.mode is group, .* what is measured is judged one by one"):
+        load(EvalConfig, "eval", ["--config-name", "language_tutor", "judge_model.mode=group"], check_eval)
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,18 @@ def test_batch_that_does_not_divide_over_processes_is_refused(tmp_path: Path, mo
         grpo_config(load(TrainRLConfig, "train_rl", []), tmp_path)
 
 
+def test_processes_that_share_a_group_cannot_have_it_judged_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(TrainRLConfig, "train_rl", ["train.per_device_train_batch_size=4"])
+    config.train.number_of_problems_per_batch, config.train.num_samples_per_problem = 2, 8
+    config.judge_model.mode = "group"
+    assert grpo_config(config, tmp_path).num_generations == 8
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="each of 4 processes plays 4 conversations of a batch, and a group has 8"):
+        grpo_config(config, tmp_path)
+
+
 def test_rollout_keeps_order_and_drops_nothing() -> None:
     rollout = to_rollout([record(2), record(1, reward=None), record(3)])
     assert rollout["conversation_id"] == ["r-0002", "r-0001", "r-0003"]

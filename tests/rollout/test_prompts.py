@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.base import GenerationConfig
+from config.base import GenerationConfig, JudgeModelConfig
 from config.checks import check_environment
 from config.eval_model import EvalConfig
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
-from src.classroom.prompt_check import check_lengths, check_prompts
+from src.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts
 from src.errors import DataError
 from src.inference_providers.open_router_inference import render_rule
 from src.launch.cli import main as launcher
@@ -244,7 +244,8 @@ def test_every_shipped_template_can_be_filled_in(path):
         "problem": "Lesson: food",
         "include_thinking": False,
         "attempt": "I think 4.",
-        "conversation": [{"role": "teacher", "content": "Hi."}, {"role": "student", "content": "Hello."}],
+        "conversation": (said := [{"role": "teacher", "content": "Hi."}, {"role": "student", "content": "Hello."}]),
+        "conversations": [said, said],
         "user_message": "",
         "teacher_message": "",
         "message": "And now?",
@@ -331,6 +332,21 @@ def test_a_judge_that_is_not_shown_the_lesson_is_refused(all_prompts, template, 
     with pytest.raises(DataError, match=rf"generation\.{key}: .*blind\.txt.*{message}.*Write the messages out"):
         check_prompts(generation, judge_reads_templates=True)
     check_prompts(generation, judge_reads_templates=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ conversations[0] }}{{ conversations[2] }}", "does not show every one of conversations"),
+        ("{{ problem }}", "does not show every one of conversations"),
+        ("{{ conversations }}{{ conversation }}", "uses conversation. It may use: conversations, problem"),
+    ],
+)
+def test_a_judge_of_groups_that_is_not_shown_every_lesson_is_refused(tmp_path, template, message):
+    (tmp_path / "group.txt").write_text(template)
+    with pytest.raises(DataError, match=f"judge_model.group_prompts_paths.pedagogical_eval: .*{message}"):
+        check_group_prompts({"pedagogical_eval": str(tmp_path / "group.txt")}, ["pedagogical_eval", "another"])
+    check_group_prompts(JudgeModelConfig().group_prompts_paths, ["pedagogical_eval", "another"])
 
 
 @pytest.mark.parametrize("text", ["{{ conversation[1:] }}", "{{ conversation[-1].content }}", "{{ conversation }}"])

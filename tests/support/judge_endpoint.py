@@ -229,7 +229,7 @@ class JudgeEndpoint:
 
 
 @contextmanager
-def judge_endpoint(script: Script) -> Iterator[JudgeEndpoint]:
+def judge_endpoint(script: Script, port: int = 0) -> Iterator[JudgeEndpoint]:
     endpoint = JudgeEndpoint(script)
 
     class Handler(BaseHTTPRequestHandler):
@@ -250,7 +250,7 @@ def judge_endpoint(script: Script) -> Iterator[JudgeEndpoint]:
             if not isinstance(sys.exception(), OSError):
                 super().handle_error(*about)
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

@@ -50,6 +50,7 @@ class Server:
         options = {"model_name_or_path": "judge"} | options
         self.config = JudgeModelConfig(base_url=url, **options)
         self.room, self.generation = room, generation
+        room.judge_options = self.config
         self.ledger = CallLedger(room.folder / JUDGE_CALLS_NAME, self.config.max_cost_usd)
 
     def run(self, work: Callable[[SamplingService], Awaitable]):

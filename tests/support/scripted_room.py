@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import src.server.app
-from config.base import GenerationConfig
+from config.base import GenerationConfig, JudgeModelConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.values import PHASED
@@ -60,6 +60,7 @@ class Room:
         self.teacher = ScriptedEngine(tokenizer, lambda _: "Say hello.")
         self.student = ScriptedEngine(tokenizer, lambda _: "Hello.")
         self.judge = ScriptedJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
+        self.judge_options = JudgeModelConfig()
         self.reward = None
         self.supervisor: Supervisor | None = None
         self.turn_rewards: tuple[str, ...] = ()
@@ -80,7 +81,7 @@ class Room:
         )
         journal = Journal(self.folder)
         schedule = PhasedSchedule(self._wake_only, PHASES) if generation.schedule == PHASED else ConcurrentSchedule()
-        classroom = Classroom(generation, seats, journal, weights, rules, self.turn_rewards)
+        classroom = Classroom(generation, seats, journal, weights, rules, self.turn_rewards, self.judge_options)
         return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 
     async def _wake_only(self, seats: tuple[str, ...]) -> None:

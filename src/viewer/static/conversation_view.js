@@ -48,7 +48,7 @@ export function rewardCard(conversation) {
 }
 
 function scores(conversation) {
-  const scored = conversation.verdicts.filter((verdict) => verdict.scores);
+  const scored = conversation.verdicts.filter((verdict) => verdict.scores && !verdict.anchor);
   if (!scored.length) return null;
   const mean = (name) => scored.reduce((sum, verdict) => sum + verdict.scores[name], 0) / scored.length;
   return el("dl", { class: "scores" }, Object.keys(scored[0].scores).map((name) => {
@@ -66,7 +66,9 @@ function meter(share) {
 export function verdictCards(conversation, open = true) {
   return conversation.verdicts.map((verdict) => el("details", { class: "card verdict", open },
     el("summary", {}, el("span", { class: "rule" }, words(verdict.rule)),
-      conversation.verdicts.length > 1 ? el("span", { class: "nr" }, `attempt ${verdict.attempt + 1}`) : null,
+      verdict.anchor ? el("span", { class: "badge unsure", title: "Judged by itself, to compare with the verdict on the whole group; it changes no reward" }, "anchor")
+        : conversation.verdicts.length > 1 ? el("span", { class: "nr" }, `attempt ${verdict.attempt + 1}`) : null,
+      verdict.group_size === null ? null : el("span", { class: "nr" }, `place ${verdict.rank} of ${verdict.group_size}`),
       verdict.error ? el("span", { class: "badge bad" }, "failed") : null,
       verdict.accepted === null ? null : el("span", { class: `badge ${verdict.accepted ? "correct" : "bad"}` }, verdict.accepted ? "OK" : "REJECT")),
     verdict.error ? el("p", { class: "wrong" }, longText(verdict.error)) : null,

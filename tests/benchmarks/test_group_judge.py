@@ -1,0 +1,120 @@
+"""The benchmarks of judging groups: what a conversation costs, and that the scripted judge errs as it says."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+
+from benchmarks.group_judge_cost import answers, tokens_and_dollars
+from benchmarks.group_judge_cost import lessons as lessons_of_the_docs
+from benchmarks.group_judge_noise import JUDGES, RULE, Errors, NoiseBench, report, verdict_of
+from config.base import JudgeModelConfig
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.group_verdicts import group_schema, parse_group
+from src.classroom.verdicts import Scores, answer_schema, parse_verdict
+from src.toy_language.lessons import parse_problem
+from src.toy_language.scripts import play
+from tests.support.judge_endpoint import judge_endpoint
+from tests.support.scripted_teachers import SCRIPTED_TEACHERS
+
+
+def judged(errors: Errors, problem: str, conversations: list, in_group: bool) -> list[Scores]:
+    """The scores that the scripted judge gives, read as the classroom reads them."""
+    schema = group_schema(len(conversations)) if in_group else answer_schema(RULE)
+    prompt = json.dumps({"problem": problem, "conversations": conversations})
+    body = {
+        "model": errors.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "response_format": {"json_schema": {"schema": schema}},
+    }
+    text = verdict_of(body)
+    assert verdict_of(body) == text, "an equal request gets an equal reply"
+    if not in_group:
+        return [parse_verdict(RULE, 0, text).scores]
+    return [each.scores for each in parse_group(RULE, 0, text, len(conversations))]
+
+
+@pytest.fixture
+def group(lessons) -> tuple[str, list]:
+    """A lesson, and eight conversations on it with teachers of all kinds."""
+    problem, personas = lessons[0], ["correct_student", "error_student"] * 2
+    names = ("ideal", "ignores_errors", "hints_every_turn", "hands_answer_over")
+    return problem, [
+        play(SCRIPTED_TEACHERS[name], parse_problem(problem), personas[: 2 + extra], random.Random(extra))
+        for name in names
+        for extra in range(2)
+    ]
+
+
+def test_without_errors_the_judge_is_the_rubric_alone_and_in_groups(group):
+    problem, conversations = group
+    alone = [judged(Errors(0, 0), problem, [each], in_group=False)[0] for each in conversations]
+    assert judged(Errors(0, 0), problem, conversations, in_group=True) == alone
+    assert len({each.final_reward for each in alone}) > 2
+
+
+def test_an_error_of_the_level_is_shared_in_a_group_and_not_between_calls(group):
+    problem, conversations = group
+    errors = Errors(level=0.05, own=0)
+    exact = judged(Errors(0, 0), problem, conversations, in_group=True)
+
+    def off(found: list[Scores]) -> list[float]:
+        """The error of the criterion that is furthest from its ends, where nothing is cut off."""
+        middle = [abs(each.overall_momentum_score - 5) < 4 for each in exact]
+        assert sum(middle) > 2
+        pairs = zip(found, exact, middle, strict=True)
+        return [each.overall_momentum_score - right.overall_momentum_score for each, right, inside in pairs if inside]
+
+    together = off(judged(errors, problem, conversations, in_group=True))
+    apart = off([judged(errors, problem, [each], in_group=False)[0] for each in conversations])
+    assert max(together) - min(together) < 1e-9 and abs(together[0]) > 0
+    assert max(apart) - min(apart) > 0.1
+
+
+def test_the_errors_have_the_size_that_the_name_says(group):
+    problem, conversations = group
+    right = judged(Errors(0, 0), problem, [conversations[1]], in_group=False)[0].overall_momentum_score
+    for errors in (Errors(0.05, 0), Errors(0, 0.05)):
+        found = [
+            judged(errors, f"{problem}{' ' * place}", [conversations[1]], in_group=False)[0].overall_momentum_score
+            for place in range(300)
+        ]
+        off = [(each - right) / 10 for each in found if 0 < each < 10]
+        assert len(off) > 250 and abs(fmean(off)) < 0.01 and 0.04 < stdev(off) < 0.06
+
+
+def test_each_arm_asks_its_judge_and_nothing_else_differs(tmp_path):
+    bench = NoiseBench(tmp_path, Path("models"), 24, 8053)
+    found = {}
+    for arm, (errors, in_groups) in JUDGES.items():
+        overrides = [*bench.overrides(Path("run")), *bench._judged_at("http://127.0.0.1:1/v1", arm)]
+        config = found[arm] = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+        assert Errors.of(config.judge_model.model_name_or_path) == errors
+        assert (config.judge_model.mode == "group") == in_groups and config.train == found["exact"].train
+
+
+def test_the_report_has_a_line_for_each_arm_and_its_anchors():
+    lines = [
+        {"arm": arm, "seed": 1, "step": step, "conversations": 64 * step, "rewards": {"a": reward}, "anchors": anchors}
+        for arm, anchors in (("exact", {}), ("level_group", {"judge/anchor_gap": -0.25}))
+        for step, reward in ((0, 0.5), (3, 1.0))
+    ]
+    printed = report(lines).splitlines()
+    assert printed[1].split() == ["exact", "0.00", "0.00", "154", "1.000", "1.000", "[1]"]
+    assert printed[2].split()[:4] == ["level_group", "0.20", "0.10", "154"]
+    assert printed[3].split() == ["judge/anchor_gap", "-0.25"]
+
+
+def test_a_conversation_in_a_group_costs_a_third_at_most_anchors_included(tmp_path):
+    with judge_endpoint(answers) as endpoint:
+        for name, (problem, said) in lessons_of_the_docs().items():
+            (tmp_path / name).mkdir()
+            eight = [[*said, {"role": "teacher", "content": str(i)}] for i in range(8)]
+            asked = (tokens_and_dollars(endpoint.url, tmp_path / name, problem, eight, each) for each in (False, True))
+            alone, together = (asyncio.run(each)[2] for each in asked)
+            assert 0.1 < together / alone + JudgeModelConfig().anchor_share < 1 / 3
