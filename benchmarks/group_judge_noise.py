@@ -81,8 +81,7 @@ class NoiseBench(SignalBench):
 
     def train(self, arm: str, seed: int) -> Path:
         with judge_endpoint(answer, self.port + 1) as endpoint:
-            self.arms = {**self.arms, arm: self._judged_at(endpoint.url, arm)}
-            return super().train(arm, seed)
+            return self.train_with(arm, seed, self.judged_at(endpoint.url, *JUDGES[arm]))
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
         logged = read_lines(self.folder / arm / str(seed) / METRICS_NAME)
@@ -90,13 +89,13 @@ class NoiseBench(SignalBench):
         compared = {name: fmean(values) for name, values in named.items() if values}
         return {**super().figures(arm, seed, step, records), "anchors": compared}
 
-    def _judged_at(self, url: str, arm: str) -> list[str]:
-        """The overrides that seat this arm's judge; they write its prompts, which hold nothing but the material."""
+    def judged_at(self, url: str, errors: Errors, in_groups: bool) -> list[str]:
+        """The overrides that seat a judge with these errors. Its prompts, which this writes, hold nothing but the
+        material."""
         paths = {}
         for name, shown in (("alone", "[conversation]"), ("group", "conversations")):
             paths[name] = self.folder / f"{name}.txt"
             paths[name].write_text(_MATERIAL % shown, encoding="utf-8")
-        errors, in_groups = JUDGES[arm]
         return [
             f"judge_model.model_name_or_path='{errors.model}'",
             f"judge_model.base_url={url}",

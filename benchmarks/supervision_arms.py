@@ -120,11 +120,15 @@ class Bench:
 
     def train(self, arm: str, seed: int) -> Path:
         """Train an arm, unless it is trained already; returns its run folder."""
+        return self.train_with(arm, seed)
+
+    def train_with(self, arm: str, seed: int, more: Sequence[str] = ()) -> Path:
+        """`train` with further overrides."""
         run = self.folder / arm / str(seed)
         if (run / "learning.json").exists():
             return run
         own = [f"seed={seed}", f"train.max_steps={self.version(arm, self.steps)}", "logging.save_steps=10"]
-        own += ["train.keep_published_policies=1000", *self.arms[arm]]
+        own += ["train.keep_published_policies=1000", *self.arms[arm], *more]
         command = ["./start_rl_training.sh", *self.overrides(run, self.configs.get(arm, "quickstart")), *own]
         print(f"training {arm}, seed {seed}: {run}", flush=True)
         run.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ def test_each_arm_asks_its_judge_and_nothing_else_differs(tmp_path):
     bench = NoiseBench(tmp_path, Path("models"), 24, 8053)
     found = {}
     for arm, (errors, in_groups) in JUDGES.items():
-        overrides = [*bench.overrides(Path("run")), *bench._judged_at("http://127.0.0.1:1/v1", arm)]
+        overrides = [*bench.overrides(Path("run")), *bench.judged_at("http://127.0.0.1:1/v1", errors, in_groups)]
         config = found[arm] = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
         assert Errors.of(config.judge_model.model_name_or_path) == errors
         assert (config.judge_model.mode == "group") == in_groups and config.train == found["exact"].train

@@ -1,0 +1,108 @@
+"""How much faster a training is if the next batch is played while this one is trained on, with a judge far away.
+
+    waits_2, overlaps_2         a judge that answers after 2 s, with train.max_staleness 0 and 1
+    waits_0.5, overlaps_0.5     one that answers after 0.5 s
+
+    python -m benchmarks.overlap [--folder runs/overlap] [--seeds 1 2 3] [--steps 24] [--arms waits_2 overlaps_2]
+
+They train the quickstart with the rubric behind HTTP, from the models of `make quickstart-models`. A step's time is
+that from one line of metrics.jsonl to the next; the first two are left out. The arms of a seed run one after the other,
+so on a machine with other work give several seeds. The ceiling is the ratio if rollout and training overlapped
+completely, on cores of their own. Every third version plays the held-out lessons, judged by the rubric itself.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.group_judge_noise import Errors, NoiseBench, verdict_of
+from benchmarks.supervision_arms import run
+from src.classroom.record import ConversationRecord
+from src.results.run_folder import METRICS_NAME, read_lines
+from src.rollout.intervals import mean_with_ci
+from tests.support.judge_endpoint import Behaviour, Exchange, judge_endpoint, says
+
+DELAYS_S = (2.0, 0.5)
+_WARM_UP = 2
+"""Steps at the beginning that are left out."""
+
+
+class OverlapBench(NoiseBench):
+    """The benchmark of playing ahead."""
+
+    arms: Mapping[str, Sequence[str]] = {
+        f"{name}_{delay_s:g}": [f"train.max_staleness={staleness}"]
+        for delay_s in DELAYS_S
+        for name, staleness in (("waits", 0), ("overlaps", 1))
+    }
+
+    def train(self, arm: str, seed: int) -> Path:
+        delay_s = float(arm.partition("_")[2])
+        with judge_endpoint(answers_after(delay_s), self.port + 1) as endpoint:
+            return self.train_with(arm, seed, self.judged_at(endpoint.url, Errors(0, 0), in_groups=False))
+
+    def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
+        logged = [line for line in read_lines(self.folder / arm / str(seed) / METRICS_NAME) if "reward" in line]
+        steps = [after["time"] - before["time"] for before, after in pairwise(logged)][_WARM_UP:]
+        parts = {name: median(line[f"seconds/{name}"] for line in logged[_WARM_UP:]) for name in ("rollout", "train")}
+        return {**super().figures(arm, seed, step, records), "seconds": median(steps), **parts}
+
+
+def answers_after(seconds: float) -> Callable[[dict, int], Behaviour]:
+    """A judge that gives the rubric's verdict after so many seconds."""
+
+    def script(body: dict, nth: int) -> Behaviour:
+        def act(exchange: Exchange) -> None:
+            arrived = time.monotonic()
+            text = verdict_of(body)
+            time.sleep(max(0.0, arrived + seconds - time.monotonic()))
+            says(text)(exchange)
+
+        return act
+
+    return script
+
+
+def report(lines: Sequence[Mapping[str, Any]]) -> str:
+    """By delay: seconds per step by seed, their ratio and its ceiling, and the difference in held-out reward."""
+    last: dict[str, dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for line in sorted(lines, key=lambda each: each["step"]):
+        last[line["arm"]][line["seed"]] = line
+    out = []
+    for delay_s in DELAYS_S:
+        waits, overlaps = (last[f"{name}_{delay_s:g}"] for name in ("waits", "overlaps"))
+        seeds = sorted(set(waits) & set(overlaps))
+        if not seeds:
+            continue
+        ratio = median(waits[seed]["seconds"] / overlaps[seed]["seconds"] for seed in seeds)
+        ceiling = median(
+            (each["rollout"] + each["train"]) / max(each["rollout"], each["train"]) for each in map(waits.get, seeds)
+        )
+        out.append(f"judge {delay_s:g} s away, seeds {seeds}: a step takes")
+        for name, found in (("waits", waits), ("overlaps", overlaps)):
+            shown = ", ".join(f"{found[seed]['seconds']:.2f}" for seed in seeds)
+            reward = fmean(fmean(found[seed]["rewards"].values()) for seed in seeds)
+            out.append(f"  {name:9}{shown} s; held-out reward after {found[seeds[0]]['step']} steps {reward:.3f}")
+        gaps: dict[str, list[float]] = defaultdict(list)
+        for seed in seeds:
+            for lesson, reward in overlaps[seed]["rewards"].items():
+                gaps[lesson].append(reward - waits[seed]["rewards"][lesson])
+        gap = mean_with_ci(gaps)
+        low, high = gap["ci95"]
+        out.append(
+            f"  {ratio:.2f} x as fast (ceiling {ceiling:.2f}); reward {gap['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+        )
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Train and measure what is missing, then print the report."""
+    run(OverlapBench, report, __doc__, Path("runs/overlap"), steps=24, port=8057)
+
+
+if __name__ == "__main__":
+    main()
