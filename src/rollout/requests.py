@@ -1,5 +1,6 @@
 """The request for a batch of episodes, and its response."""
 
+import asyncio
 import hashlib
 from typing import Any, Generic, TypeVar
 
@@ -88,3 +89,13 @@ class SampleResponse(BaseModel, Generic[T]):
     conversations: list[SerializeAsAny[T]]
     reward_weights: dict[str, float]
     usage: dict[str, Usage] = Field(default_factory=dict)
+
+    async def as_json(self) -> bytes:
+        """The response as JSON. The event loop goes on between two conversations."""
+        whole = self.model_copy(update={"conversations": []}).model_dump_json().encode()
+        before, empty, after = whole.rpartition(b'"conversations":[]')
+        parts = []
+        for each in self.conversations:
+            parts.append(each.model_dump_json().encode())
+            await asyncio.sleep(0)
+        return before + empty[:-1] + b",".join(parts) + b"]" + after

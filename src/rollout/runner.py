@@ -19,6 +19,7 @@ from .problem import Problem
 from .requests import SampleRequest, SampleResponse
 from .scheduler import ConcurrentSchedule, Schedule
 from .trajectory import TOKEN_FIELDS, Trajectory
+from .turnstile import Turnstile
 from .usage import BATCH
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Runner(Generic[E, R]):
         self.environment = environment
         self.schedule = schedule or ConcurrentSchedule()
         self._journal = journal
+        self._turnstile = Turnstile()
         self.reward_weights = dict(reward_weights)
         self.running = self.finished = 0
         self.rewards: dict[str, Mapping[str, float | None]] = {}
@@ -80,7 +82,7 @@ class Runner(Generic[E, R]):
             body=self._body(request),
             **_problems_once(request),
         )
-        plays = self._open(request, weights)
+        plays = await self._open(request, weights)
         try:
             with self.schedule.register(len(plays)) as registration:
                 async with asyncio.TaskGroup() as group:
@@ -100,12 +102,13 @@ class Runner(Generic[E, R]):
             usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
 
-    def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
+    async def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
         siblings: dict[str, Siblings] = {}
         plays = []
         asked = list(zip(request.problems, request.answers, strict=True))
         problems = {each: Problem.of(*each) for each in dict.fromkeys(asked)}
         for index, each in enumerate(asked):
+            await self._turnstile.go_through()
             problem = problems[each]
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
             self.rewards.pop(episode.id, None)  # it is played again, perhaps with other weights
@@ -122,6 +125,7 @@ class Runner(Generic[E, R]):
         try:
             while not episode.finished:
                 await play.registration.wait_for_phase(episode.state)
+                await self._turnstile.go_through()
                 await self.environment.advance(play)
         finally:
             self.running -= 1

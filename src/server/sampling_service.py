@@ -47,15 +47,15 @@ class _Batch:
     weights: str | None = None
     given_up: bool = False
     readers: int = 0
-    body: bytes | None = None
+    body: "asyncio.Task[bytes] | None" = None
 
     async def as_json(self) -> bytes:
         self.readers += 1
         try:
             response = await asyncio.shield(self.task)
             if self.body is None:
-                self.body = response.model_dump_json().encode()
-            return self.body
+                self.body = asyncio.create_task(response.as_json())
+            return await asyncio.shield(self.body)
         finally:
             self.readers -= 1
             if self.readers == 0:
