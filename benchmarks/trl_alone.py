@@ -1,0 +1,224 @@
+"""The training of a configuration by TRL alone: its GRPOTrainer, with transformers' `generate` in a `rollout_func`.
+
+    python -m benchmarks.trl_alone OUT --config-name quickstart [overrides]
+
+It is what one writes without this project: all conversations of a batch go on together, teacher and student answer by
+turns in one `generate` each, and the judge is called in the reward function. Prompts, lessons, the draw of the
+student's persona, the limits, the judge, and TRL's arguments are those of the configuration. OUT gets a line for each
+step: its number, the time at its end, its reward and the messages that were played. `benchmarks.whole_step` compares
+it with this project.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
+from trl import GRPOTrainer
+
+from config.base import GenerationConfig, ModelConfig
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.classroom.classroom import setup_options
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.setup import Setup, draw_setup
+from src.classroom.teacher_prompt import first_messages
+from src.classroom.verdicts import parse_verdict
+from src.grpo.config import grpo_config
+from src.models.pretrained import load_tokenizer
+from src.rollout.chat_template import ReplyFrame, encode_chat
+from src.rollout.datasets import load_problems
+from src.rollout.engines import ConversationFacts
+from src.rollout.problem import Problem
+from src.rollout.prompts import render
+from src.server.open_models import embedded_judge
+
+
+@dataclass
+class Dialogue:
+    """One conversation: the teacher's context, which of its tokens the teacher sampled, and what was said."""
+
+    problem: Problem
+    setup: Setup
+    prompt_ids: list[int]
+    completion_ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    said: list[dict[str, str]] = field(default_factory=list)
+    personas: list[str | None] = field(default_factory=list)
+
+
+class Rollout:
+    """TRL's `rollout_func`: plays a conversation for each prompt, all of them in step."""
+
+    def __init__(self, config: TrainRLConfig, problems: Sequence[Problem]):
+        self._config, self._problems = config, {problem.id: problem for problem in problems}
+        self._tokenizer = load_tokenizer("teacher_model", config.teacher_model.model_name_or_path)
+        self._frame = ReplyFrame(self._tokenizer)
+        dtype = getattr(torch, config.student_model.vllm.dtype)
+        self._student = AutoModelForCausalLM.from_pretrained(config.student_model.model_name_or_path, dtype=dtype)
+        self.messages = 0
+
+    def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
+        config = self._config
+        dialogues = [self._open(self._problems[each], trainer.state.global_step) for each in prompts]
+        going = dialogues
+        teacher = trainer.accelerator.unwrap_model(trainer.model)
+        while going:
+            self._teach(going, teacher)
+            going = [
+                each
+                for each in going
+                if len(each.said) < config.generation.max_turns
+                and END_OF_CONVERSATION not in each.said[-1]["content"]
+                and self._room(each) > 1
+            ]
+            if going:
+                self._reply(going)
+        self.messages = sum(len(each.said) for each in dialogues)
+        return {
+            "prompt_ids": [each.prompt_ids for each in dialogues],
+            "completion_ids": [each.completion_ids for each in dialogues],
+            "logprobs": None,
+            "env_mask": [each.mask for each in dialogues],
+            "dialogue": dialogues,
+        }
+
+    def _open(self, problem: Problem, step: int) -> Dialogue:
+        generation = self._config.generation
+        setup = draw_setup(problem, self._config.seed, step, setup_options(generation))
+        first = first_messages(generation, problem.text, setup.student_name, setup.type, [])
+        return Dialogue(problem, setup, encode_chat(self._tokenizer, first))
+
+    def _room(self, dialogue: Dialogue) -> int:
+        used = len(dialogue.prompt_ids) + len(dialogue.completion_ids)
+        return self._config.generation.max_tokens_in_conversation - used
+
+    def _teach(self, dialogues: Sequence[Dialogue], model: PreTrainedModel) -> None:
+        prompts = [each.prompt_ids + each.completion_ids for each in dialogues]
+        for each, ids in zip(dialogues, self._sample(model, prompts, self._config.teacher_model), strict=True):
+            ended = ids[-1] == self._frame.turn_end_id
+            given = [] if ended else [self._frame.turn_end_id]
+            each.completion_ids += ids + given
+            each.mask += [1] * len(ids) + [0] * len(given)
+            self._say(each, "teacher", ids, None)
+
+    def _reply(self, dialogues: Sequence[Dialogue]) -> None:
+        prompts = [encode_chat(self._tokenizer, self._student_view(each)) for each in dialogues]
+        for each, ids in zip(dialogues, self._sample(self._student, prompts, self._config.student_model), strict=True):
+            text = self._say(each, "student", ids, self._persona(each))
+            framed = self._frame.reply(text)
+            each.completion_ids += framed
+            each.mask += [0] * len(framed)
+
+    def _persona(self, dialogue: Dialogue) -> str:
+        return dialogue.setup.personas[len(dialogue.said) // 2]
+
+    def _student_view(self, dialogue: Dialogue) -> list[dict[str, str]]:
+        generation: GenerationConfig = self._config.generation
+        path = generation.student_personas_prompts_paths[self._persona(dialogue)]
+        named = {"student_name": dialogue.setup.student_name, "problem": dialogue.problem.text}
+        messages = [{"role": "system", "content": render(path, **named, include_thinking=False)}]
+        roles = {"teacher": "user", "student": "assistant"}
+        return messages + [{"role": roles[each["role"]], "content": each["content"]} for each in dialogue.said]
+
+    def _say(self, dialogue: Dialogue, role: str, ids: Sequence[int], persona: str | None) -> str:
+        text = self._tokenizer.decode([each for each in ids if each != self._frame.turn_end_id]).strip()
+        dialogue.said.append({"role": role, "content": text})
+        dialogue.personas.append(persona)
+        return text
+
+    def _sample(self, model: PreTrainedModel, prompts: list[list[int]], seat: ModelConfig) -> list[list[int]]:
+        """One message after each prompt, by one `generate`."""
+        width, end = max(map(len, prompts)), self._frame.turn_end_id
+        ids = torch.full((len(prompts), width), end)
+        attended = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :], attended[row, width - len(prompt) :] = torch.tensor(prompt), 1
+        was_training = model.training
+        model.eval()
+        with torch.inference_mode():
+            whole = model.generate(
+                input_ids=ids.to(model.device),
+                attention_mask=attended.to(model.device),
+                do_sample=True,
+                temperature=seat.vllm.temperature,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=self._config.generation.max_tokens_per_turn,
+                eos_token_id=end,
+                pad_token_id=end,
+                use_cache=True,
+            )
+        model.train(was_training)
+        found = []
+        for row in whole[:, width:].tolist():
+            found.append(row[: row.index(end) + 1] if end in row else row)
+        return found
+
+
+class Reward:
+    """TRL's reward function: the embedded judge of the configuration."""
+
+    __name__ = "judge"
+
+    def __init__(self, config: TrainRLConfig):
+        self._judge = embedded_judge(config.judge_model.model_name_or_path)
+        (self._rule,) = config.generation.judge_rules
+        self._max_turns = config.generation.max_turns
+
+    def __call__(self, prompts: list, completions: list, dialogue: list[Dialogue], **_: Any) -> list[float]:
+        return [self._score(each) for each in dialogue]
+
+    def _score(self, dialogue: Dialogue) -> float:
+        facts = ConversationFacts(tuple(dialogue.personas), self._max_turns)
+        asked = self._judge.judge(self._rule, dialogue.said, dialogue.problem.text, 0, facts)
+        return parse_verdict(self._rule, 0, asyncio.run(asked)).scores.final_reward
+
+
+class Lines(TrainerCallback):
+    """Writes a line for each step."""
+
+    def __init__(self, path: Path, rollout: Rollout):
+        self._path, self._rollout = path, rollout
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if logs and "reward" in logs:
+            line = {"step": state.global_step, "time": time.time(), "reward": logs["reward"]}
+            with self._path.open("a") as file:
+                file.write(json.dumps({**line, "messages": self._rollout.messages}) + "\n")
+
+
+def main() -> None:
+    """Train as the command line says."""
+    out, overrides = Path(sys.argv[1]), sys.argv[2:]
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+    problems = load_problems(config.dataset.train_datasets)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = grpo_config(config, Path(folder))
+        arguments.save_strategy, arguments.report_to, arguments.disable_tqdm = "no", [], True
+        rollout = Rollout(config, problems)
+        trainer = GRPOTrainer(
+            model=config.teacher_model.model_name_or_path,
+            args=arguments,
+            reward_funcs=Reward(config),
+            rollout_func=rollout,
+            train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),
+            processing_class=load_tokenizer("teacher_model", config.teacher_model.model_name_or_path),
+            callbacks=[Lines(out, rollout)],
+        )
+        trainer.train()
+
+
+if __name__ == "__main__":
+    main()

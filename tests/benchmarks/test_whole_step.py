@@ -1,0 +1,52 @@
+"""The benchmark of a whole step: both programs train with one configuration, and the report compares their rounds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.whole_step import CONVERSATIONS, PROJECT, TRL_ALONE, Round, overrides_of, report
+from config.checks import check_train_rl
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
+
+
+def test_a_steps_time_is_that_between_two_ends() -> None:
+    lines = [{"time": at, "reward": 0.5, "messages": 500} for at in (100.0, 104.0, 107.0, 117.0)]
+    assert Round.of(lines) == Round(4.0, 0.5, 500)
+
+
+def test_the_report_compares_rounds_by_step_and_by_message() -> None:
+    rounds = {
+        PROJECT: [Round(4.0, 0.5, 400), Round(5.0, 0.5, 500)],
+        TRL_ALONE: [Round(8.0, 0.5, 200), Round(15.0, 0.5, 500)],
+    }
+    assert "TRL alone takes 2.50 x the time of a step, 3.50 x per message" in report(rounds)
+
+
+def test_both_shapes_have_batches_of_the_size_that_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "sft" / "model").mkdir(parents=True)
+    quickstart = overrides_of("quickstart", tmp_path)
+    for overrides in (quickstart, ["--config-name", "small_tutor"]):
+        train = load(TrainRLConfig, "train_rl", overrides, check_train_rl).train
+        assert train.number_of_problems_per_batch * train.num_samples_per_problem == CONVERSATIONS
+    with pytest.raises(SystemExit, match="make quickstart-models"):
+        overrides_of("quickstart", tmp_path / "nowhere")
+
+
+@pytest.mark.engines
+def test_trl_alone_plays_the_classrooms_conversations(world: Path, tmp_path: Path) -> None:
+    """Two steps with a blank model; the lines have what the report reads."""
+    out, blank = tmp_path / "steps.jsonl", world / "blank"
+    command = [sys.executable, "-m", "benchmarks.trl_alone", str(out), "--config-name", "quickstart"]
+    command += [f"teacher_model.model_name_or_path={blank}", f"student_model.model_name_or_path={blank}"]
+    command += [f"dataset.train_datasets=[{{name_or_path: {world / 'lessons_train.jsonl'}}}]", "train.max_steps=2"]
+    command += ["train.number_of_problems_per_batch=2", "train.num_samples_per_problem=2"]
+    command += ["train.per_device_train_batch_size=2", "generation.max_turns=3", "generation.max_tokens_per_turn=6"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2] and {line["messages"] for line in lines} == {4 * 3}
+    assert all(0 <= line["reward"] <= 1 for line in lines)
