@@ -1,4 +1,4 @@
-"""A whole step of training (rollout, judging, gradients, publishing): this project against TRL alone.
+"""A whole step of training (rollout, judging, gradients, publishing): this project against TRL alone, and its bound.
 
     python -m benchmarks.whole_step quickstart [--models runs/quickstart] [--rounds 5] [--steps 4]
     python -m benchmarks.whole_step small_tutor
@@ -7,13 +7,15 @@ The two take turns, so that what else runs on the machine meets both. Each round
 are those between the ends of two steps, so what loads and warms up is left out; a round counts with its median. Both
 play as many conversations on the same lessons, with the same prompts, limits, judge and arguments of TRL. How many
 messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`.
+The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -25,7 +27,7 @@ from config.load import ROOT
 from src.launch.small_tutor import find_model
 from src.results.run_folder import METRICS_NAME, read_lines
 
-PROJECT, TRL_ALONE = "this project", "TRL alone"
+PROJECT, BOUND, TRL_ALONE = "this project", "bound", "TRL alone"
 CONVERSATIONS = 64
 """Of a batch of both configurations."""
 
@@ -51,6 +53,15 @@ def play_project(folder: Path, overrides: Sequence[str], steps: int, port: int) 
     _run(["./start_rl_training.sh", *overrides, *own], folder)
     lines = [line for line in read_lines(folder / "run" / METRICS_NAME) if "reward" in line]
     return Round.of([line | {"messages": CONVERSATIONS * line["conversation/messages"]} for line in lines])
+
+
+def replay_bound(folder: Path, overrides: Sequence[str], played: Round) -> Round:
+    """The bound of the training that `play_project` made in this folder's neighbour."""
+    run = folder.parent / "project" / "run"
+    _run([sys.executable, "-m", "benchmarks.step_bound", str(run), *overrides], folder)
+    lines = (folder / "output.log").read_text().splitlines()
+    seconds = json.loads(next(line for line in reversed(lines) if line.startswith("{")))["step"]
+    return replace(played, seconds=median(seconds[1:]))
 
 
 def play_trl_alone(folder: Path, overrides: Sequence[str], steps: int) -> Round:
@@ -89,6 +100,8 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> str:
     pairs = list(zip(rounds[TRL_ALONE], rounds[PROJECT], strict=True))
     ratio = median(alone.seconds / ours.seconds for alone, ours in pairs)
     per_message = median((alone.seconds / alone.messages) / (ours.seconds / ours.messages) for alone, ours in pairs)
+    above = median(ours.seconds / least.seconds for ours, least in zip(rounds[PROJECT], rounds[BOUND], strict=True))
+    out.append(f"this project takes {above:.2f} x the time of its bound")
     out.append(f"TRL alone takes {ratio:.2f} x the time of a step, {per_message:.2f} x per message (medians of rounds)")
     return "\n".join(out)
 
@@ -103,15 +116,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8061)
     arguments = parser.parse_args()
     overrides = overrides_of(arguments.shape, arguments.models)
-    found: dict[str, list[Round]] = {PROJECT: [], TRL_ALONE: []}
+    found: dict[str, list[Round]] = {PROJECT: [], BOUND: [], TRL_ALONE: []}
     with TemporaryDirectory() as kept:
         for number in range(arguments.rounds):
             own = Path(kept) / str(number)
             ours = play_project(own / "project", overrides, arguments.steps, arguments.port)
             alone = play_trl_alone(own / "trl", overrides, arguments.steps)
+            least = replay_bound(own / "bound", overrides, ours)
             found[PROJECT].append(ours)
+            found[BOUND].append(least)
             found[TRL_ALONE].append(alone)
-            print(f"round {number + 1}: {ours.seconds:.1f} s, {alone.seconds:.1f} s", flush=True)
+            print(f"round {number + 1}: {ours.seconds:.1f} s, {least.seconds:.1f} s, {alone.seconds:.1f} s", flush=True)
     print(report(found))
 
 

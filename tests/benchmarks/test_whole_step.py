@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.whole_step import CONVERSATIONS, PROJECT, TRL_ALONE, Round, overrides_of, report
+from benchmarks.whole_step import BOUND, CONVERSATIONS, PROJECT, TRL_ALONE, Round, overrides_of, report
 from config.checks import check_train_rl
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
@@ -21,8 +21,10 @@ def test_a_steps_time_is_that_between_two_ends() -> None:
 def test_the_report_compares_rounds_by_step_and_by_message() -> None:
     rounds = {
         PROJECT: [Round(4.0, 0.5, 400), Round(5.0, 0.5, 500)],
+        BOUND: [Round(2.0, 0.5, 400), Round(4.0, 0.5, 500)],
         TRL_ALONE: [Round(8.0, 0.5, 200), Round(15.0, 0.5, 500)],
     }
+    assert "this project takes 1.62 x the time of its bound" in report(rounds)
     assert "TRL alone takes 2.50 x the time of a step, 3.50 x per message" in report(rounds)
 
 

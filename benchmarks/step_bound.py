@@ -1,0 +1,218 @@
+"""The least that the steps of a run could have taken on this machine: the same messages in the same order straight on
+the two engines, without server and journal, and a bare forward, backward, optimizer step and publication.
+
+    python -m benchmarks.step_bound RUN_FOLDER [overrides of the training]
+
+The journal of RUN_FOLDER says which messages were sampled. Each is sampled again with as many tokens, after the tokens
+that it followed, when the message before it is there; conversations of a batch go on concurrently, as in the run. No
+judge is called. The trainer's part computes log-probs of the sampled tokens only, in the run's micro-batches, each cut
+to its own longest row. Prints a line of JSON with the seconds of each step and of its parts.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainConfig, TrainRLConfig
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.models.policy_folder import policy_name, write_policy
+from src.models.policy_version import PolicyVersion
+from src.models.pretrained import load_tokenizer
+from src.rollout.chat_template import encode_chat
+from src.rollout.engines import Sampling
+from src.rollout.journal import JOURNAL_NAME, read_journal, request_of
+from src.rollout.prompts import render
+from src.rollout.thoughts import visible_text
+from src.training.cpu import prepare_cpu
+from src.vllm.engine import VllmEngine
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+
+class ReplayingEngine(VllmEngine):
+    """An engine that samples exactly as many tokens as it is asked for."""
+
+    def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
+        params = super()._sampling_params(sampling, room)
+        params.min_tokens, params.ignore_eos, params.stop_token_ids = params.max_tokens, True, []
+        return params
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message to sample again: by whom, after which tokens, and of how many."""
+
+    seat: str
+    prompt_ids: list[int]
+    tokens: int
+
+
+@dataclass
+class Replayed:
+    """A conversation of the run: its messages, its whole context, and which of its tokens the teacher sampled."""
+
+    messages: list[Message] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+
+
+def batches_of(run: Path, config: TrainRLConfig) -> list[list[Replayed]]:
+    """The conversations of each step, in order."""
+    events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    steps: dict[str, int] = {}
+    for event in read_journal(run / JOURNAL_NAME):
+        if event["event"] == "batch":
+            steps[event["request"]] = event["step"]
+        elif event["event"] in ("turn", "conversation"):
+            events[event["conversation"]].append(event)
+    tokenizer = load_tokenizer("teacher_model", config.teacher_model.model_name_or_path)
+    batches: dict[int, list[Replayed]] = defaultdict(list)
+    for name, found in events.items():
+        *turns, last = found
+        batches[steps[request_of(name)]].append(_replayed(turns, last["record"], config, tokenizer))
+    return [batches[step] for step in sorted(batches)]
+
+
+def _replayed(
+    turns: Sequence[Mapping[str, Any]],
+    record: Mapping[str, Any],
+    config: TrainRLConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Replayed:
+    found, said = Replayed(), []
+    for event in turns:
+        turn = event["turn"]
+        if turn["role"] == "teacher":
+            if not found.ids:
+                found.ids, found.mask = list(event["prompt_ids"]), [0] * len(event["prompt_ids"])
+            found.messages.append(Message("teacher", list(found.ids), turn["tokens"]))
+        else:
+            found.messages.append(
+                Message("student", _student_prompt(turn, said, record, config, tokenizer), turn["tokens"])
+            )
+        found.ids += event["ids"]
+        found.mask += [1] * len(event["logprobs"]) + [0] * (len(event["ids"]) - len(event["logprobs"]))
+        said.append({"role": turn["role"], "content": visible_text(turn["text"])})
+    return found
+
+
+def _student_prompt(
+    turn: Mapping[str, Any],
+    said: Sequence[dict[str, str]],
+    record: Mapping[str, Any],
+    config: TrainRLConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[int]:
+    generation = config.generation
+    named = {"student_name": record["student_name"], "problem": record["problem"]}
+    persona = generation.student_personas_prompts_paths[turn["persona"]]
+    messages = [{"role": "system", "content": render(persona, **named, include_thinking=generation.use_thinking)}]
+    for each in said:
+        text = each["content"].replace(END_OF_CONVERSATION, "").strip()
+        messages.append({"role": "user" if each["role"] == "teacher" else "assistant", "content": text})
+    return encode_chat(tokenizer, messages)
+
+
+async def play(batch: Sequence[Replayed], engines: Mapping[str, ReplayingEngine], config: TrainRLConfig) -> float:
+    """Sample all messages of a batch again; returns the seconds."""
+    samplings = {
+        "teacher": Sampling.of(config.teacher_model.vllm, 0),
+        "student": Sampling.of(config.student_model.vllm, 0),
+    }
+
+    async def converse(conversation: Replayed) -> None:
+        for message in conversation.messages:
+            sampling = replace(samplings[message.seat], max_tokens=message.tokens)
+            await engines[message.seat].generate(message.prompt_ids, sampling)
+
+    started = time.perf_counter()
+    await asyncio.gather(*map(converse, batch))
+    return time.perf_counter() - started
+
+
+def train(
+    batch: Sequence[Replayed], model: PreTrainedModel, optimizer: torch.optim.Optimizer, options: TrainConfig
+) -> float:
+    """A bare policy-gradient step on the sampled tokens; returns the seconds."""
+    started = time.perf_counter()
+    for rows in _micro_batches(batch, options.per_device_train_batch_size):
+        width = max(len(row.ids) for row in rows)
+        ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
+        for place, row in enumerate(rows):
+            ids[place, : len(row.ids)] = torch.tensor(row.ids)
+            mask[place, : len(row.mask)] = torch.tensor(row.mask, dtype=torch.bool)
+        wanted = mask[:, 1:]
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.dtype == "bfloat16"):
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]
+            logits = model.lm_head(hidden)
+        cross_entropy(logits.float(), ids[:, 1:][wanted], reduction="sum").div(1000).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return time.perf_counter() - started
+
+
+def _micro_batches(batch: Sequence[Replayed], size: int) -> Iterator[Sequence[Replayed]]:
+    for start in range(0, len(batch), size):
+        yield batch[start : start + size]
+
+
+async def publish(model: PreTrainedModel, engine: ReplayingEngine, folder: Path, version: int) -> float:
+    """Write the weights and have the teacher's engine load them; returns the seconds."""
+    started = time.perf_counter()
+    policy = PolicyVersion("bound", version)
+    target = folder / policy_name(version)
+    write_policy(target, policy, model.save_pretrained)
+    await engine.load_policy(target, policy, timeout_s=60)
+    seconds = time.perf_counter() - started
+    shutil.rmtree(target)
+    return seconds
+
+
+async def measure(run: Path, config: TrainRLConfig) -> dict[str, list[float]]:
+    """The seconds of each step's parts."""
+    batches = batches_of(run, config)
+    prepare_cpu(config.train.dtype)
+    engines = {
+        "teacher": await ReplayingEngine.start(config.teacher_model, config.seed, config.generation),
+        "student": await ReplayingEngine.start(config.student_model, config.seed, config.generation),
+    }
+    model = AutoModelForCausalLM.from_pretrained(config.teacher_model.model_name_or_path, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
+    parts: dict[str, list[float]] = defaultdict(list)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for version, batch in enumerate(batches):
+                parts["publish"].append(await publish(model, engines["teacher"], Path(folder), version))
+                parts["rollout"].append(await play(batch, engines, config))
+                parts["train"].append(train(batch, model, optimizer, config.train))
+    finally:
+        for engine in engines.values():
+            engine.shutdown()
+    parts["step"] = [sum(each) for each in zip(*parts.values(), strict=True)]
+    return parts
+
+
+def main() -> None:
+    """Measure, and print the seconds."""
+    run, overrides = Path(sys.argv[1]), sys.argv[2:]
+    config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+    print(json.dumps(asyncio.run(measure(run, config))))
+
+
+if __name__ == "__main__":
+    main()
