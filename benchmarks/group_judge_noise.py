@@ -2,7 +2,8 @@
 
 The judge is the rubric plus two normally distributed errors: one that all conversations of a call share (`level`), and
 one of each conversation's own (`own`). A single call has both; between the conversations of a group that are judged in
-one call the first cancels out, because GRPO compares them with each other only.
+one call the first cancels out, because GRPO compares them with each other only, save where a score is cut off at 0 or
+1. No arm has a threshold for low scores.
 
     exact               no errors
     level_alone         level 0.2, own 0.1, each conversation by itself
@@ -102,6 +103,7 @@ class NoiseBench(SignalBench):
             f"generation.judges_rules_prompts_paths={{{RULE}: {paths['alone']}}}",
             *(["judge_model.mode=group", "judge_model.anchor_share=0.125"] if in_groups else []),
             f"judge_model.group_prompts_paths={{{RULE}: {paths['group']}}}",
+            "generation.low_score_threshold=0",
         ]
 
 

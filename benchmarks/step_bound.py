@@ -4,9 +4,11 @@ the two engines, without server and journal, and a bare forward, backward, optim
     python -m benchmarks.step_bound RUN_FOLDER [overrides of the training]
 
 The journal of RUN_FOLDER says which messages were sampled. Each is sampled again with as many tokens, after the tokens
-that it followed, when the message before it is there; conversations of a batch go on concurrently, as in the run. No
-judge is called. The trainer's part computes log-probs of the sampled tokens only, in the run's micro-batches, each cut
-to its own longest row. Prints a line of JSON with the seconds of each step and of its parts.
+that it followed, when the message before it is there; conversations of a batch go on concurrently, as in the run. (What
+is sampled now has other tokens than in the run, so an engine computes each message once more than it had to there.) No
+judge is called. The trainer's part computes log-probs of the sampled tokens only, in micro-batches of the run's size
+with rows of about one length. The engines have the cores of the configuration. Prints a line of JSON with the seconds
+of each step and of its parts.
 """
 
 import asyncio
@@ -49,7 +51,7 @@ class ReplayingEngine(VllmEngine):
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
         params = super()._sampling_params(sampling, room)
-        params.min_tokens, params.ignore_eos, params.stop_token_ids = params.max_tokens, True, []
+        params.ignore_eos, params.stop_token_ids = True, []
         return params
 
 
@@ -167,8 +169,9 @@ def train(
 
 
 def _micro_batches(batch: Sequence[Replayed], size: int) -> Iterator[Sequence[Replayed]]:
+    by_length = sorted(batch, key=lambda row: len(row.ids))
     for start in range(0, len(batch), size):
-        yield batch[start : start + size]
+        yield by_length[start : start + size]
 
 
 async def publish(model: PreTrainedModel, engine: ReplayingEngine, folder: Path, version: int) -> float:
@@ -191,7 +194,9 @@ async def measure(run: Path, config: TrainRLConfig) -> dict[str, list[float]]:
         "teacher": await ReplayingEngine.start(config.teacher_model, config.seed, config.generation),
         "student": await ReplayingEngine.start(config.student_model, config.seed, config.generation),
     }
-    model = AutoModelForCausalLM.from_pretrained(config.teacher_model.model_name_or_path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        config.teacher_model.model_name_or_path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
     parts: dict[str, list[float]] = defaultdict(list)
     try:

@@ -65,7 +65,9 @@ class Rollout:
         self._tokenizer = load_tokenizer("teacher_model", config.teacher_model.model_name_or_path)
         self._frame = ReplyFrame(self._tokenizer)
         dtype = getattr(torch, config.student_model.vllm.dtype)
-        self._student = AutoModelForCausalLM.from_pretrained(config.student_model.model_name_or_path, dtype=dtype)
+        self._student = AutoModelForCausalLM.from_pretrained(
+            config.student_model.model_name_or_path, dtype=dtype, trust_remote_code=False, use_safetensors=True
+        )
         self.messages = 0
 
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
@@ -127,7 +129,7 @@ class Rollout:
         generation: GenerationConfig = self._config.generation
         path = generation.student_personas_prompts_paths[self._persona(dialogue)]
         named = {"student_name": dialogue.setup.student_name, "problem": dialogue.problem.text}
-        messages = [{"role": "system", "content": render(path, **named, include_thinking=False)}]
+        messages = [{"role": "system", "content": render(path, **named, include_thinking=generation.use_thinking)}]
         roles = {"teacher": "user", "student": "assistant"}
         return messages + [{"role": roles[each["role"]], "content": each["content"]} for each in dialogue.said]
 
@@ -140,6 +142,7 @@ class Rollout:
     def _sample(self, model: PreTrainedModel, prompts: list[list[int]], seat: ModelConfig) -> list[list[int]]:
         """One message after each prompt, by one `generate`."""
         width, end = max(map(len, prompts)), self._frame.turn_end_id
+        room = self._config.generation.max_tokens_in_conversation - width - 1
         ids = torch.full((len(prompts), width), end)
         attended = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
@@ -152,9 +155,9 @@ class Rollout:
                 attention_mask=attended.to(model.device),
                 do_sample=True,
                 temperature=seat.vllm.temperature,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=self._config.generation.max_tokens_per_turn,
+                top_k=max(seat.vllm.top_k, 0),
+                top_p=seat.vllm.top_p,
+                max_new_tokens=min(self._config.generation.max_tokens_per_turn, room),
                 eos_token_id=end,
                 pad_token_id=end,
                 use_cache=True,

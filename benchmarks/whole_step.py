@@ -6,7 +6,8 @@
 The two take turns, so that what else runs on the machine meets both. Each round starts both programs anew. The times
 are those between the ends of two steps, so what loads and warms up is left out; a round counts with its median. Both
 play as many conversations on the same lessons, with the same prompts, limits, judge and arguments of TRL. How many
-messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`.
+messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`,
+without this project's changes to TRL and torch (src/grpo/log_probs.py, src/training/cpu.py).
 The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
 """
 

@@ -22,6 +22,7 @@ from config.values import (
     CISPO,
     CISPO_LARGEST_RATIO,
     EMBEDDED_JUDGES,
+    GROUP,
     GROUP_MODES,
     IMPORTANCE_SAMPLING_MODES,
     KEEP,
@@ -30,6 +31,7 @@ from config.values import (
     MEMORY,
     NO_CREDIT,
     OPTIMIZERS,
+    PPO,
     PUBLISH_WAYS,
     REWARD_SCALES,
     SCHEDULERS,
@@ -98,6 +100,11 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_lora("teacher_model.lora", config.teacher_model.lora)
     check_served_lora(config.teacher_model.lora)
     check_judge(config.judge_model, config.generation, of_training=True)
+    if config.judge_model.mode == GROUP and config.train.algorithm == PPO:
+        raise ConfigError(
+            f"judge_model.mode is {GROUP}, whose scores compare the samples of a group, but train.algorithm={PPO} "
+            "compares rewards of all conversations: set judge_model.mode=absolute."
+        )
     if config.teacher_model.is_remote:
         raise ConfigError(
             "teacher_model is behind an API, which gives neither token ids nor log-probs and takes no weights: GRPO "

@@ -10,6 +10,7 @@ from config.values import (
     ENGINE_DTYPES,
     GROUP,
     JUDGE_MODES,
+    PHASED,
     RESPONSE_FORMATS,
     SCORING_RULES,
     SERVED_RANKS,
@@ -74,6 +75,12 @@ def _check_group_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, n
         raise ConfigError(
             f"{name}.mode is {GROUP}, which compares the samples of a training's groups; what is measured is judged "
             f"one by one: set {name}.mode={ABSOLUTE}."
+        )
+    if generation.schedule == PHASED:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, for which conversations wait for those of their group, but with "
+            f"generation.schedule={PHASED} they wait for those of all groups: set {name}.mode={ABSOLUTE}, or "
+            "generation.schedule=concurrent."
         )
     if judge.model_name_or_path in EMBEDDED_JUDGES:
         raise ConfigError(

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from config.base import DatasetSource, DataSource, GenerationConfig, LoggingConfig, ModelConfig, SupervisionConfig
+from config.base import (
+    DatasetSource,
+    DataSource,
+    GenerationConfig,
+    JudgeModelConfig,
+    LoggingConfig,
+    ModelConfig,
+    SupervisionConfig,
+)
 from config.eval_model import EvalConfig, TutorConfig
 from config.train_sft_model import TrainSFTModelConfig
 from config.values import check_path, each_field
@@ -19,6 +27,7 @@ PATHS: dict[type, tuple[str, ...]] = {
         "student_attempt_prompt_path",
         "judges_rules_prompts_paths",
     ),
+    JudgeModelConfig: ("group_prompts_paths",),
     SupervisionConfig: ("prompt_path",),
     DataSource: ("name_or_path",),
     DatasetSource: ("problem_template",),

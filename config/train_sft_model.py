@@ -22,10 +22,9 @@ class TrainSFTTrainConfig:
 
     `warmup` is a share of the steps if it is below 1, otherwise a number of steps. `optimizer` takes transformers'
     names, and `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and vectors. `dtype` is
-    that of the arithmetic and of the saved model; the trained weights are float32. With `group_by_length`, batches are
-    drawn from conversations of about the same length, so that less is computed for padding. Without
-    `assistant_only_loss`, conversations are learned whole, whatever the weights of their messages; of corrections only
-    the target is ever learned.
+    that of the arithmetic and of the saved model; the trained weights are float32. Without `assistant_only_loss`,
+    conversations are learned whole, whatever the weights of their messages; of corrections only the target is ever
+    learned.
     """
 
     gradient_accumulation_steps: int = 1
@@ -38,7 +37,6 @@ class TrainSFTTrainConfig:
     epochs: int = 1
     max_steps: int = -1
     dtype: str = "bfloat16"
-    group_by_length: bool = False
     assistant_only_loss: bool = True
 
 

@@ -79,7 +79,7 @@ def _numbers(values: Sequence[Any]) -> list[int]:
 
 
 def _verdict(rule: str, attempt: int, entry: dict[str, Any], rank: int | None, size: int | None) -> Verdict:
-    raw = json.dumps(entry, ensure_ascii=False)
+    raw = without_surrogates(json.dumps(entry, ensure_ascii=False))
     reasons = {rule: without_surrogates(str(entry.get("reasoning") or ""))}
     scores = read_scores(entry, raw)
     return Verdict(rule, attempt, scores=scores, reasons=reasons, raw=raw, group_size=size, rank=rank)

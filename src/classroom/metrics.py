@@ -30,25 +30,25 @@ def scoring_verdicts(record: ConversationRecord) -> list[Verdict]:
 
 
 def group_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
-    """How a judge of groups compares with itself in single calls; empty if no group was judged.
+    """How a judge of groups compares with itself in single calls; empty if conversations are judged one by one.
 
-    `judge/group_share` is the share of conversations that were judged with their group; the others' groups got no
-    verdict. `judge/anchor_gap` is the mean of a conversation's score in its group minus that of its anchor,
+    `judge/group_share` is the share of conversations with a verdict on their group; the others' groups got none.
+    `judge/anchor_gap` is the mean of a conversation's score in its group minus that of its anchor,
     `judge/anchor_error` the standard deviation of this difference, and `judge/anchor_correlation` the correlation of
     the two (Pearson). `judge/contradictions` is the share of pairs of conversations ranked one way and scored the
     other, of those with different scores.
     """
-    groups: dict[tuple[str, str, int], list[Verdict]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, int], list[Verdict]] = defaultdict(list)
     for record in records:
         for verdict in scoring_verdicts(record):
-            if verdict.group_size is not None:
-                groups[record.problem_id, verdict.rule, verdict.attempt].append(verdict)
-    if not groups:
+            if verdict.rank is not None:
+                groups[record.request_id, record.problem_id, verdict.rule, verdict.attempt].append(verdict)
+    if all(verdict.group_size is None for record in records for verdict in record.verdicts):
         return {}
     shares = [share for share in map(contradictions, groups.values()) if share is not None]
     pairs = [pair for record in records for pair in _anchored(record)]
     gaps = [in_group - alone for in_group, alone in pairs]
-    together = [any(verdict.group_size is not None for verdict in record.verdicts) for record in records]
+    together = [any(verdict.rank is not None for verdict in record.verdicts) for record in records]
     metrics = {"judge/group_share": fmean(together), "judge/anchors": float(len(pairs))}
     if shares:
         metrics["judge/contradictions"] = fmean(shares)
@@ -62,7 +62,7 @@ def group_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
 def _anchored(record: ConversationRecord) -> Iterator[tuple[float, float]]:
     """For each anchor with a score: the conversation's mean score by the same rule in its group, and the anchor's."""
     for anchor in record.verdicts:
-        in_group = [each for each in scoring_verdicts(record) if each.rule == anchor.rule and each.group_size]
+        in_group = [each for each in scoring_verdicts(record) if each.rule == anchor.rule and each.rank is not None]
         if anchor.anchor and anchor.scores is not None and in_group:
             yield fmean(each.scores.final_reward for each in in_group), anchor.scores.final_reward
 

@@ -51,8 +51,8 @@ class ConversationRecord(Trajectory):
 
     @property
     def judge_error(self) -> str | None:
-        """The first error of a judge attempt."""
-        return next((verdict.error for verdict in self.verdicts if verdict.error), None)
+        """The first error of a judge attempt that counts."""
+        return next((verdict.error for verdict in self.verdicts if verdict.error and not verdict.anchor), None)
 
     def conversation(self, rules: ClassroomRules) -> Conversation:
         """The finished conversation without its tokens, for computing rewards."""

@@ -35,6 +35,10 @@ class ReplayedState:
     finished: bool = False
     failure: dict[str, Any] | None = None
 
+    def of_rule(self, rule: str) -> list[Verdict]:
+        """The verdicts of all attempts at a rule but anchors."""
+        return [verdict for verdict in self.verdicts.values() if verdict.rule == rule and not verdict.anchor]
+
 
 def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
     """Add the turns among `events` to a conversation that has just started, and return what else the events hold.

@@ -22,7 +22,8 @@ def supervisor(conversation: Conversation) -> list[float | None]:
 def judge(conversation: Conversation) -> list[float | None]:
     """The judge's findings on each message in [0, 1], averaged over the attempts that gave some. The embedded rubric
     gives them; a judge model need not. A judge also scores a message from the prompt template, which does not count."""
-    found = [verdict.turn_scores for verdict in conversation.verdicts if verdict.turn_scores is not None]
+    counted = [verdict for verdict in conversation.verdicts if not verdict.anchor]
+    found = [verdict.turn_scores for verdict in counted if verdict.turn_scores is not None]
     heard = [turn for turn in conversation.turns if turn.role == "teacher"]
     places = [place for place, turn in enumerate(heard) if not turn.given]
     known = [[scores[place] for scores in found if place < len(scores)] for place in places]

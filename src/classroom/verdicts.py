@@ -82,9 +82,9 @@ class Verdict:
     the tutor's content, although it judges other conversations. `rules_version` is the version of the rules on
     messages, if they gave the verdict. `turn_scores` are the judge's findings on each message of the teacher in [0, 1],
     null for a message that it did not score; None if it gave none. `group_size` is the number of different
-    conversations that the judge compared in one call, and `rank` the place it gave this one, from 1; None for a call on
-    this conversation alone. An `anchor` is such a call beside those on the group: it is compared with them, and changes
-    no reward.
+    conversations that the judge compared in one call, and `rank` the place it gave this one, from 1. The size is 1 if
+    there was no verdict on its group, and None where conversations are judged one by one. An `anchor` is a call on this
+    conversation beside those on the group: it is compared with them, and changes no reward.
     """
 
     rule: str

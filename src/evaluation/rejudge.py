@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 from config.checks import check_train_rl, reward_weights
 from config.load import USER_ERRORS, load
 from config.train_rl_model import TrainRLConfig
-from config.values import EMBEDDED_JUDGES
+from config.values import EMBEDDED_JUDGES, GROUP
 from src.classroom.classroom import classroom_rules
 from src.classroom.conversation import Conversation
 from src.classroom.group_verdicts import read_again
@@ -70,7 +70,8 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
             record = ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS})
             conversation = record.conversation(rules)
             refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
-            found_now = [_judge_again(judge, conversation, *attempt) for attempt in attempts]
+            in_groups = config.judge_model.mode == GROUP
+            found_now = [_judge_again(judge, conversation, *attempt, in_groups) for attempt in attempts]
             found_now += [_anchor_again(judge, conversation, each) for each in conversation.verdicts if each.anchor]
             conversation.verdicts = [
                 verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
@@ -94,10 +95,11 @@ def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
         yield OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api=None)
 
 
-def _judge_again(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
+def _judge_again(judge: Judge, conversation: Conversation, rule: str, attempt: int, in_groups: bool) -> Verdict:
     """A new verdict from the reply that the run got. What it said of a whole group is in the conversation's record."""
-    known = next((each for each in conversation.verdicts if (each.rule, each.attempt) == (rule, attempt)), None)
-    if known is None or known.group_size is None:
+    same = [each for each in conversation.verdicts if (each.rule, each.attempt) == (rule, attempt) and not each.anchor]
+    known = next((each for each in same if in_groups and each.rank is not None), None)
+    if known is None:
         return _ask(judge, conversation, rule, attempt)
     try:
         return read_again(known)

@@ -65,9 +65,11 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class Siblings:
-    """The episodes of one request on the same problem, in their order. Each request that is played has its own."""
+    """The episodes of one request on the same problem, in their order. Each request that is played has its own.
+    `meeting` is for what an environment keeps of them together."""
 
     episodes: list[Any] = field(default_factory=list)
+    meeting: Any = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ _PER_PASS = 16
 
 
 class Turnstile:
-    """Lets at most `per_pass` coroutines through in each pass of the event loop, in the order in which they come."""
+    """Lets about `per_pass` coroutines through in each pass of the event loop, never more than twice as many, in the
+    order in which they come."""
 
     def __init__(self, per_pass: int = _PER_PASS):
         self._per_pass = per_pass

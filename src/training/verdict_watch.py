@@ -102,7 +102,9 @@ def dependence(records: Sequence[ConversationRecord]) -> Dependence:
     for group in groups.values():
         for rule in rules:
             attempts = {
-                record.id: [each for each in record.verdicts if each.valid and each.rule == rule and not each.anchor]
+                record.id: [
+                    each for each in record.verdicts if each.valid and each.rule == rule and each.group_size is None
+                ]
                 for record in group
             }
             same &= len({_said(each) for found in attempts.values() for each in found}) <= 1

@@ -85,7 +85,10 @@ def row_of(record: dict[str, Any], **more: Any) -> ConversationRow:
         title=title_of(record["problem"]),
         messages=len(turns),
         personas=dict(personas),
-        judge_failed=any(each["scores"] is None and each["accepted"] is None for each in record["verdicts"]),
+        judge_failed=any(
+            each["scores"] is None and each["accepted"] is None and not each.get("anchor")
+            for each in record["verdicts"]
+        ),
         failed=record.get("failure") is not None,
         reviewed=bool(reviews),
         without_review=sum(review.get("valid") is None for _, _, review in reviews),

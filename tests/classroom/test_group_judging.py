@@ -2,9 +2,11 @@
 answer, and what is paid."""
 
 import asyncio
+import gc
 import json
 import random
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from config.base import GenerationConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
-from config.values import PHASED
+from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.group_verdicts import contradictions, group_schema, parse_group, read_again
 from src.classroom.metrics import batch_metrics
 from src.classroom.record import ConversationRecord
@@ -25,7 +27,10 @@ from src.classroom.verdicts import Verdict
 from src.errors import JudgeOutputError, ProviderFailure, RequestRefused
 from src.evaluation.rejudge import rejudge
 from src.inference_providers.open_router_inference import ChatEngineJudge
+from src.rollout import runner
 from src.rollout.engines import Completion, Sampling
+from src.rollout.environment import Siblings
+from src.rollout.journal import read_journal
 from tests.conftest import ROOT
 from tests.support.judge_endpoint import Behaviour, fails, judge_endpoint, says
 from tests.support.judged_room import Server, always, verdict
@@ -33,6 +38,8 @@ from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
 
 RULE = "pedagogical_eval"
+TRAINING = {"run_id": "", "policy_version": 0}
+"""What a training's request says besides its conversations."""
 SCORE = "task_final_score"
 
 
@@ -101,7 +108,9 @@ def grade(record: ConversationRecord) -> float:
 
 def test_one_call_judges_a_group_and_each_conversation_gets_its_own_scores(numbered, short, options):
     with judge_endpoint(fair) as endpoint:
-        records = Server(numbered, short, endpoint.url, **options).sample(["a"] * 8 + ["b"] * 8).conversations
+        records = (
+            Server(numbered, short, endpoint.url, **options).sample(["a"] * 8 + ["b"] * 8, **TRAINING).conversations
+        )
     assert [call.behaviour for call in endpoint.calls] == ["group"] * 2
     assert [record.reward for record in records] == pytest.approx([grade(record) for record in records])
     assert len({record.reward for record in records[:8]}) == 8
@@ -115,7 +124,7 @@ def test_one_call_judges_a_group_and_each_conversation_gets_its_own_scores(numbe
 def test_every_attempt_shows_the_group_in_another_order(numbered, short, options):
     with judge_endpoint(fair) as endpoint:
         server = Server(numbered, replace(short, number_judge_attempts=3), endpoint.url, **options)
-        records = server.sample(["a"] * 8).conversations
+        records = server.sample(["a"] * 8, **TRAINING).conversations
     orders = [tuple(shown_in(call.body)) for call in endpoint.calls]
     assert len(set(orders)) == 3 and len({frozenset(order) for order in orders}) == 1
     assert [record.reward for record in records] == pytest.approx([grade(record) for record in records])
@@ -125,7 +134,9 @@ def test_a_rule_that_decides_is_asked_about_each_conversation(numbered, short, o
     rules = rules | {"does_not_leak_answer": rules[RULE]}
     ok = json.dumps({"reasoning": "", "decision": "OK"})
     with judge_endpoint(lambda body, nth: fair(body, nth) if is_about_group(body) else says(ok, "decides")) as endpoint:
-        Server(numbered, replace(short, judges_rules_prompts_paths=rules), endpoint.url, **options).sample(["a"] * 4)
+        Server(numbered, replace(short, judges_rules_prompts_paths=rules), endpoint.url, **options).sample(
+            ["a"] * 4, **TRAINING
+        )
     assert sorted(call.behaviour for call in endpoint.calls) == ["decides"] * 4 + ["group"]
 
 
@@ -133,7 +144,7 @@ def test_equal_conversations_are_shown_once_and_get_the_same_verdict(room, short
     said = iter([1, 2, 1, 1])
     room.teacher = ScriptedEngine(room.tokenizer, lambda _: f"I am number {next(said)}.")
     with judge_endpoint(fair) as endpoint:
-        records = Server(room, short, endpoint.url, **options).sample(["a"] * 4).conversations
+        records = Server(room, short, endpoint.url, **options).sample(["a"] * 4, **TRAINING).conversations
     assert [len(shown_in(call.body)) for call in endpoint.calls] == [2]
     assert [record.reward for record in records] == pytest.approx([grade(record) for record in records])
     assert {record.verdicts[0].group_size for record in records} == {2}
@@ -142,22 +153,20 @@ def test_equal_conversations_are_shown_once_and_get_the_same_verdict(room, short
 @pytest.mark.parametrize("problems", [["a"], ["a", "b"]])
 def test_a_conversation_alone_is_judged_alone(numbered, short, options, problems):
     with judge_endpoint(fair) as endpoint:
-        records = Server(numbered, short, endpoint.url, **options).sample(problems).conversations
+        records = Server(numbered, short, endpoint.url, **options).sample(problems, **TRAINING).conversations
     assert {call.behaviour for call in endpoint.calls} == {"single"}
-    assert {record.verdicts[0].group_size for record in records} == {None}
+    assert {record.verdicts[0].group_size for record in records} == {1}
 
 
 def test_the_schema_of_a_group_goes_with_the_request(numbered, short, options):
     with judge_endpoint(fair) as endpoint:
-        Server(numbered, short, endpoint.url, **options).sample(["a"] * 3)
+        Server(numbered, short, endpoint.url, **options).sample(["a"] * 3, **TRAINING)
     assert endpoint.calls[0].body["response_format"]["json_schema"]["schema"] == group_schema(3)
     assert endpoint.calls[0].body["max_tokens"] == 3 * 200
 
 
-@pytest.mark.parametrize("schedule", ["concurrent", PHASED])
 @pytest.mark.parametrize("failing", [(0,), (2,), (0, 1, 2, 3)])
-def test_a_conversation_that_fails_keeps_no_group_waiting(numbered, judged, options, failing, schedule):
-    """Also if it fails after all others have arrived: it has the longest way to its end."""
+def test_a_conversation_that_fails_before_the_others_end_is_not_waited_for(numbered, judged, options, failing):
     turns = count()
 
     def reply(_: str) -> str:
@@ -166,12 +175,38 @@ def test_a_conversation_that_fails_keeps_no_group_waiting(numbered, judged, opti
         return "Hello."
 
     numbered.student = ScriptedEngine(numbered.tokenizer, reply)
-    generation = replace(judged, number_judge_attempts=1, schedule=schedule)
+    generation = replace(judged, number_judge_attempts=1)
     with judge_endpoint(fair) as endpoint:
-        records = Server(numbered, generation, endpoint.url, **options).sample(["a"] * 4).conversations
+        records = Server(numbered, generation, endpoint.url, **options).sample(["a"] * 4, **TRAINING).conversations
     assert sum(record.failure is not None for record in records) == len(failing)
     assert all((record.reward is None) == (record.failure is not None) for record in records)
     assert [len(shown_in(call.body)) for call in endpoint.calls] == ([4 - len(failing)] if len(failing) < 4 else [])
+
+
+def test_a_conversation_that_fails_after_all_others_have_ended_keeps_nobody_waiting(room, judged, options):
+    """The others say goodbye with their first message; this one goes on, and fails."""
+    said = count()
+
+    def teach(_: str) -> str:
+        number = next(said)
+        return f"I am number {number}." + ("" if number == 2 else f" {END_OF_CONVERSATION}")
+
+    def refuse(_: str) -> str:
+        raise RequestRefused("no")
+
+    room.teacher, room.student = ScriptedEngine(room.tokenizer, teach), ScriptedEngine(room.tokenizer, refuse)
+    generation = replace(judged, number_judge_attempts=1, extra_penalty_for_rejected_judges=0.0)
+    with judge_endpoint(fair) as endpoint:
+        records = Server(room, generation, endpoint.url, **options).sample(["a"] * 4, **TRAINING).conversations
+    assert [record.failure is not None for record in records] == [False, False, True, False]
+    assert [len(shown_in(call.body)) for call in endpoint.calls] == [3]
+
+
+def test_an_evaluation_on_the_same_server_is_judged_one_by_one(numbered, short, options):
+    with judge_endpoint(fair) as endpoint:
+        records = Server(numbered, short, endpoint.url, **options).sample(["a"] * 4).conversations
+    assert [call.behaviour for call in endpoint.calls] == ["single"] * 4
+    assert {verdict.group_size for record in records for verdict in record.verdicts} == {None}
 
 
 # Anchors ------------------------------------------------------------------------------------------------------------
@@ -185,7 +220,7 @@ def test_anchors_are_judged_alone_as_well_and_change_no_reward(numbered, short, 
 
     with judge_endpoint(generous) as endpoint:
         server = Server(numbered, short, endpoint.url, **options | {"anchor_share": 1.0})
-        records = server.sample(["a"] * 8).conversations
+        records = server.sample(["a"] * 8, **TRAINING).conversations
     assert sorted(call.behaviour for call in endpoint.calls) == ["group"] + ["single"] * 8
     assert [record.reward for record in records] == pytest.approx([grade(record) for record in records])
     assert [[each.anchor for each in record.verdicts] for record in records] == [[False, True]] * 8
@@ -199,7 +234,9 @@ def test_anchors_are_judged_alone_as_well_and_change_no_reward(numbered, short, 
 
 def test_anchors_are_a_share_of_the_conversations(numbered, short, options):
     with judge_endpoint(fair) as endpoint:
-        Server(numbered, short, endpoint.url, **options | {"anchor_share": 0.25}).sample(["a"] * 8 + ["b"] * 192)
+        Server(numbered, short, endpoint.url, **options | {"anchor_share": 0.25}).sample(
+            ["a"] * 8 + ["b"] * 192, **TRAINING
+        )
     singles = sum(call.behaviour == "single" for call in endpoint.calls)
     assert 25 <= singles <= 80
 
@@ -243,16 +280,16 @@ def test_a_group_without_a_verdict_is_judged_one_by_one(numbered, short, options
         return fair(body, nth)
 
     with judge_endpoint(script) as endpoint:
-        records = Server(numbered, short, endpoint.url, **options).sample(["a"] * 4).conversations
+        records = Server(numbered, short, endpoint.url, **options).sample(["a"] * 4, **TRAINING).conversations
     assert sorted(call.behaviour for call in endpoint.calls) == ["broken"] * 3 + ["single"] * 4
     assert [record.reward for record in records] == pytest.approx([grade(record) for record in records])
-    assert {record.verdicts[0].group_size for record in records} == {None}
+    assert {record.verdicts[0].group_size for record in records} == {1}
 
 
 def test_a_second_reply_may_hold_the_verdict(numbered, short, options):
     script = lambda body, nth: says("Well.", "prose") if nth == 0 else fair(body, nth)  # noqa: E731
     with judge_endpoint(script) as endpoint:
-        records = Server(numbered, short, endpoint.url, **options).sample(["a"] * 4).conversations
+        records = Server(numbered, short, endpoint.url, **options).sample(["a"] * 4, **TRAINING).conversations
     assert [call.behaviour for call in endpoint.calls] == ["prose", "group"]
     assert {record.verdicts[0].group_size for record in records} == {4}
 
@@ -260,7 +297,7 @@ def test_a_second_reply_may_hold_the_verdict(numbered, short, options):
 def test_a_stop_ends_the_batch_and_not_only_the_conversation_that_asked(numbered, short, options):
     refuse = fails(402, "Insufficient credits")
     with judge_endpoint(always(refuse)) as endpoint, pytest.raises(ProviderFailure, match="Insufficient credits"):
-        Server(numbered, replace(short, number_judge_attempts=2), endpoint.url, **options).sample(["a"] * 8)
+        Server(numbered, replace(short, number_judge_attempts=2), endpoint.url, **options).sample(["a"] * 8, **TRAINING)
     assert len(endpoint.calls) <= 2
 
 
@@ -273,7 +310,7 @@ def test_a_batch_that_goes_on_pays_for_nothing_again_and_mixes_nothing(numbered,
         return fair(body, nth) if together or not is_about_group(body) else says("prose", "prose")
 
     with judge_endpoint(script) as endpoint:
-        before = Server(numbered, short, endpoint.url, **options).sample(["a"] * 8)
+        before = Server(numbered, short, endpoint.url, **options).sample(["a"] * 8, **TRAINING)
         paid = len(endpoint.calls)
         journal = numbered.folder / "journal.jsonl"
         lines, verdicts = journal.read_text().splitlines(keepends=True), 0
@@ -284,18 +321,98 @@ def test_a_batch_that_goes_on_pays_for_nothing_again_and_mixes_nothing(numbered,
             if event in ("batch", "turn") or event == "verdict" and verdicts <= kept:
                 left.append(line)
         journal.write_text("".join(left))
-        after = Server(numbered, short, endpoint.url, **options).sample(["a"] * 8)
+        after = Server(numbered, short, endpoint.url, **options).sample(["a"] * 8, **TRAINING)
     replies_again = 0 if together or kept else 3  # a group that brought no verdict may be asked about again
     assert len(endpoint.calls) == paid + replies_again
     assert [each.reward for each in after.conversations] == [each.reward for each in before.conversations]
-    assert {each.verdicts[0].group_size for each in after.conversations} == {8 if together else None}
+    assert {each.verdicts[0].group_size for each in after.conversations} == {8 if together else 1}
+
+
+def test_an_attempt_that_fails_on_a_group_fails_for_all_of_it(numbered, short, options):
+    """The other attempt judges all of them: no reward is a mean of other calls than another."""
+    first: list[str] = []
+
+    def script(body: dict, nth: int) -> Behaviour:
+        order = "|".join(shown_in(body))
+        first.append(order)
+        return says("prose", "prose") if order == first[0] else fair(body, nth)
+
+    with judge_endpoint(script) as endpoint:
+        server = Server(numbered, replace(short, number_judge_attempts=2), endpoint.url, **options)
+        records = server.sample(["a"] * 8, **TRAINING).conversations
+    assert sorted(call.behaviour for call in endpoint.calls) == ["group", "prose", "prose", "prose"]
+    assert [record.reward for record in records] == pytest.approx([grade(record) for record in records])
+    assert all(sorted(verdict.valid for verdict in record.verdicts) == [False, True] for record in records)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_conversation_that_is_played_anew_has_its_whole_group_judged_anew(numbered, short, options, readable):
+    """One of a group had failed. After a restart it is played, and no other keeps its old verdict."""
+    up = {"no": True}
+
+    def teach(_: str) -> str:
+        number = next(numbers)
+        if number == 3 and up["no"]:
+            raise RequestRefused("no")
+        return f"I am number {number}."
+
+    numbers = count()
+    numbered.teacher = ScriptedEngine(numbered.tokenizer, teach)
+
+    def script(body: dict, nth: int) -> Behaviour:
+        if up["no"] or readable or not is_about_group(body):
+            return fair(body, nth)
+        return says("prose", "prose")
+
+    with judge_endpoint(script) as endpoint:
+        before = Server(numbered, short, endpoint.url, **options).sample(["a"] * 4, **TRAINING).conversations
+        assert [each.verdicts[0].group_size if each.verdicts else None for each in before] == [3, 3, 3, None]
+        up["no"] = False
+        again = Server(numbered, short, endpoint.url, **options)
+        after = again.sample(["a"] * 4, judge_again=True, **TRAINING).conversations
+    assert [len(each.verdicts) for each in after] == [1] * 4
+    assert {each.verdicts[0].group_size for each in after} == {4 if readable else 1}
+    assert [each.reward for each in after] == pytest.approx([grade(each) for each in after])
+    kept = [
+        event["record"] for event in read_journal(numbered.folder / "journal.jsonl") if event["event"] == "conversation"
+    ]
+    assert {each["id"]: each["reward"] for each in kept} == {each.id: each.reward for each in after}
+
+
+def test_half_a_character_in_a_reason_stops_nothing(numbered, short, options):
+    def script(body: dict, nth: int) -> Behaviour:
+        group = answer_of_group(shown_in(body))
+        group["conversations"][0]["reasoning"] = "\ud83d"
+        return says(json.dumps(group), "group")
+
+    with judge_endpoint(script) as endpoint:
+        records = Server(numbered, short, endpoint.url, **options).sample(["a"] * 3, **TRAINING).conversations
+    assert {record.verdicts[0].group_size for record in records} == {3}
+
+
+def test_a_group_is_forgotten_when_it_was_judged(numbered, short, options, monkeypatch):
+    seen: list[weakref.ref] = []
+    monkeypatch.setattr(runner, "Siblings", lambda: seen.append(weakref.ref(made := Siblings())) or made)
+    with judge_endpoint(fair) as endpoint:
+        Server(numbered, short, endpoint.url, **options).sample(["a"] * 3 + ["b"] * 3, **TRAINING)
+    gc.collect()
+    assert seen and {each() for each in seen} == {None}
+
+
+def test_groups_without_any_verdict_show_in_the_log(numbered, short, options):
+    script = lambda body, nth: says("prose", "prose") if is_about_group(body) else fair(body, nth)  # noqa: E731
+    with judge_endpoint(script) as endpoint:
+        server = Server(numbered, short, endpoint.url, **options | {"anchor_share": 1.0})
+        records = server.sample(["a"] * 3, **TRAINING).conversations
+    assert batch_metrics(records)["judge/group_share"] == 0 and batch_metrics(records)["judge/anchors"] == 0
+    assert [call.behaviour for call in endpoint.calls] == ["prose"] * 3 + ["single"] * 3, "no anchors beside them"
 
 
 def test_a_run_with_groups_is_judged_again_from_its_files(numbered, short, options):
     options |= {"anchor_share": 0.5}
     with judge_endpoint(fair) as endpoint:
         server = Server(numbered, short, endpoint.url, **options)
-        before = server.sample(["a"] * 8).conversations
+        before = server.sample(["a"] * 8, **TRAINING).conversations
     generation = replace(short, max_tokens_per_judge_attempt=200)
     found = rejudge(numbered.folder, TrainRLConfig(judge_model=server.config, generation=generation))
     assert [each.now for each in found] == [each.reward for each in before] == [each.before for each in found]

@@ -341,32 +341,6 @@ def test_the_configuration_that_wrong_values_are_put_into_is_right():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("judge_model.group_prompts_paths", {}, "has no template for pedagogical_eval"),
-        ("judge_model.model_name_or_path", "rules", "is group, but rules is no model"),
-    ],
-)
-def test_what_a_judge_of_groups_needs(key, value, message):
-    tutor = load(TrainRLConfig, "train_rl", ("--config-name", "language_tutor", "judge_model.mode=group"))
-    check_train_rl(tutor)
-    block, name = key.split(".")
-    setattr(getattr(tutor, block), name, value)
-    with pytest.raises(ConfigError, match=message):
-        check_train_rl(tutor)
-
-
-def test_rules_that_decide_are_not_asked_about_groups():
-    with pytest.raises(ConfigError, match=r"is group, but no rule of .* gives scores \(pedagogical_eval\)"):
-        load(TrainRLConfig, "train_rl", ("--config-name", "7b", "judge_model.mode=group"), check_train_rl)
-
-
-def test_an_evaluation_judges_one_by_one():
-    with pytest.raises(ConfigError, match=r"judge_model.mode is group, .* what is measured is judged one by one"):
-        load(EvalConfig, "eval", ["--config-name", "language_tutor", "judge_model.mode=group"], check_eval)
-
-
-@pytest.mark.parametrize(
     ("folder", "overrides", "message"),
     [
         (

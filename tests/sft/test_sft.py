@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 import torch
@@ -170,18 +169,6 @@ def test_the_batch_that_reaches_the_model_carries_the_same_labels(tmp_path, blan
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         assert tokenizer.decode(ids[labels != -100]).endswith("<|im_end|>No more.<|im_end|>")
         assert bool((labels == tokenizer.pad_token_id).any()) is False
-
-
-@pytest.mark.parametrize("grouped", [True, False])
-def test_batches_of_one_length_hold_hardly_any_padding(tmp_path, blank, grouped):
-    rows = [{"messages": [ROWS[0]["messages"][0], *[ROWS[0]["messages"][-1]] * (1 + n % 12)]} for n in range(192)]
-    corpus = write_rows(tmp_path / "corpus.jsonl", rows)
-    trainer = trainer_of(make_config(tmp_path, blank, corpus, f"train.group_by_length={grouped}".lower()))
-    batches = list(trainer.get_train_dataloader())
-    padding = [float((batch["attention_mask"] == 0).float().mean()) for batch in batches]
-    assert (fmean(padding) < 0.1) == grouped and len(batches) == 24
-    lengths = [int(batch["attention_mask"].sum(1).max()) for batch in batches]
-    assert lengths != sorted(lengths) and lengths != sorted(lengths, reverse=True), "in no order"
 
 
 def test_messages_of_weight_0_are_context_where_the_template_knows_weights(tmp_path, blank):
