@@ -210,8 +210,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_once(room, app, monkeypatch) -> None:
     body = BODY | {"run_id": None, "policy_version": None}
-    serialised, dump = [], SampleResponse.model_dump_json
-    monkeypatch.setattr(SampleResponse, "model_dump_json", lambda self: serialised.append(self) or dump(self))
+    serialised, as_json = [], SampleResponse.as_json
+    monkeypatch.setattr(SampleResponse, "as_json", lambda self: serialised.append(self) or as_json(self))
     room.judge = HeldJudge(lambda *_: json.dumps(SCORES))
     with listening(app, room.judge) as (url, application):
 
@@ -231,7 +231,7 @@ def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_
         room.judge.free.set()
         for client in clients:
             client.join(30)
-        assert len(serialised) == 1 and answers == [dump(serialised[0]).encode()] * 2
+        assert len(serialised) == 1 and answers == [serialised[0].model_dump_json().encode()] * 2
         assert all(
             record.reward is not None
             for record in SampleResponse[ConversationRecord].model_validate_json(answers[0]).conversations
