@@ -68,7 +68,7 @@ export function verdictCards(conversation, open = true) {
     el("summary", {}, el("span", { class: "rule" }, words(verdict.rule)),
       verdict.anchor ? el("span", { class: "badge unsure", title: "Judged by itself, to compare with the verdict on the whole group; it changes no reward" }, "anchor")
         : conversation.verdicts.length > 1 ? el("span", { class: "nr" }, `attempt ${verdict.attempt + 1}`) : null,
-      verdict.rank === null ? null : el("span", { class: "nr" }, `place ${verdict.rank} of ${verdict.group_size}`),
+      verdict.rank === null ? null : [" ", el("span", { class: "nr" }, `place ${verdict.rank} of ${verdict.group_size}`)],
       verdict.error ? el("span", { class: "badge bad" }, "failed") : null,
       verdict.accepted === null ? null : el("span", { class: `badge ${verdict.accepted ? "correct" : "bad"}` }, verdict.accepted ? "OK" : "REJECT")),
     verdict.error ? el("p", { class: "wrong" }, longText(verdict.error)) : null,
