@@ -22,7 +22,6 @@ import asyncio
 import hashlib
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.signal_arms import SignalBench
-from benchmarks.supervision_arms import conversations_needed, run
+from benchmarks.supervision_arms import conversations_needed, run, versions_by_arm
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import CRITERIA
 from src.results.run_folder import METRICS_NAME, read_lines
@@ -135,9 +134,7 @@ def verdict_of(body: Mapping[str, Any]) -> str:
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
     """By arm: the conversations until the wanted reward, the mean held-out reward over all measured versions and of the
     last, and, for judges of groups, how they compare with their anchors in training."""
-    by_arm: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
-    for line in lines:
-        by_arm[line["arm"]][line["seed"]][line["step"]] = line
+    by_arm = versions_by_arm(lines)
     out = ["arm             level  own   conversations until 0.90   reward: mean of versions, last    seeds"]
     for arm in [arm for arm in JUDGES if arm in by_arm]:
         seeds, errors = by_arm[arm], JUDGES[arm][0]

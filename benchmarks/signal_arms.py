@@ -27,6 +27,7 @@ from benchmarks.supervision_arms import (
     Bench,
     conversations_needed,
     run,
+    versions_by_arm,
 )
 from src.classroom.record import ConversationRecord
 from src.results.run_folder import METRICS_NAME, read_lines
@@ -70,9 +71,7 @@ def conversations_played(metrics: Sequence[Mapping[str, Any]]) -> float:
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
     """By arm: the conversations needed by each seed, their mean, the mean of the ratios to `keep` of the same seed, and
     the reward after the last step."""
-    by_arm: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
-    for line in lines:
-        by_arm[line["arm"]][line["seed"]][line["step"]] = line
+    by_arm = versions_by_arm(lines)
     out = [f"conversations until a held-out reward of {WANTED_REWARD:.2f}, by seed; mean; ratio to keep; last reward"]
     base = {seed: conversations_needed(found) for seed, found in by_arm["keep"].items()}
     for arm in (each for each in SignalBench.arms if each in by_arm):

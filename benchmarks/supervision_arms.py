@@ -213,9 +213,7 @@ def held_out_lessons(models: Path) -> list[str]:
 
 def report(lines: Sequence[Mapping]) -> str:
     """Three tables: the last versions with differences to `rl`, the whole way, and the conversations until 0.90."""
-    by_arm: dict[str, dict[int, dict[int, Mapping]]] = defaultdict(lambda: defaultdict(dict))
-    for line in lines:
-        by_arm[line["arm"]][line["seed"]][line["step"]] = line
+    by_arm = versions_by_arm(lines)
     arms = [arm for arm in ARMS if arm in by_arm]
     seeds = sorted(set.intersection(*(set(by_arm[arm]) for arm in arms)))
     last = min(max(found) for arm in arms for found in by_arm[arm].values())
@@ -237,6 +235,14 @@ def report(lines: Sequence[Mapping]) -> str:
         mean = f"{fmean(known):.0f}" if len(known) == len(needed) else "not reached by all"
         out.append(f"  {arm:10}{[round(each) if each is not None else None for each in needed]}  {mean}")
     return "\n".join(out)
+
+
+def versions_by_arm(lines: Sequence[Mapping]) -> dict[str, dict[int, dict[int, Mapping]]]:
+    """The lines of results by arm, seed and step."""
+    by_arm: dict[str, dict[int, dict[int, Mapping]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        by_arm[line["arm"]][line["seed"]][line["step"]] = line
+    return by_arm
 
 
 def conversations_needed(by_step: Mapping[int, Mapping]) -> float | None:

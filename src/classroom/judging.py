@@ -8,7 +8,7 @@ other, nor are those of different calls.
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -147,7 +147,7 @@ class JudgePanel:
         problem = plays[0].episode.problem.text
         async with asyncio.TaskGroup() as panel:
             asked = [
-                panel.create_task(self._attempt_at_group(rule, attempt, sorted(different), problem))
+                panel.create_task(self._attempt_at_group(rule, attempt, different, problem))
                 for attempt in range(self._attempts)
             ]
         answers = [each.result() for each in asked]
@@ -157,7 +157,7 @@ class JudgePanel:
         return {name: [answer[each] for answer in answers] for name, each in said.items()}
 
     async def _attempt_at_group(
-        self, rule: str, attempt: int, transcripts: Sequence[str], problem: str
+        self, rule: str, attempt: int, transcripts: Collection[str], problem: str
     ) -> dict[str, Verdict]:
         """One call on a group: the verdict on each transcript, or on each the error of the call."""
         shown = sorted(transcripts, key=lambda each: _draw(each, rule, attempt))  # no place in the prompt is one's own
