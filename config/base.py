@@ -14,7 +14,7 @@ class VllmConfig:
     `top_k` −1 and `top_p` 1 sample from the full softmax, the distribution that GRPO trains. `max_length` is the
     context in tokens. `number_of_gpus_per_instance` is vLLM's tensor-parallel size. `dtype` is `auto`, `bfloat16`,
     `float16` or `float32`. `cpu_kvcache_gib` and `cpu_cores` (a core list such as "0" or "0-3") have an effect on CPUs
-    only.
+    only; with `cpu_cores`, an engine has one process there instead of two that wait for each other in a busy loop.
     """
 
     temperature: float = 0.9

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from config.base import GenerationConfig, ModelConfig
+from config.base import GenerationConfig, ModelConfig, VllmConfig
 from src.errors import ContextOverflow, EngineFailure
 from src.models.lora import check_published
 from src.models.policy_folder import check_policy
@@ -185,6 +185,7 @@ def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) ->
         enable_log_requests=False,
         enable_sleep_mode=sleep_mode and _sleep_mode_is_available(),
         **_unchunked_prefill(options.max_length),
+        **_single_process(options),
         **adapter_arguments(model),
     )
     return AsyncLLM.from_engine_args(arguments)
@@ -195,6 +196,15 @@ def _sleep_mode_is_available() -> bool:
     from vllm.platforms import current_platform
 
     return current_platform.is_sleep_mode_available() and current_platform.is_cumem_allocator_available()
+
+
+def _single_process(options: VllmConfig) -> dict[str, Any]:
+    """vLLM's arguments that run an engine with cores of its own in one process on CPUs."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or options.cpu_cores is None or options.number_of_gpus_per_instance > 1:
+        return {}
+    return {"distributed_executor_backend": "src.vllm.single_process_executor.SingleProcessExecutor"}
 
 
 def _unchunked_prefill(max_length: int) -> dict[str, Any]:

@@ -212,12 +212,21 @@ def _needs_sleep_mode(generation: GenerationConfig) -> bool:
 
 
 class _cpu_environment:
-    """Sets the environment variables for the CPU cores and the KV cache of a vLLM engine on CPUs, while it starts."""
+    """Sets the environment variables for the CPU cores and the KV cache of a vLLM engine on CPUs, while it starts.
+
+    OpenMP reads its own when the engine's process starts, so the model may run in that process.
+    """
 
     def __init__(self, model: ModelConfig):
+        from vllm.utils.cpu_resource_utils import parse_id_list
+
         self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib)}
         if model.vllm.cpu_cores is not None:
             self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
+            cores = parse_id_list(model.vllm.cpu_cores)
+            self._wanted["OMP_NUM_THREADS"] = str(len(cores))
+            self._wanted["OMP_PLACES"] = f"{{{','.join(map(str, cores))}}}"
+            self._wanted["OMP_PROC_BIND"] = "true"
 
     def __enter__(self) -> None:
         self._before = {name: os.environ.get(name) for name in self._wanted}

@@ -231,7 +231,8 @@ from src.vllm.engine import VllmEngine
 
 async def main():
     options = VllmConfig(
-        max_length=256, max_num_seqs=2, gpu_memory_utilization=0.1, dtype="float32", enforce_eager=True
+        max_length=256, max_num_seqs=2, gpu_memory_utilization=0.1, dtype="float32", enforce_eager=True,
+        cpu_cores=sys.argv[3] if len(sys.argv) > 3 else None,
     )
     engine = await VllmEngine.start(ModelConfig(sys.argv[1], options), 1, GenerationConfig())
     pids, said = engine.health().pids, []
@@ -251,11 +252,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cores", [None, "0"])
 def test_half_loaded_weights_are_never_sampled_and_engines_end_when_their_server_is_killed(
-    world: Path, tmp_path: Path
+    world: Path, tmp_path: Path, cores: str | None
 ) -> None:
     """vLLM only warns of weights that it does not find. A killed server cannot end its engines, and its successor needs
-    their memory."""
+    their memory. An engine with cores of its own has one process on a CPU, others have a scheduler and a worker."""
 
     def save_half(folder: Path) -> None:
         shutil.copytree(world / "blank", folder, dirs_exist_ok=True)
@@ -267,7 +269,13 @@ def test_half_loaded_weights_are_never_sampled_and_engines_end_when_their_server
     (tmp_path / "alone.py").write_text(ENGINE_ALONE, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
-        [sys.executable, str(tmp_path / "alone.py"), str(world / "blank"), str(tmp_path / "half")],
+        [
+            sys.executable,
+            str(tmp_path / "alone.py"),
+            str(world / "blank"),
+            str(tmp_path / "half"),
+            *([cores] if cores else []),
+        ],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -280,6 +288,10 @@ def test_half_loaded_weights_are_never_sampled_and_engines_end_when_their_server
         assert answer.startswith("failed: ") and "may hold parts of the old weights" in answer
     assert "model.layers.2.mlp" in loaded and woken == "None"
     assert pids and all(psutil.pid_exists(pid) for pid in pids)
+    if not torch.cuda.is_available():
+        engine, *worker = [process for pid in pids if "VLLM" in " ".join((process := psutil.Process(pid)).cmdline())]
+        assert bool(worker) is (cores is None)
+        assert cores is None or engine.cpu_affinity() == [0]
     server.kill()
     server.communicate()
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=60)
