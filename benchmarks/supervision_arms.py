@@ -111,6 +111,7 @@ class Bench:
         model, lessons = self.models / "sft" / "model", self.models / "world" / "lessons_train.jsonl"
         return [
             *("--config-name", config),
+            *("train.learning_rate=3e-4", "train.lr_scheduler_type=constant"),  # arms stop at other steps
             f"logging.save_dir={save_dir}",
             f"teacher_model.model_name_or_path={model}",
             f"student_model.model_name_or_path={model}",
