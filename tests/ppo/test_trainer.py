@@ -255,7 +255,8 @@ def test_during_the_warm_up_the_policy_stays_as_it_is(trainer_of) -> None:
 
 
 def test_target_kl_stops_the_updates_on_this_batch_alone(trainer_of) -> None:
-    trainer = trainer_of("train.mu=4", "train.learning_rate=1e-2", "train.lr_scheduler_type=constant", "train.ppo.target_kl=1e-3")
+    constant = ("train.learning_rate=1e-2", "train.lr_scheduler_type=constant")
+    trainer = trainer_of("train.mu=4", *constant, "train.ppo.target_kl=1e-3")
     batch = ready(trainer)
     first = step(trainer, batch)
     assert first["approx_kl"] == pytest.approx(0, abs=1e-6) and first["stopped"] == 0
