@@ -41,7 +41,7 @@ from src.rollout.datasets import load_problems
 from src.rollout.engines import ConversationFacts
 from src.rollout.problem import Problem
 from src.rollout.prompts import render
-from src.server.open_models import embedded_judge
+from src.server.open_models import embedded_judge, open_readers
 
 
 @dataclass
@@ -175,7 +175,7 @@ class Reward:
     __name__ = "judge"
 
     def __init__(self, config: TrainRLConfig):
-        self._judge = embedded_judge(config.judge_model.model_name_or_path)
+        self._judge = embedded_judge(config.judge_model.model_name_or_path, open_readers(config.generation))
         (self._rule,) = config.generation.judge_rules
         self._max_turns = config.generation.max_turns
 

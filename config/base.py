@@ -312,11 +312,17 @@ class ToolLimitsConfig:
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     """The `generation` block of the classroom: prompts, lengths, judging, supervision, and the server. A dialogue ends
     at the latest with the teacher's first message that is number `max_turns` or later. `teacher_tools` names the tools
-    that the teacher may call while it writes a message, such as `calculator` (docs/tools.md)."""
+    that the teacher may call while it writes a message, such as `calculator` (docs/tools.md).
+
+    `readers_path` is a folder with readers that were trained on messages of real tutors (docs/readers.md). The judge
+    `rules` and the rules of a supervisor then use them where a label means the same, and an evaluation measures what
+    they read. Null: rules alone, as everywhere by default.
+    """
 
     supervisor: SupervisionConfig = field(default_factory=SupervisionConfig)
     teacher_tools: list[str] = field(default_factory=list)
     tool_limits: ToolLimitsConfig = field(default_factory=ToolLimitsConfig)
+    readers_path: str | None = None
 
     @property
     def judge_rules(self) -> dict[str, str]:
@@ -330,9 +336,11 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     def identity(self) -> dict[str, Any]:
         """As for every environment, without keys that no conversation depends on: the prompt of an evaluation's
         question before the dialogue, and the timeout of an answer's comparison. Supervision is a part of the
-        classroom's identity if there is a supervisor. The limits of tools count only if there are tools."""
+        classroom's identity if there is a supervisor. The limits of tools count only if there are tools, and readers
+        only if some are named."""
         apart = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
         apart += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
+        apart += [] if self.readers_path else ["readers_path"]
         return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from config.base import (
 )
 from config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
 from config.ppo_checks import check_algorithm
-from config.supervision_checks import check_supervision
+from config.supervision_checks import check_readers, check_supervision
 from config.train_rl_model import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
 from config.values import (
     BNPO,
@@ -118,6 +118,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
         )
     _check_guards(config.guards, config.generation)
     check_supervision(config)
+    check_readers(config)
     check_algorithm(config)
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)

@@ -26,6 +26,7 @@ PATHS: dict[type, tuple[str, ...]] = {
         "student_final_prompt_path",
         "student_attempt_prompt_path",
         "judges_rules_prompts_paths",
+        "readers_path",
     ),
     JudgeModelConfig: ("group_prompts_paths",),
     SupervisionConfig: ("prompt_path",),

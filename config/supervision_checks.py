@@ -13,6 +13,8 @@ from config.values import (
     EMBEDDED_SUPERVISORS,
     NO_CORRECTIONS,
     NO_CREDIT,
+    RUBRIC,
+    RULES,
     SUPERVISOR_REWARD,
     TURN_CREDITS,
     check_choice,
@@ -56,6 +58,23 @@ def check_supervision(config: TrainRLConfig) -> None:
             f"generation.supervisor.on_invalid is {supervision.on_invalid}, but nothing is learned from what the "
             "supervisor rejects: the teacher would only learn to rely on it. Set train.turn_credit.mode=immediate or "
             "train.corrections.mode=same_step, or generation.supervisor.on_invalid=observe."
+        )
+
+
+def check_readers(config: TrainRLConfig) -> None:
+    """Refuse trained readers in a training that nobody reads with: only the judge `rules` and the rules of a supervisor
+    do."""
+    path = getattr(config.generation, "readers_path", None)  # only the classroom's configuration has the key
+    held_out = config.guards.held_out_judge_model
+    judges = [config.judge_model, *([held_out] if held_out else [])]
+    supervisor = config.supervisor_model
+    by_rules = supervisor is not None and supervisor.model_name_or_path != RUBRIC
+    if path is not None and not by_rules and all(judge.model_name_or_path != RULES for judge in judges):
+        raise ConfigError(
+            f"generation.readers_path is {path}, but nobody here reads by rules: the judge is "
+            f"{config.judge_model.model_name_or_path}, and the supervisor "
+            f"{supervisor.model_name_or_path if supervisor else 'null'}. Set judge_model.model_name_or_path={RULES} or "
+            f"supervisor_model.model_name_or_path={RULES}, or leave readers_path out."
         )
 
 

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from src.errors import ConfigError
 
-RULES = "rules"
-EMBEDDED_JUDGES = ("rubric", RULES)
+RUBRIC, RULES = "rubric", "rules"
+EMBEDDED_JUDGES = (RUBRIC, RULES)
 """Judges without a model, as `model_name_or_path` names them."""
 
-EMBEDDED_SUPERVISORS = ("rubric", RULES)
+EMBEDDED_SUPERVISORS = (RUBRIC, RULES)
 """Supervisors without a model, as `model_name_or_path` names them."""
 
 SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")

@@ -16,13 +16,15 @@ from config.load import record_run
 from config.values import RULES_VERSION, SCRIPT
 from src.classroom.record import ConversationRecord
 from src.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
-from src.evaluation.metrics.compared import FIGURES, ByLesson, figures_by_lesson
+from src.evaluation.metrics.compared import FIGURES, READ, ByLesson, figures_by_lesson
 from src.evaluation.metrics.language import ErrorLabels
+from src.evaluation.metrics.readings import about_readers
 from src.evaluation.metrics.supervision import DIFFERENCE, supervised_difference
 from src.evaluation.playing import play_all
 from src.evaluation.report.comparison_report import write_comparison_report
 from src.evaluation.report.comparison_table import comparison_text
 from src.message_rules.plans import read_plan
+from src.message_rules.readings import MessageReaders
 from src.models.lora import merge_adapter
 from src.results.evaluation_files import CONVERSATIONS_NAME, write_compared
 from src.results.paired_tests import differences
@@ -31,6 +33,7 @@ from src.results.trackers import log_to_wandb
 from src.rollout.datasets import load_problems
 from src.rollout.intervals import mean_with_ci, share
 from src.rollout.problem import Problem
+from src.server.open_models import open_readers
 from src.system.storage import write_whole
 
 logger = logging.getLogger(__name__)
@@ -67,10 +70,12 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
         The content of metrics.json.
 
     Raises:
-        ConfigError, DataError: if a tutor's folder holds no model or adapter.
+        ConfigError, DataError: if a tutor's folder holds no model or adapter, or the trained readers are missing or
+            damaged.
         The errors of `src.evaluation.playing.play_all`.
     """
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
+    readers = open_readers(config.generation)
     folder = record_run(config, "eval")
     measured: dict[str, ArmResult] = {}
     for arm in arms_of(config, problems):
@@ -82,7 +87,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
         measured[arm.name] = ArmResult(found.about, found.records, found.labels)
     records = {name: [record for _, record in each.records] for name, each in measured.items()}
     extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
-    metrics = summarise_comparison(config, measured, extra_scores)
+    metrics = summarise_comparison(config, measured, extra_scores, readers)
     metrics["extra_judges_paid"] = paid
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     write_compared(folder / CONVERSATIONS_NAME, {name: each.records for name, each in measured.items()})
@@ -133,12 +138,16 @@ def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
 
 
 def summarise_comparison(
-    config: EvalConfig, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None = None
+    config: EvalConfig,
+    measured: Mapping[str, ArmResult],
+    extra_scores: JudgeScores | None = None,
+    readers: MessageReaders | None = None,
 ) -> dict[str, Any]:
     """The content of metrics.json: `tutors`, and for each sampling the `figures` of each tutor, the `paired`
-    differences of each figure, the student's `fidelity` with each tutor, and, with `extra_scores`, the scores of all
-    `judges`. `supervised_minus_sampled` holds each tutor's difference with and without its supervisor, if both were
-    played."""
+    differences of each figure, the student's `fidelity` with each tutor, with `extra_scores` the scores of all
+    `judges`, and with `readers` what they are worth (`readings`). `supervised_minus_sampled` holds each tutor's
+    difference with and without its supervisor, if both were played.
+    """
     first = next(iter(measured.values())).about
     metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
     metrics["base"] = BASE
@@ -151,13 +160,14 @@ def summarise_comparison(
         for name, each in measured.items():
             # The conversations of a tutor on a server have no labels: they enter no figure about errors.
             labels = {} if labelled and each.labels is None else each.labels
-            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), labels)
+            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), labels, readers)
         metrics[sampling] = {
             "figures": {name: _estimates(found) for name, found in by_tutor.items()},
             "paired": paired_figures(by_tutor),
             "fidelity": fidelity,
             "rules_version": RULES_VERSION,
             **_judges(config, sampling, measured, extra_scores),
+            **_readings(by_tutor, readers),
             "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
         }
     changes = {
@@ -176,6 +186,14 @@ def _judges(
         return {}
     records = {name: each.of(sampling) for name, each in measured.items()}
     return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, extra_scores)}
+
+
+def _readings(by_tutor: Mapping[str, ByLesson], readers: MessageReaders | None) -> dict[str, Any]:
+    """Which readers took part, and how far to trust them; their figures stand among the others."""
+    if readers is None:
+        return {}
+    keys = dict.fromkeys(key for found in by_tutor.values() for key in found if key.startswith(READ))
+    return {"readings": about_readers(readers, [key.removeprefix(READ) for key in keys])}
 
 
 def _about(about: Mapping[str, Any]) -> dict[str, Any]:

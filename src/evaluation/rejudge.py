@@ -32,7 +32,7 @@ from src.rollout.engines import Judge, ask_judge
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.runner import weighted_sum
 from src.rollout.trajectory import TOKEN_FIELDS
-from src.server.open_models import JUDGE_CALLS_NAME, embedded_judge
+from src.server.open_models import JUDGE_CALLS_NAME, embedded_judge, open_readers
 
 RESULT_NAME = "rejudged.jsonl"
 
@@ -86,7 +86,7 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
 def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
     judge = config.judge_model
     if judge.model_name_or_path in EMBEDDED_JUDGES:
-        yield embedded_judge(judge.model_name_or_path)
+        yield embedded_judge(judge.model_name_or_path, open_readers(config.generation))
         return
     if not judge.is_remote:
         raise ConfigError(f"The judge {judge.model_name_or_path} is an engine of the server; its replies are not kept.")

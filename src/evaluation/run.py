@@ -17,13 +17,16 @@ from src.evaluation.compare import compare_tutors
 from src.evaluation.metrics.language import language_metrics
 from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
+from src.evaluation.metrics.readings import reading_metrics
 from src.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from src.evaluation.playing import EvaluationResult, play_all
 from src.evaluation.report.tables import measurement_table
+from src.message_rules.readings import MessageReaders
 from src.results.evaluation_files import CONVERSATIONS_NAME, write_records
 from src.results.statistics import summarise
 from src.results.trackers import log_to_wandb
 from src.rollout.datasets import load_problems
+from src.server.open_models import open_readers
 from src.system.storage import write_whole
 from src.toy_language.turn_pairs import read_exchanges
 
@@ -36,13 +39,14 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         The content of metrics.json.
 
     Raises:
-        DataError: if the datasets hold no problem.
+        DataError: if the datasets hold no problem, or the trained readers are missing or damaged.
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
     if config.tutors:
         return compare_tutors(config)
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
+    readers = open_readers(config.generation)
     folder = record_run(config, "eval")
     scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
     if scored:
@@ -56,7 +60,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         scores = asyncio.run(score_messages(config, [record for _, record in found.records]))
         found.about["seconds"] += round(time.monotonic() - started, 3)
         write_records(conversations, found.records, found.initial, scores)
-    metrics = _summarise(config, found, scores)
+    metrics = _summarise(config, found, scores, readers)
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
     print(f"\n{folder / 'metrics.json'}\n{conversations}")
@@ -65,7 +69,10 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
 
 
 def _summarise(
-    config: EvalConfig, found: EvaluationResult, scores: Optional[Sequence[Sequence[float]]]
+    config: EvalConfig,
+    found: EvaluationResult,
+    scores: Optional[Sequence[Sequence[float]]],
+    readers: Optional[MessageReaders],
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     metrics = dict(found.about)
@@ -80,6 +87,8 @@ def _summarise(
             metrics[sampling] |= summarise_maths(records, found.initial, here, by_answer)
         else:
             metrics[sampling] |= language_metrics(records, found.labels)
+        if readers is not None:
+            metrics[sampling]["readings"] = reading_metrics(records, readers, found.labels)
         if figures := supervision_figures(records):
             metrics[sampling]["supervision"] = figures
     if difference := supervised_difference(by_sampling):

@@ -21,7 +21,7 @@ ALIKE, HARDLY_DIFFERENT = 0.6, 0.75
 """Similarity (`SequenceMatcher.ratio`) from which a text is an attempt at a phrase, and from which one text is a
 corrected version of the other."""
 
-_TERMS = re.compile(
+TERMS = re.compile(
     r"\b(?:tense|past|present|future|endings?|articles?|plural|singular|prepositions?|particles?|verbs?|adjectives?|"
     r"nouns?|pronouns?|infinitive|gender|masculine|feminine|neuter|word order|agreement|polite|politeness|formal|"
     r"informal|familiar|case|accusative|dative|genitive|conjugat\w*|auxiliary|helping verb|form|suffix|prefix|aspect|"
@@ -29,7 +29,7 @@ _TERMS = re.compile(
     r"\b(?:look|check) (?:at|the|your)\b|\bthink about (?:the|where)\b|\bhere\s*:",
     re.IGNORECASE,
 )
-_WRONG = re.compile(
+SAYS_WRONG = re.compile(
     r"\bnot (?:quite|right|correct|yet|exactly)\b|\b(?:is|was|are|isn't|sounds?|a bit|little|quite) "
     r"(?:wrong|incorrect|off)\b|"
     r"\b(?:a|one|small|little|the|my) (?:mistake|error|slip)\b|\b(?:almost|nearly|careful|oops|incorrect|wrong)\b|"
@@ -67,9 +67,9 @@ def feedback_kind(error: str, reply: str, plan: ParsedPlan) -> str:
     """
     plain = own_words(spoken(reply))
     if gives_right_form(error, reply, plan):
-        says_so = _WRONG.search(plain) or _NAMES_THE_RIGHT.search(plain)
+        says_so = SAYS_WRONG.search(plain) or _NAMES_THE_RIGHT.search(plain)
         return "explicit" if says_so else "recast"
-    if _TERMS.search(_remarks(reply)):
+    if TERMS.search(_remarks(reply)):
         return "metalinguistic"
     if _repeats_as_question(error, reply):
         return "repetition"
@@ -173,9 +173,9 @@ def falsely_corrects(reply: str) -> bool:
     found = [own_words(each) for each in sentences(spoken(reply))]
     for each in found:
         short = len(each.split()) <= _SHORT_SENTENCE
-        if _WRONG.search(each) and (short or _TERMS.search(each)) and not re.search(r"\bdon't worry\b", each):
+        if SAYS_WRONG.search(each) and (short or TERMS.search(each)) and not re.search(r"\bdon't worry\b", each):
             return True
-    return bool(any(RETRY.search(each) for each in found) and any(_TERMS.search(each) for each in found[:2]))
+    return bool(any(RETRY.search(each) for each in found) and any(TERMS.search(each) for each in found[:2]))
 
 
 def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) -> bool:

@@ -24,8 +24,9 @@ from src.message_rules.feedback import (
     hands_over,
     nearest_phrase,
 )
-from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, read_message
+from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, read_message, spoken
 from src.message_rules.plans import ParsedPlan, Phrase, read_plan
+from src.message_rules.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
 from src.rollout.text import normal
 from src.rollout.thoughts import visible_text
@@ -48,7 +49,7 @@ _TO_JUDGE = re.compile(
     r"\b(?:full|highest|maximum|top) (?:scores?|marks)\b",
     re.IGNORECASE,
 )
-_PRAISE = re.compile(
+PRAISE = re.compile(
     r"\b(?:great|good(?! (?:morning|day|evening|afternoon|night|bye))|well done|excellent|perfect|wonderful|amazing|"
     r"awesome|fantastic|brilliant|super|nice(?! to meet)|bravo|"
     r"clever|proud|impressive|love (?:it|that|how)|keep (?:it )?up|doing (?:so |really |very )?well|talented)\b",
@@ -71,7 +72,15 @@ _STOPWORDS = frozenset("a an the i you he she it we they me my your to of in on 
 
 
 class RulesJudge(EmbeddedJudge):
-    """A judge without a model, for lesson plans in any language. The same conversation always gets the same verdict."""
+    """A judge without a model, for lesson plans in any language. The same conversation always gets the same verdict.
+
+    Args:
+        readers: trained readers that decide whether a message treats the student's as wrong, and whether it passes over
+            an error; None for rules alone.
+    """
+
+    def __init__(self, readers: MessageReaders | None = None):
+        self._readers = readers
 
     async def judge(
         self,
@@ -96,7 +105,7 @@ class RulesJudge(EmbeddedJudge):
         if plan.lesson:
             found = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, facts))
         elif plan.phrases:
-            findings, covered, steps = _follow(conversation, plan, facts)
+            findings, covered, steps = _follow(conversation, plan, facts, self._readers)
             found = {**verdict(findings, covered), "turn_scores": _turn_scores(findings, steps)}
         else:
             raise DataError(
@@ -104,7 +113,12 @@ class RulesJudge(EmbeddedJudge):
                 f"meaning: … | use: …'); this problem holds none: {problem[:200]!r}. Give the dataset that "
                 "problem_template, or name another judge_model."
             )
-        return json.dumps(found | {"rules_version": RULES_VERSION}, ensure_ascii=False)
+        return json.dumps(found | {"rules_version": rules_version(self._readers)}, ensure_ascii=False)
+
+
+def rules_version(readers: MessageReaders | None) -> str:
+    """The version of the rules, and with trained readers which they are."""
+    return RULES_VERSION if readers is None else f"{RULES_VERSION}+{readers.version}"
 
 
 @dataclass
@@ -121,10 +135,12 @@ class _LessonProgress:
         introduced: phrases that came with a new task, each with whether the message showed it (else it described it).
         said: the student's messages so far.
         tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
+        readers: trained readers; None for rules alone.
     """
 
     plan: ParsedPlan
     due: int
+    readers: MessageReaders | None = None
     covered: set[str] = field(default_factory=set)
     steps: int = 0
     last_is_step: bool = False
@@ -166,7 +182,10 @@ class _LessonProgress:
 
 
 def analyse(
-    conversation: Sequence[dict[str, str]], plan: ParsedPlan, facts: ConversationFacts = NO_FACTS
+    conversation: Sequence[dict[str, str]],
+    plan: ParsedPlan,
+    facts: ConversationFacts = NO_FACTS,
+    readers: MessageReaders | None = None,
 ) -> tuple[list[TurnFinding], Coverage]:
     """One finding for each teacher message, and the coverage of the plan.
 
@@ -176,8 +195,9 @@ def analyse(
     Args:
         conversation: messages {"role": "teacher" | "student", "content"}.
         facts: the personas that were drawn, if known, and the limit on messages.
+        readers: trained readers; None for rules alone.
     """
-    findings, covered, _ = _follow(conversation, plan, facts)
+    findings, covered, _ = _follow(conversation, plan, facts, readers)
     return findings, covered
 
 
@@ -191,7 +211,10 @@ def _turn_scores(findings: Sequence[TurnFinding], steps: Sequence[bool]) -> list
 
 
 def _follow(
-    conversation: Sequence[dict[str, str]], plan: ParsedPlan, facts: ConversationFacts
+    conversation: Sequence[dict[str, str]],
+    plan: ParsedPlan,
+    facts: ConversationFacts,
+    readers: MessageReaders | None = None,
 ) -> tuple[list[TurnFinding], Coverage, list[bool]]:
     """As `analyse`, and for each teacher message whether it took a step of the plan, or none was due: in a reply to an
     error, and once the plan is through."""
@@ -208,7 +231,7 @@ def _follow(
     room = facts.teacher_messages(conversation)
     if room is None:
         room = len(plan.phrases) + answered + 1 if ends else len(teacher)
-    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - ends)))
+    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - ends)), readers)
     findings: list[TurnFinding] = []
     reached: list[int] = []
     for place in teacher:
@@ -247,7 +270,7 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
     ends = END_OF_CONVERSATION in visible_text(text)
     said = lesson.said[-1] if follows is not None else ""
     refused = _why_void(text, message, ends, lesson)
-    falsely = follows is not None and not error and falsely_corrects(text)
+    falsely = follows is not None and not error and treats_as_wrong(text, lesson.readers)
     gives = not error and hands_over(text, lesson.produced, lesson.plan)
     blocked = refused or ("corrects what was right" if falsely else "") or ("hands the answer over" if gives else "")
     unscaffolded = (blocked or _why_not_scaffolded(said, text, message, lesson)) if error else ""
@@ -300,7 +323,7 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     if gives_right_form(error, text, plan):
         return "hands the answer over: not scaffolded"
     kind = feedback_kind(error, text, plan)
-    if kind == "none":
+    if kind == "none" and not _corrects(error, message, lesson):
         return "passed over: not scaffolded"
     named = {each.lower() for each in _KINDS_OF_SLIP.findall(own_words(message.text))}
     if len(named) > 2:
@@ -313,6 +336,22 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     if len(message.tasks) > 1 or not (repairs or _is_hint(message)):
         return f"hints and then asks something else ({_quote(message.task_text)}): not scaffolded"
     return ""
+
+
+def treats_as_wrong(text: str, readers: MessageReaders | None) -> bool:
+    """Whether a reply treats the student's message as wrong: by the message alone, as whether the student was right is
+    known from elsewhere."""
+    if readers is not None and TREATS_AS_WRONG in readers.trust:
+        return readers.reads(TREATS_AS_WRONG, Exchange(spoken(text)))
+    return falsely_corrects(text)
+
+
+def _corrects(error: str, message: TeacherMessage, lesson: _LessonProgress) -> bool:
+    """Whether a trained reader finds a correction in a reply to an error; False without one."""
+    if lesson.readers is None or CORRECTION not in lesson.readers.trust:
+        return False
+    target = nearest_phrase(error, lesson.plan) or ""
+    return lesson.readers.reads(CORRECTION, Exchange(message.text, error, target))
 
 
 def _is_hint(message: TeacherMessage) -> bool:
@@ -336,14 +375,14 @@ def _why_no_new_step(message: TeacherMessage, ends: bool, lesson: _LessonProgres
 def _tasks_of(message: TeacherMessage) -> set[str]:
     """The normalised texts by which a repeated task is recognised: the whole message without praise, and its last task
     if that has more than `_MERE_QUESTION` words."""
-    found = {normal(" ".join(each for each in message.sentences if not _PRAISE.search(own_words(each))))}
+    found = {normal(" ".join(each for each in message.sentences if not PRAISE.search(own_words(each))))}
     return found | ({normal(message.task_text)} if len(message.task_text.split()) > _MERE_QUESTION else set())
 
 
 def _why_at_length(said: str, message: TeacherMessage, plan: ParsedPlan) -> str:
     """Why the words before the task are more than a short acknowledgement; empty if they are not."""
     before = message.sentences[: message.tasks[-1][0]] if message.tasks else message.sentences
-    praise = [each for each in before if _PRAISE.search(own_words(each))]
+    praise = [each for each in before if PRAISE.search(own_words(each))]
     if len(praise) > 1:
         return f"praises in {len(praise)} sentences"
     if praise and len(praise[0].split()) > LONGEST_ACKNOWLEDGEMENT and not _shown(praise[0], plan):

@@ -43,14 +43,14 @@ def _interval(sums: np.ndarray, counts: np.ndarray, resamples: int) -> Optional[
     lessons = len(sums)
     if lessons < 2:
         return None
-    drawn = _draws(lessons, resamples)
+    drawn = draws(lessons, resamples)
     means = (drawn @ sums) / (drawn @ counts)
     low, high = np.percentile(means, [2.5, 97.5])
     return [float(low), float(high)]
 
 
 @lru_cache(maxsize=4)
-def _draws(lessons: int, resamples: int) -> np.ndarray:
+def draws(lessons: int, resamples: int) -> np.ndarray:
     """How often each lesson is drawn, by resample; the same for all figures on this number of lessons."""
     generator = np.random.default_rng(BOOTSTRAP_SEED)
     return generator.multinomial(lessons, np.full(lessons, 1 / lessons), size=resamples)

@@ -3,19 +3,22 @@
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from config.base import ApiModelConfig, EnvironmentConfig, GenerationConfig, JudgeModelConfig, ModelConfig
-from config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, PHASED, is_script
+from config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, PHASED, RULES, is_script
 from src.errors import ConfigError
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.model_supervisor import ApiSupervisor, EngineSupervisor
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.memory.engine_shares import refuse_crowded_gpu
+from src.message_rules.readings import MessageReaders
 from src.message_rules.rules_judge import RulesJudge
 from src.models.pretrained import check_context, check_model, load_tokenizer
+from src.readers.stored import load_readers
 from src.rollout.chat_template import ReplyFrame, roles_as_rendered
 from src.rollout.engines import EmbeddedJudge, Judge, Sampling
 from src.rollout.registry import environment_of, models_on_engines, phases_of
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
     from src.vllm.engine_base import EngineProcess
 
 logger = logging.getLogger(__name__)
-_EMBEDDED: dict[str, type[EmbeddedJudge]] = {"rubric": RubricJudge, "rules": RulesJudge}
-
-
 JUDGE_CALLS_NAME = "judge_calls.sqlite"
 """The judge's ledger. Every seat behind an API has one, `<seat>_calls.sqlite`, with a spending cap of its own."""
 
@@ -47,7 +47,7 @@ async def open_seats(
 
     Raises:
         EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
-        DataError: if a prompt template is missing or wrong.
+        DataError: if a prompt template or the trained readers are missing or wrong.
         ConfigError: if a model folder is missing or damaged, an API key is missing, or the engines need more memory
             than their GPU has.
         StorageError: if the ledger of paid requests in `run_folder` cannot be used.
@@ -60,7 +60,8 @@ async def open_seats(
         for seat, model in models.items()
         if model.is_remote
     }
-    judged_by = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"))
+    readers = open_readers(generation)
+    judged_by = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"), readers)
     refuse_crowded_gpu(wanted, phases_of(config))
     environment.check(config, judge_reads_templates=not isinstance(judged_by, EmbeddedJudge))
     _check_models(wanted)
@@ -73,16 +74,19 @@ async def open_seats(
         answering[POLICY_SEAT] = ScriptedTeacher(config.teacher_model.model_name_or_path)
     answering.pop("judge", None)
     answering.pop("supervisor", None)
-    return Seats(answering, engines, apis, judged_by, _supervisor(config, engines, apis))
+    return Seats(answering, engines, apis, judged_by, _supervisor(config, engines, apis, readers))
 
 
 def _supervisor(
-    config: "TrainRLConfig | EvalConfig", engines: Mapping[str, "EngineProcess"], apis: Mapping[str, ChatApi]
+    config: "TrainRLConfig | EvalConfig",
+    engines: Mapping[str, "EngineProcess"],
+    apis: Mapping[str, ChatApi],
+    readers: MessageReaders | None,
 ) -> Supervisor | None:
     model = getattr(config, "supervisor_model", None)  # an evaluation has none
     if model is None:
         return None
-    rules = environment_of(config).review_by_rules or review_by_rules
+    rules = environment_of(config).review_by_rules or partial(review_by_rules, readers=readers)
     if model.model_name_or_path in EMBEDDED_SUPERVISORS:
         return embedded_supervisor(model.model_name_or_path, rules)
     supervision = config.generation.supervisor
@@ -93,9 +97,26 @@ def _supervisor(
     return EngineSupervisor(model, supervision, engines["supervisor"], sampling, rules=rules)
 
 
-def embedded_judge(name: str) -> EmbeddedJudge:
-    """The embedded judge of this name, one of `EMBEDDED_JUDGES`."""
-    return _EMBEDDED[name]()
+def open_readers(generation: EnvironmentConfig) -> MessageReaders | None:
+    """The trained readers that a configuration names; None without any.
+
+    Raises:
+        DataError: if their folder is missing or damaged, or belongs to another version.
+        ConfigError: if scikit-learn is not installed.
+    """
+    path = getattr(generation, "readers_path", None)  # only the classroom's configuration has the key
+    if path is None:
+        return None
+    readers = load_readers(Path(path))
+    for label, trust in readers.trust.items():
+        logger.info("the reader of %s: %s (%s)", label, trust, trust.by)
+    return readers
+
+
+def embedded_judge(name: str, readers: MessageReaders | None = None) -> EmbeddedJudge:
+    """The embedded judge of this name, one of `EMBEDDED_JUDGES`. `rules` uses the trained readers; `rubric` knows its
+    language for certain."""
+    return RulesJudge(readers) if name == RULES else RubricJudge()
 
 
 def open_second_judge(
@@ -109,10 +130,11 @@ def open_second_judge(
 
     Raises:
         ConfigError: if its API key is missing.
+        DataError: if the trained readers are missing or damaged.
         StorageError: if the ledger cannot be used.
     """
     if judge.model_name_or_path in EMBEDDED_JUDGES:
-        return embedded_judge(judge.model_name_or_path), None
+        return embedded_judge(judge.model_name_or_path, open_readers(generation)), None
     api = ChatApi(judge, CallLedger(ledger_path, judge.max_cost_usd), role)
     rules, most = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
     return OpenAICompatibleJudge(judge, rules, most, api.ledger, api), api
@@ -125,13 +147,13 @@ def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | No
 
 
 def _judge_without_engine(
-    judge: JudgeModelConfig, generation: EnvironmentConfig, api: ChatApi | None
+    judge: JudgeModelConfig, generation: EnvironmentConfig, api: ChatApi | None, readers: MessageReaders | None
 ) -> Judge | EmbeddedJudge | None:
     rules = generation.judge_rules
     if not rules:
         return None
     if judge.model_name_or_path in EMBEDDED_JUDGES:
-        return embedded_judge(judge.model_name_or_path)
+        return embedded_judge(judge.model_name_or_path, readers)
     if api is not None:
         return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt, api.ledger, api)
     return None

@@ -23,6 +23,7 @@ _OPERATIONS = {
 _OPERATOR = "|".join(re.escape(each) for each in _OPERATIONS)
 _BEFORE = r"(?<![\w.,^\\{})\[\]%°!|])"
 _EQUATION = re.compile(rf"{_BEFORE}({NUMBER})\s*({_OPERATOR})\s*({NUMBER})\s*=\s*({NUMBER})")
+_OPERATION = re.compile(rf"{_BEFORE}({NUMBER})\s*({_OPERATOR})\s*({NUMBER})")
 _GOES_ON_BEFORE = re.compile(r"(?:[-+−–*×·⋅/÷^=\[{|!]|(?<!\\)\(|\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z]|[\d)\]}%°])\s*$|:$")
 _GOES_ON_AFTER = re.compile(
     r"[.,:]?\d|\s*(?:[-+−–*×·⋅/÷^(\[{|!%°:]|\\(?!\))|\.\.|…|[a-zA-Z](?![a-zA-Z])|"
@@ -79,6 +80,19 @@ def equations(text: str) -> Iterator[Equation]:
         decimals = len(found[4].partition(".")[2])
         operation = _OPERATIONS[found[2]]
         yield Equation(left, operation, right, result, decimals, found[0], found.start())
+
+
+def values_of_operations(text: str) -> Iterator[Fraction]:
+    """The values of the operations between two numbers in a text, such as 8 for "85 − 77". What is part of a longer
+    expression is left out."""
+    for found in _OPERATION.finditer(text):
+        after = re.sub(r"^\s*=?\s*(?=[?？]|$)", "", text[found.end() :])
+        if _GOES_ON_BEFORE.search(text[: found.start()][-20:].rstrip(": ")) or _GOES_ON_AFTER.match(after):
+            continue
+        left, right = read_number(found[1]), read_number(found[3])
+        value = None if left is None or right is None else _calculate(left, _OPERATIONS[found[2]], right)
+        if value is not None:
+            yield value
 
 
 def _calculate(left: Fraction, operation: str, right: Fraction) -> Fraction | None:

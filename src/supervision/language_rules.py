@@ -12,6 +12,7 @@ from dataclasses import replace
 from src.message_rules.feedback import feedback_kind, hands_over
 from src.message_rules.messages import holds, own_words, read_message
 from src.message_rules.plans import ParsedPlan
+from src.message_rules.readings import MessageReaders
 from src.message_rules.rules_judge import analyse
 from src.rollout.reviews import MessageToReview
 from src.rollout.text import normal
@@ -54,14 +55,18 @@ _HEARD = "error – "
 _POINTS_BACK = re.compile(r"\b(?:it|this|that|these|those|them)\b", re.IGNORECASE)
 
 
-def language_faults(about: MessageToReview, plan: ParsedPlan) -> list[Fault]:
-    """What is wrong with a message in a lesson on this plan; [] if the rules find nothing."""
+def language_faults(about: MessageToReview, plan: ParsedPlan, readers: MessageReaders | None = None) -> list[Fault]:
+    """What is wrong with a message in a lesson on this plan; [] if the rules find nothing.
+
+    Args:
+        readers: trained readers; None for rules alone.
+    """
     faults = faults_of_form(about)
     if not says(about.message) and not ends(about.message):
         return faults
-    finding = _finding(about, plan)
+    finding = _finding(about, plan, readers)
     if any(reason.startswith("ends when") for reason in _reasons(finding)):
-        faults += _faults_of_early_end(about, plan)
+        faults += _faults_of_early_end(about, plan, readers)
     else:
         faults += _faults_of_reasons(about, plan, finding)
     if ends(about.message) and finding.sets_task:
@@ -82,10 +87,10 @@ def _reasons(finding: TurnFinding) -> list[str]:
     return list(dict.fromkeys(each.removeprefix(_HEARD) for each in said))
 
 
-def _finding(about: MessageToReview, plan: ParsedPlan) -> TurnFinding:
+def _finding(about: MessageToReview, plan: ParsedPlan, readers: MessageReaders | None = None) -> TurnFinding:
     """The judge's finding on the message, as the last of its conversation."""
     messages = [*about.conversation, {"role": "teacher", "content": about.message}]
-    return analyse(messages, plan, about.facts)[0][-1]
+    return analyse(messages, plan, about.facts, readers)[0][-1]
 
 
 def _is_excused(category: str, about: MessageToReview, plan: ParsedPlan, finding: TurnFinding) -> bool:
@@ -102,7 +107,7 @@ def _is_excused(category: str, about: MessageToReview, plan: ParsedPlan, finding
     return False
 
 
-def _faults_of_early_end(about: MessageToReview, plan: ParsedPlan) -> Iterator[Fault]:
+def _faults_of_early_end(about: MessageToReview, plan: ParsedPlan, readers: MessageReaders | None) -> Iterator[Fault]:
     """The faults of a message that ends before all steps are taken. Only a goodbye in the first half of the lesson
     counts as too early: the judge's count of steps misses some. Any other fault is what it would be without the end,
     but a goodbye need not set a task."""
@@ -111,7 +116,7 @@ def _faults_of_early_end(about: MessageToReview, plan: ParsedPlan) -> Iterator[F
     if 2 * written <= room:
         yield Fault("ends_early", f"The message says goodbye as number {written} of the {room} that there is room for.")
     going_on = replace(about, message=says(about.message))
-    for fault in _faults_of_reasons(going_on, plan, _finding(going_on, plan)):
+    for fault in _faults_of_reasons(going_on, plan, _finding(going_on, plan, readers)):
         if fault.category not in ("task", "ignores_error"):
             yield fault
 
@@ -129,14 +134,14 @@ def _faults_of_text(about: MessageToReview, finding: TurnFinding) -> Iterator[Fa
         yield Fault("language", "The message is in neither English nor the language of the lesson plan.")
 
 
-def language_correction(about: MessageToReview, plan: ParsedPlan) -> str | None:
+def language_correction(about: MessageToReview, plan: ParsedPlan, readers: MessageReaders | None = None) -> str | None:
     """The message with something left out such that nothing is wrong any more; None if the rules find no such text.
 
     What is left out: the words after the first task, one sentence that gives the answer, or the end of the
     conversation. Rules write no sentence of their own.
     """
     for shorter in _shortened(about, plan):
-        if shorter and not language_faults(replace(about, message=shorter, cut=False), plan):
+        if shorter and not language_faults(replace(about, message=shorter, cut=False), plan, readers):
             return shorter
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from src.message_rules.messages import read_message, sentences
+from src.message_rules.readings import REVEALS_ANSWER, Exchange, MessageReaders
 from src.rollout.reviews import MessageToReview
 from src.rollout.text import normal
 from src.supervision.arithmetic import Equation, equations
@@ -56,8 +57,12 @@ _IN_DOUBT = re.compile(
 """A sentence with one of these may quote a wrong equation to have it checked."""
 
 
-def maths_faults(about: MessageToReview) -> list[Fault]:
-    """What is wrong with a message on a maths problem; [] if the rules find nothing."""
+def maths_faults(about: MessageToReview, readers: MessageReaders | None = None) -> list[Fault]:
+    """What is wrong with a message on a maths problem; [] if the rules find nothing.
+
+    Args:
+        readers: trained readers, which find more messages that give the answer away; None for rules alone.
+    """
     faults = faults_of_form(about)
     reference = read_reference(about.answer)
     student = [each["content"] for each in about.conversation if each["role"] == "student"]
@@ -65,7 +70,7 @@ def maths_faults(about: MessageToReview) -> list[Fault]:
     said = True if True in answers else None if None in answers or _is_undecided(reference) else False
     return [
         *faults,
-        *_faults_of_answer(about, reference, said),
+        *_faults_of_answer(about, reference, said, readers),
         *_faults_of_arithmetic(about, student),
         *_faults_of_task(about, said),
         *_faults_of_text(about),
@@ -77,16 +82,30 @@ def _is_undecided(reference: Reference) -> bool:
     return reference.value is None and not reference.words
 
 
-def _faults_of_answer(about: MessageToReview, reference: Reference, said: bool | None) -> Iterator[Fault]:
+def _faults_of_answer(
+    about: MessageToReview, reference: Reference, said: bool | None, readers: MessageReaders | None
+) -> Iterator[Fault]:
     """The answer in the message while the student has not said it, and a goodbye before the student has."""
     message = says(about.message)
     if said is not True and (place := gives_away(reference, message, about.problem)):
         yield Fault("leak", f"The message gives the answer away: “{place[:60]}”.")
+    elif said is False and _is_read_as_leak(about, reference, readers):
+        yield Fault("leak", "The message gives the answer away.")
     if not ends(about.message) or _is_last(about):
         return
     has_answered = any(each["role"] == "student" for each in about.conversation)
     if said is False or not has_answered:
         yield Fault("ends_early", "The message says goodbye before the student has found the answer.")
+
+
+def _is_read_as_leak(about: MessageToReview, reference: Reference, readers: MessageReaders | None) -> bool:
+    """Whether a trained reader says that the message gives the answer away. It reads answers that are numbers."""
+    if readers is None or REVEALS_ANSWER not in readers.trust or reference.value is None:
+        return False
+    earlier = [each["content"] for each in about.conversation]
+    student = earlier.pop() if earlier and about.conversation[-1]["role"] == "student" else ""
+    exchange = Exchange(says(about.message), student, reference.text, (about.problem, *earlier))
+    return readers.reads(REVEALS_ANSWER, exchange)
 
 
 def _is_last(about: MessageToReview) -> bool:
@@ -134,7 +153,7 @@ def _faults_of_text(about: MessageToReview) -> Iterator[Fault]:
         yield Fault("language", "The message is not in the language of the problem.")
 
 
-def maths_correction(about: MessageToReview) -> str | None:
+def maths_correction(about: MessageToReview, readers: MessageReaders | None = None) -> str | None:
     """The message with something left out such that nothing is wrong any more; None if the rules find no such text.
 
     What is left out: the end of the conversation, or all that follows the first question. Rules write no sentence of
@@ -145,7 +164,7 @@ def maths_correction(about: MessageToReview) -> str | None:
     said = says(about.message)
     candidates = [said] if ends(about.message) and read_message(said).tasks else []
     for shorter in [*candidates, _up_to_first_question(said)]:
-        if shorter and not maths_faults(replace(about, message=shorter)):
+        if shorter and not maths_faults(replace(about, message=shorter), readers):
             return shorter
     return None
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from src.message_rules.plans import read_plan
+from src.message_rules.readings import MessageReaders
 from src.rollout.reviews import MessageToReview, Review
 from src.supervision.faults import Fault, faults_of_form, review_of
 from src.supervision.language_rules import language_correction, language_faults
@@ -32,17 +33,21 @@ class RulesSupervisor:
         return self._rules(about)
 
 
-def review_by_rules(about: MessageToReview) -> Review:
-    """The rules' review of a message, with a correction if the message without some of its words would be valid."""
+def review_by_rules(about: MessageToReview, readers: MessageReaders | None = None) -> Review:
+    """The rules' review of a message, with a correction if the message without some of its words would be valid.
+
+    Args:
+        readers: trained readers, for what they read better than rules; None for rules alone.
+    """
     plan = read_plan(about.problem)
     if plan.lesson:
         return review_by_rubric(about)
     if about.answer.strip():
-        faults = maths_faults(about)
-        return review_of(faults, maths_correction(about) if faults else None)
+        faults = maths_faults(about, readers)
+        return review_of(faults, maths_correction(about, readers) if faults else None)
     if plan.phrases:
-        faults = language_faults(about, plan)
-        return review_of(faults, language_correction(about, plan) if faults else None)
+        faults = language_faults(about, plan, readers)
+        return review_of(faults, language_correction(about, plan, readers) if faults else None)
     return _review_form(faults_of_form(about))
 
 

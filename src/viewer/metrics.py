@@ -50,6 +50,7 @@ _FACTS = (
     ("teacher", "teacher_model.model_name_or_path"),
     ("student", "student_model.model_name_or_path"),
     ("judge", "judge_model.model_name_or_path"),
+    ("readers", "generation.readers_path"),
     ("problems per batch", "train.number_of_problems_per_batch"),
     ("conversations per problem", "train.num_samples_per_problem"),
     ("learning rate", "train.learning_rate"),

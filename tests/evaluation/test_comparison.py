@@ -233,7 +233,7 @@ def test_an_extra_judge_goes_by_the_turns_of_the_server_that_played(config, tmp_
             given.append(facts)
             return "no verdict"
 
-    monkeypatch.setattr("src.server.open_models.embedded_judge", lambda name: Asked())
+    monkeypatch.setattr("src.server.open_models.embedded_judge", lambda name, readers: Asked())
     here, served, old = (record_of("p", [], index=i) for i in range(3))
     here.max_turns, served.max_turns, old.max_turns = config.generation.max_turns, 21, None
     asked = replace(config, extra_judges=[JudgeModelConfig("rubric")])

@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import CRITERIA
 from src.evaluation.metrics.language import ErrorLabels, tutor_figures
-from src.evaluation.report.tables import Measure
+from src.evaluation.metrics.readings import read_by_lesson
+from src.evaluation.report.tables import Measure, reading_name
 from src.message_rules.feedback import KINDS
+from src.message_rules.readings import LANGUAGE_LABELS, MessageReaders
 from src.results.evaluation_files import group_by_problem
 from src.results.statistics import judgement_of, rewards_by_lesson
 from src.toy_language.turn_pairs import read_exchanges
@@ -52,15 +54,23 @@ COUNTED = (
     Figure("repair", "Errors repaired in the next turn", True, 1),
     Figure("false_corrections", "Clean turns falsely corrected (rules)", True, -1),
 )
-FIGURES = JUDGED + COUNTED
+READ = "read/"
+"""Before the label of a trained reader, in a figure's key."""
+
+FIGURES = JUDGED + COUNTED + tuple(Figure(f"{READ}{label}", reading_name(label), True) for label in LANGUAGE_LABELS)
 
 
 def figures_by_lesson(
-    records: Sequence[ConversationRecord], labels: ErrorLabels | None = None
+    records: Sequence[ConversationRecord],
+    labels: ErrorLabels | None = None,
+    readers: MessageReaders | None = None,
 ) -> tuple[ByLesson, dict]:
-    """A tutor's values of all figures that it has, and the fidelity of its simulated student."""
+    """A tutor's values of all figures that it has, and the fidelity of its simulated student. Trained readers, if there
+    are any, add theirs."""
     read = tutor_figures(records, labels)
     found: ByLesson = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records) | read.by_lesson
+    if readers is not None:
+        found |= {f"{READ}{label}": each for label, each in read_by_lesson(records, readers, labels).items()}
     return found, read.fidelity
 
 

@@ -62,15 +62,13 @@ def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None 
     """
     plan, reading = read_plan(record.problem), ConversationFigures()
     texts = [visible_text(turn.text) for turn in record.turns]
-    errors: dict[int, bool | None] = {}
+    errors = errors_in(record, plan, labels)
     for place, turn in enumerate(record.turns):
         heard = texts[place - 1] if place else ""
         if turn.role == "student":
-            found = plan.find_error(texts[place])
-            found = found if found is not None or labels is None else labels.get((record.id, place))
-            errors[place] = turn.persona == ERROR_PERSONA if found is None and labels is None else found
+            told = errors[place] if labels is not None else plan.find_error(texts[place])
             flips = flips_role(texts[place], heard, plan)
-            reading.students.append(StudentTurn(turn.persona, found, flips, parrots(texts[place], heard)))
+            reading.students.append(StudentTurn(turn.persona, told, flips, parrots(texts[place], heard)))
         elif not turn.given:
             said = [texts[each] for each in errors if each < place]
             unknown = place - 1 in errors and errors[place - 1] is None
@@ -78,6 +76,21 @@ def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None 
     _read_reactions(reading, texts, errors, plan)
     _read_whole(reading, record, texts, plan)
     return reading
+
+
+def errors_in(
+    record: ConversationRecord, plan: ParsedPlan, labels: ErrorLabels | None = None
+) -> dict[int, bool | None]:
+    """For the position of each student's turn, whether it holds an error; None if nobody can tell. See
+    `conversation_figures`."""
+    found: dict[int, bool | None] = {}
+    for place, turn in enumerate(record.turns):
+        if turn.role == "student":
+            told = plan.find_error(visible_text(turn.text))
+            if told is None:
+                told = turn.persona == ERROR_PERSONA if labels is None else labels.get((record.id, place))
+            found[place] = told
+    return found
 
 
 def _read_message(

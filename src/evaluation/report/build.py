@@ -20,7 +20,15 @@ from src.classroom.verdicts import CRITERIA
 from src.errors import ClassroomError
 from src.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
 from src.evaluation.report.summary import MISMATCH, write_summary
-from src.evaluation.report.tables import MEASURES, Cell, cell, compare_run, comparison_table, supervised_lines_of_run
+from src.evaluation.report.tables import (
+    MEASURES,
+    Cell,
+    cell,
+    compare_run,
+    comparison_table,
+    reading_lines_of_run,
+    supervised_lines_of_run,
+)
 from src.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from src.results.learning import describe_learning, learning_of, write_learning
 from src.results.plots import write_plots
@@ -59,7 +67,7 @@ def render_report(data: RunData) -> str:
         facts=facts(data),
         tiles=tiles(data),
         table=table(data),
-        supervised=supervised_lines_of_run(data),
+        notes=reading_lines_of_run(data) + supervised_lines_of_run(data),
         charts=charts(data),
         time_split=time_split(data),
         showcases=showcases(data),

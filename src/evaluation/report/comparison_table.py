@@ -15,6 +15,7 @@ from src.evaluation.report.tables import (
     change_cell,
     format_p,
     paid_line,
+    reading_lines,
     supervised_line,
 )
 
@@ -103,7 +104,7 @@ def _format_score(value: float | None) -> str:
 
 
 def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
-    """Sentences on how faithful the simulated student was, for each tutor."""
+    """Sentences on how faithful the simulated student was, for each tutor, and on what reads the figures."""
     lines = []
     for name, found in metrics[sampling]["fidelity"].items():
         if found["trusted"] is False:
@@ -124,6 +125,7 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
                 f"With {name}, {found['unlabelled']} conversations have no labels of the student's errors: they are in "
                 "no figure about errors."
             )
+    lines += reading_lines(metrics[sampling])
     if version := metrics[sampling].get("rules_version"):
         lines.append(f"Figures that are read by rules: version {version} of the rules.")
     return lines

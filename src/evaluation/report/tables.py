@@ -8,6 +8,7 @@ from config.values import SAMPLINGS
 from src.classroom.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
 from src.evaluation.metrics.maths import SCORED, SOLVED
 from src.evaluation.metrics.supervision import DIFFERENCE
+from src.message_rules.readings import LABELS, Trust
 from src.results.run_folder import RunData, is_number, look_up
 from src.rollout.intervals import Estimate
 
@@ -37,6 +38,11 @@ def _estimated(label: str, *path: str, is_share: bool = False, direction: int = 
     return Measure(label, (*path, "mean"), (*path, "ci95"), (*path, "n"), is_share, direction)
 
 
+def reading_name(label: str) -> str:
+    """The name of a trained reader's figure in the tables."""
+    return f"Replies with {label} (reader)"
+
+
 MEASURES = (
     _estimated("Reward", "reward"),
     *(Measure(f"{each.label} (0–{each.top:g})", ("scores", name), direction=1) for name, each in CRITERIA.items()),
@@ -56,6 +62,7 @@ MEASURES = (
     _estimated("Messages written more than once", "supervision", "retried", is_share=True, direction=-1),
     _estimated("Messages replaced by a correction", "supervision", "replaced", is_share=True, direction=-1),
     _estimated("Reviews without a verdict", "supervision", "no_verdict", is_share=True, direction=-1),
+    *(_estimated(reading_name(label), "readings", "labels", label, is_share=True, direction=0) for label in LABELS),
     Measure("Rejected by the judge", ("rejected", "share"), (), ("rejected", "n"), True, -1),
     Measure("Without a verdict", ("without_verdict", "share"), (), ("without_verdict", "n"), True, -1),
     Measure("Without solutions", ("without_solutions", "share"), (), ("without_solutions", "n"), True),
@@ -168,8 +175,24 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
     paid = paid_line(metrics.get("paid", {}))
     text = f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{align(rows)}"
-    notes = [line for line in (supervised_line(metrics.get(DIFFERENCE, {})), paid) if line]
+    read = [line for name in samplings for line in reading_lines(metrics[name])]
+    notes = [line for line in (*dict.fromkeys(read), supervised_line(metrics.get(DIFFERENCE, {})), paid) if line]
     return "\n\n".join([text, *notes])
+
+
+def reading_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """What the figures of trained readers are worth, from a sampling's entry of metrics.json; [] without any."""
+    found = metrics.get("readings")
+    if found is None:
+        return []
+    trusted = [f"{label}: {Trust.of_json(each['trust'])}" for label, each in found["labels"].items()]
+    return [f"Read by trained readers ({found['version']}), which agreed with people so far. {'; '.join(trusted)}."]
+
+
+def reading_lines_of_run(data: RunData) -> list[str]:
+    """The same of all evaluations of a run, each line once."""
+    samplings = [side.metrics[name] for side in data.measurements.values() for name in side.samplings]
+    return [*dict.fromkeys(line for each in samplings for line in reading_lines(each))]
 
 
 def supervised_line(difference: Mapping[str, Any]) -> str:
@@ -227,7 +250,7 @@ def comparison_table(data: RunData) -> str:
             [line.label, str(line.before), str(line.after), str(line.change)] for line in lines if not line.is_empty
         ]
         blocks.append(align(rows))
-    return "\n\n".join([*blocks, *supervised_lines_of_run(data)])
+    return "\n\n".join([*blocks, *reading_lines_of_run(data), *supervised_lines_of_run(data)])
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

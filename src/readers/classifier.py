@@ -1,0 +1,139 @@
+"""A linear classifier of one label: n-grams of the message and of the student's, figures from the rules, and logistic
+regression on them. scikit-learn fits it; what was fitted is kept as plain arrays (src/readers/stored.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from src.errors import ConfigError
+from src.message_rules.readings import READ_ALONE, Exchange
+from src.readers.features import figures, message_letters, message_tokens, student_tokens
+
+if TYPE_CHECKING:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+WORDS, LETTERS, STUDENT = TEXTS = ("words", "letters", "student")
+"""The texts that n-grams are taken of: the message's words, its letters, the words of the student before it."""
+
+_OPTIONS = {
+    WORDS: {"preprocessor": message_tokens, "tokenizer": str.split, "ngram_range": (1, 3), "min_df": 2},
+    LETTERS: {"preprocessor": message_letters, "analyzer": "char_wb", "ngram_range": (2, 5), "min_df": 3},
+    STUDENT: {"preprocessor": student_tokens, "tokenizer": str.split, "ngram_range": (1, 3), "min_df": 2},
+}
+_REGULARISATION = 1.0
+"""scikit-learn's `C`. It was fixed before anything was measured with it."""
+
+
+def require_sklearn() -> None:
+    """Raise a `ConfigError` if scikit-learn is not installed."""
+    try:
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "Trained readers need scikit-learn: pip install scikit-learn, or pip install -r requirements-dev.txt."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """The n-grams of one text: the column of each, and the weight of each column (inverse document frequency)."""
+
+    vocabulary: tuple[str, ...]
+    idf: np.ndarray
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A fitted classifier: a weight for each n-gram of each text and for each figure, and a constant. A message's score
+    is the sum over what it has; from `threshold` on it has the label."""
+
+    weights: Mapping[str, np.ndarray]
+    figure_weights: np.ndarray
+    intercept: float
+    threshold: float = 0.0
+
+
+def texts_of(label: str) -> tuple[str, ...]:
+    """The texts whose n-grams a label is read by."""
+    return (WORDS, LETTERS) if label in READ_ALONE else TEXTS
+
+
+def seen(label: str, about: Exchange) -> Exchange:
+    """What a reader of this label is shown: of those in `READ_ALONE` the message alone."""
+    return Exchange(about.message) if label in READ_ALONE else about
+
+
+class Vectoriser:
+    """Turns messages into numbers: tf-idf of the n-grams of each text, and figures."""
+
+    def __init__(self, ngrams: Mapping[str, Ngrams]):
+        self.ngrams = dict(ngrams)
+        self.fitted = {text: _restored(text, each) for text, each in self.ngrams.items()}
+
+    @classmethod
+    def fit(cls, rows: Sequence[Exchange], texts: Sequence[str]) -> "Vectoriser":
+        """Collect the n-grams of messages to learn from."""
+        found = {}
+        for text in texts:
+            fitted = _vectorizer(text).fit(rows)
+            names = fitted.get_feature_names_out()
+            found[text] = Ngrams(tuple(map(str, names)), fitted.idf_)
+        return cls(found)
+
+    def matrices(self, rows: Sequence[Exchange]) -> dict:
+        """For each text a sparse matrix, a row for each message and a column for each n-gram."""
+        return {text: each.transform(rows) for text, each in self.fitted.items()}
+
+    def scores(self, linear: Linear, rows: Sequence[Exchange]) -> np.ndarray:
+        """The score of each message."""
+        found = table_of_figures(rows) @ linear.figure_weights + linear.intercept
+        for text, matrix in self.matrices(rows).items():
+            found = found + matrix @ linear.weights[text]
+        return found
+
+
+def table_of_figures(rows: Sequence[Exchange]) -> np.ndarray:
+    """The figures of messages as a table (messages, figures)."""
+    return np.array([list(figures(each).values()) for each in rows], dtype=float)
+
+
+def figure_names() -> tuple[str, ...]:
+    """The names of a table's columns."""
+    return tuple(figures(Exchange("")))
+
+
+def fit_linear(vectoriser: Vectoriser, rows: Sequence[Exchange], labels: Sequence[bool]) -> Linear:
+    """Fit a classifier to messages and what people said of them. The same input always gives the same weights.
+
+    Args:
+        labels: both values have to occur.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import FeatureUnion
+    from sklearn.preprocessing import FunctionTransformer
+
+    table = FeatureUnion([*vectoriser.fitted.items(), ("figures", FunctionTransformer(table_of_figures))]).transform(
+        rows
+    )
+    model = LogisticRegression(C=_REGULARISATION, solver="liblinear", random_state=0, max_iter=1000)
+    model.fit(table, np.asarray(labels, bool))
+    sizes = [len(each.vocabulary) for each in vectoriser.ngrams.values()]
+    *weights, of_figures = np.split(model.coef_[0], np.cumsum(sizes))
+    return Linear(dict(zip(vectoriser.ngrams, weights, strict=True)), of_figures, float(model.intercept_[0]))
+
+
+def _vectorizer(text: str, **more) -> "TfidfVectorizer":
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    options = {"token_pattern": None, "lowercase": False, "sublinear_tf": True} | _OPTIONS[text]
+    return TfidfVectorizer(**options | more)
+
+
+def _restored(text: str, ngrams: Ngrams) -> "TfidfVectorizer":
+    """A fitted vectoriser of scikit-learn with these n-grams."""
+    found = _vectorizer(text, vocabulary={each: place for place, each in enumerate(ngrams.vocabulary)})
+    found.idf_ = np.asarray(ngrams.idf, float)
+    return found
