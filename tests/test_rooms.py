@@ -12,7 +12,8 @@ from config.load import ROOT
 
 ROOMS = (
     *("launch", "ppo", "grpo", "sft", "training", "evaluation", "server", "memory", "viewer", "results"),
-    *("inference_providers", "vllm", "supervision", "message_rules", "toy_language", "classroom", "marooned"),
+    *("inference_providers", "vllm", "readers", "supervision", "message_rules", "toy_language"),
+    *("classroom", "marooned"),
     *("config", "rollout"),
     *("grading", "models", "system", "errors"),
 )

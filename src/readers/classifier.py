@@ -4,11 +4,11 @@ regression on them. scikit-learn fits it; what was fitted is kept as plain array
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from src.errors import ConfigError
+from src.errors import ConfigError, DataError
 from src.message_rules.readings import READ_ALONE, Exchange
 from src.readers.features import figures, message_letters, message_tokens, student_tokens
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WORDS, LETTERS, STUDENT = TEXTS = ("words", "letters", "student")
 """The texts that n-grams are taken of: the message's words, its letters, the words of the student before it."""
+
+FIGURES = "figures"
 
 _OPTIONS = {
     WORDS: {"preprocessor": message_tokens, "tokenizer": str.split, "ngram_range": (1, 3), "min_df": 2},
@@ -48,12 +50,18 @@ class Ngrams:
 @dataclass(frozen=True)
 class Linear:
     """A fitted classifier: a weight for each n-gram of each text and for each figure, and a constant. A message's score
-    is the sum over what it has; from `threshold` on it has the label."""
+    is the sum over what it has."""
 
     weights: Mapping[str, np.ndarray]
     figure_weights: np.ndarray
     intercept: float
-    threshold: float = 0.0
+
+    def scores(self, tables: Mapping[str, Any]) -> np.ndarray:
+        """The score of each message in `Vectoriser.tables`."""
+        found = tables[FIGURES] @ self.figure_weights + self.intercept
+        for text, weights in self.weights.items():
+            found = found + tables[text] @ weights
+        return found
 
 
 def texts_of(label: str) -> tuple[str, ...]:
@@ -78,21 +86,19 @@ class Vectoriser:
         """Collect the n-grams of messages to learn from."""
         found = {}
         for text in texts:
-            fitted = _vectorizer(text).fit(rows)
+            try:
+                fitted = _vectorizer(text).fit(rows)
+            except ValueError as error:  # nothing occurs often enough
+                raise DataError(
+                    f"In the {text} of {len(rows)} messages no n-gram is frequent enough ({error}): give more data."
+                ) from error
             names = fitted.get_feature_names_out()
             found[text] = Ngrams(tuple(map(str, names)), fitted.idf_)
         return cls(found)
 
-    def matrices(self, rows: Sequence[Exchange]) -> dict:
-        """For each text a sparse matrix, a row for each message and a column for each n-gram."""
-        return {text: each.transform(rows) for text, each in self.fitted.items()}
-
-    def scores(self, linear: Linear, rows: Sequence[Exchange]) -> np.ndarray:
-        """The score of each message."""
-        found = table_of_figures(rows) @ linear.figure_weights + linear.intercept
-        for text, matrix in self.matrices(rows).items():
-            found = found + matrix @ linear.weights[text]
-        return found
+    def tables(self, rows: Sequence[Exchange]) -> dict[str, Any]:
+        """For each text a sparse matrix, a row for each message and a column for each n-gram; and their figures."""
+        return {text: each.transform(rows) for text, each in self.fitted.items()} | {FIGURES: table_of_figures(rows)}
 
 
 def table_of_figures(rows: Sequence[Exchange]) -> np.ndarray:
@@ -115,9 +121,8 @@ def fit_linear(vectoriser: Vectoriser, rows: Sequence[Exchange], labels: Sequenc
     from sklearn.pipeline import FeatureUnion
     from sklearn.preprocessing import FunctionTransformer
 
-    table = FeatureUnion([*vectoriser.fitted.items(), ("figures", FunctionTransformer(table_of_figures))]).transform(
-        rows
-    )
+    parts = [*vectoriser.fitted.items(), (FIGURES, FunctionTransformer(table_of_figures))]
+    table = FeatureUnion(parts).transform(rows)
     model = LogisticRegression(C=_REGULARISATION, solver="liblinear", random_state=0, max_iter=1000)
     model.fit(table, np.asarray(labels, bool))
     sizes = [len(each.vocabulary) for each in vectoriser.ngrams.values()]

@@ -133,10 +133,11 @@ def _score(
     """For each label the scores of the messages at `test`, by a classifier that is fitted to those at `train`."""
     learned, measured = [rows[place] for place in train], [rows[place] for place in test]
     vectoriser = Vectoriser.fit(learned, texts)
+    tables = vectoriser.tables(measured)
     found = {}
     for label, values in given.items():
         check_both_occur(label, values[train])
-        found[label] = vectoriser.scores(fit_linear(vectoriser, learned, values[train]), measured)
+        found[label] = fit_linear(vectoriser, learned, values[train]).scores(tables)
     return found
 
 

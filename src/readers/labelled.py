@@ -2,10 +2,6 @@
 
 Three public data sets are known, in the form in which they were published and in a flat one with a message per row
 (docs/readers.md shows a row of each). A row's keys say which set it belongs to.
-
-    CIMA      Stasaski, Kao and Hearst, "CIMA: A Large Open Access Dialogue Dataset for Tutoring", BEA 2020. CC BY 2.5
-    MRBench   Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. CC BY-SA 4.0
-    MathDial  Macina et al., "MathDial", Findings of EMNLP 2023. CC BY-SA 4.0
 """
 
 import json
@@ -34,6 +30,11 @@ from src.rollout.datasets import LOCAL_SUFFIXES, load_rows
 from src.rollout.text import has_surrogates
 
 CIMA, MRBENCH, MATHDIAL = "CIMA", "MRBench", "MathDial"
+CITATIONS = {
+    CIMA: "Stasaski, Kao and Hearst, CIMA: A Large Open Access Dialogue Dataset for Tutoring, BEA 2020",
+    MRBENCH: "Maurya et al., Unifying AI Tutor Evaluation (MRBench), NAACL 2025",
+    MATHDIAL: "Macina et al., MathDial, Findings of EMNLP 2023",
+}
 LICENCES = {CIMA: "CC BY 2.5", MRBENCH: "CC BY-SA 4.0", MATHDIAL: "CC BY-SA 4.0"}
 """The licence of each data set; a trained reader holds words of its data."""
 

@@ -39,7 +39,7 @@ CONTRASTS = re.compile(
 """Words that turn from what the student said to something else."""
 
 LOOKS_AGAIN = re.compile(
-    r"\b(?:recheck|re-?examin\w*|re-?evaluat\w*|re-?visit\w*|re-?consider\w*|re-?calculat\w*|double.?check\w*|"
+    r"\b(?:recheck|re-?examin\w*|re-?evaluat\w*|re-?visit\w*|re-?consider\w*|re-?calculat\w*|double.?check\w*|check|"
     r"(?:closer|another) look|look (?:at|back)|try again|go back|mistake|error|misunder\w*|mix\w* up|confus\w*|"
     r"oversight|issue|incorrect\w*|wrong\w*|close|not quite|on the right track|remember|"
     r"let's (?:try|check|think|see|focus|break|clarify))\b",
@@ -60,7 +60,7 @@ _MOVES_ON = re.compile(
     re.IGNORECASE,
 )
 _TO_DO = re.compile(
-    r"\b(?:try|need to|should|have to|remember|recheck|let's (?!see|look|take|think))\b",
+    r"\b(?:(?<!good )(?<!great )(?<!nice )try|need to|should|have to|remember|recheck|let's (?!see|look|take|think))\b",
     re.IGNORECASE,
 )
 _STATES = re.compile(

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,12 +120,12 @@ class TrainedReaders:
                 {text: tensors[f"{label}.{text}"] for text in texts_of(label)},
                 tensors[f"{label}.figures"],
                 each.intercept,
-                each.threshold,
             )
             for label, each in stored.readers.items()
             if each.by != BY_RULES
         }
         self._trust = {label: _trust(each) for label, each in stored.readers.items()}
+        self._tables = lru_cache(maxsize=256)(lambda name, about: self._vectorisers[name].tables([about]))
 
     @property
     def version(self) -> str:
@@ -145,9 +146,8 @@ class TrainedReaders:
 
     def score(self, label: str, about: Exchange) -> float:
         """The classifier's score of the message, for a label that is not read by rules alone."""
-        reader = self.stored.readers[label]
-        vectoriser = self._vectorisers[reader.vocabularies]
-        return float(vectoriser.scores(self._linear[label], [seen(label, about)])[0])
+        tables = self._tables(self.stored.readers[label].vocabularies, seen(label, about))
+        return float(self._linear[label].scores(tables)[0])
 
 
 def _trust(reader: StoredReader) -> Trust:

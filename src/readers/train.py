@@ -22,7 +22,7 @@ from src.message_rules.readings import LABELS
 from src.readers.classifier import Vectoriser, figure_names, fit_linear, require_sklearn, seen, texts_of
 from src.readers.cross_validation import BY_RULES, INNER_FOLDS, OUTER_FOLDS, Measured, check_both_occur, measure
 from src.readers.features import FEATURES_VERSION
-from src.readers.labelled import LICENCES, LabelledMessage, read_labelled
+from src.readers.labelled import CITATIONS, LICENCES, LabelledMessage, read_labelled
 from src.readers.stored import FORMAT, save_readers
 
 
@@ -41,8 +41,8 @@ def train(names: Sequence[str], out: Path, split: str = "train", folds: int = OU
     """
     require_sklearn()
     by_name = {name: read_labelled(name, split) for name in dict.fromkeys(names)}
+    check_distinct(by_name)
     messages = [each for found in by_name.values() for each in found]
-    check_distinct(messages)
     measured = measure(messages, folds)
     vocabularies, tensors, readers = _fit(messages, measured)
     content = {
@@ -57,16 +57,17 @@ def train(names: Sequence[str], out: Path, split: str = "train", folds: int = OU
     return measured
 
 
-def check_distinct(messages: Sequence[LabelledMessage]) -> None:
-    """Raise a `DataError` if over a quarter of a data set's messages occur twice, with the same lesson and labels: then
-    it is there in two files. Some messages do occur twice: two tutors wrote the same."""
-    for source in dict.fromkeys(each.source for each in messages):
-        there = [each for each in messages if each.source == source]
-        distinct = {(each.lesson, each.exchange, tuple(each.labels.values())) for each in there}
-        if len(distinct) < 0.75 * len(there):
+def check_distinct(by_name: Mapping[str, Sequence[LabelledMessage]]) -> None:
+    """Raise a `DataError` if half of a file's messages are also in another file: they would count twice."""
+    known: dict[tuple, str] = {}
+    for name, found in by_name.items():
+        keys = [(each.source, each.lesson, each.exchange) for each in found]
+        again = [known[key] for key in keys if key in known]
+        if 2 * len(again) >= len(keys):
             raise DataError(
-                f"Only {len(distinct)} of the {len(there)} messages of {source} are distinct: name each file once."
+                f"{len(again)} of the {len(keys)} messages in {name} are also in {again[0]}: name one of the two."
             )
+        known |= dict.fromkeys(keys, name)
 
 
 def _fit(
@@ -162,6 +163,8 @@ def card_text(content: Mapping[str, Any]) -> str:
             "| data | set | licence | messages | lessons |",
             "|---|---|---|---|---|",
             *data,
+            "",
+            *(f"{source}: {CITATIONS[source]}." for source in dict.fromkeys(each["source"] for each in card["data"])),
             "",
             f"Agreement with people: {card['folds']}-fold cross-validation, all messages of a lesson in one fold; "
             f"thresholds by {card['inner_folds']} folds inside of each training part; 95 % intervals from a bootstrap "
