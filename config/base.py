@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from config.values import ABSOLUTE, SCORING_RULES
+from config.values import ABSOLUTE, LEDGER, SCORING_RULES
 from src.rollout.supervision import OBSERVE
 
 
@@ -309,10 +309,29 @@ class ToolLimitsConfig:
 
 
 @dataclass
+class PostTestConfig:
+    """A delayed post-test after the dialogue (docs/post_test.md): what the student still knows without the transcript.
+
+    A ledger says what the student may know: what it produced in the lesson before the teacher said it. With `enable`, a
+    student that the program holds by this ledger answers the test; with `ask_student` the student's model does, too,
+    with `prompt_path` as its prompt, which shows the ledger and not the dialogue, and at most `max_tokens_per_answer`
+    tokens for each answer. Both are recorded. `scored_by` says whose answers the reward `post_test` counts: `ledger` or
+    `student`. Of a maths problem, at most `siblings` sibling problems are asked.
+    """
+
+    enable: bool = False
+    ask_student: bool = False
+    scored_by: str = LEDGER
+    prompt_path: str | None = None
+    siblings: int = 3
+    max_tokens_per_answer: int = 1024
+
+
+@dataclass
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
-    """The `generation` block of the classroom: prompts, lengths, judging, supervision, and the server. A dialogue ends
-    at the latest with the teacher's first message that is number `max_turns` or later. `teacher_tools` names the tools
-    that the teacher may call while it writes a message, such as `calculator` (docs/tools.md).
+    """The `generation` block of the classroom: prompts, lengths, judging, supervision, post-test, and the server. A
+    dialogue ends at the latest with the teacher's first message that is number `max_turns` or later. `teacher_tools`
+    names the tools that the teacher may call while it writes a message, such as `calculator` (docs/tools.md).
 
     `readers_path` is a folder with readers that were trained on messages of real tutors (docs/readers.md). The judge
     `rules` and the rules of a supervisor then use them where a label means the same, and an evaluation measures what
@@ -323,6 +342,7 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     teacher_tools: list[str] = field(default_factory=list)
     tool_limits: ToolLimitsConfig = field(default_factory=ToolLimitsConfig)
     readers_path: str | None = None
+    post_test: PostTestConfig = field(default_factory=PostTestConfig)
 
     @property
     def judge_rules(self) -> dict[str, str]:
@@ -336,11 +356,12 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     def identity(self) -> dict[str, Any]:
         """As for every environment, without keys that no conversation depends on: the prompt of an evaluation's
         question before the dialogue, and the timeout of an answer's comparison. Supervision is a part of the
-        classroom's identity if there is a supervisor. The limits of tools count only if there are tools, and readers
-        only if some are named."""
+        classroom's identity if there is a supervisor. The limits of tools count only if there are tools, readers only
+        if some are named, and the post-test only if there is one."""
         apart = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
         apart += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
         apart += [] if self.readers_path else ["readers_path"]
+        apart += [] if self.post_test.enable else ["post_test"]
         return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:
@@ -364,13 +385,17 @@ class DatasetSource(DataSource):
 
     The text is the cell in `problem_column`, or the Jinja template at `problem_template` rendered with the row's
     columns as variables; lesson plans have `prompt_templates/lesson_plan.txt`. `columns` maps template variables to
-    columns of another name. `answer_column` null: the problems have no answer.
+    columns of another name. `answer_column` null: the problems have no answer. Maths problems may have
+    `sibling_problems_column`, problems of the same structure with other numbers, and `steps_column`, the quantities on
+    the way to the answer: a post-test asks them (docs/post_test.md).
     """
 
     problem_column: str = "problem"
     answer_column: str | None = "answer"
     problem_template: str | None = None
     columns: dict[str, str] = field(default_factory=dict)
+    sibling_problems_column: str | None = None
+    steps_column: str | None = None
 
 
 @dataclass

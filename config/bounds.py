@@ -17,6 +17,7 @@ from config.base import (
     LimitsConfig,
     LoggingConfig,
     LoraConfig,
+    PostTestConfig,
     ServerConfig,
     SupervisionConfig,
     SupervisorModelConfig,
@@ -145,6 +146,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
         "max_tokens": at_least(1, TOKENS),
     },
     ToolLimitsConfig: {"calls": between(1, 100), "seconds": DEADLINE, "characters": between(1, COUNT)},
+    PostTestConfig: {"siblings": between(1, 100), "max_tokens_per_answer": at_least(1, TOKENS)},
     LimitsConfig: {
         "max_turns": at_least(1, 10_000, "it counts messages and must be at least 1"),
         "max_tokens_in_conversation": at_least(1, TOKENS),

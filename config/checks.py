@@ -10,6 +10,7 @@ from config.base import (
     GenerationConfig,
     HuggingFaceConfig,
     LoggingConfig,
+    PostTestConfig,
     ServerConfig,
     SupervisionConfig,
 )
@@ -31,6 +32,7 @@ from config.values import (
     MEMORY,
     NO_CREDIT,
     OPTIMIZERS,
+    POST_TEST_STUDENTS,
     PPO,
     PUBLISH_WAYS,
     REWARD_SCALES,
@@ -38,6 +40,7 @@ from config.values import (
     SCHEDULES,
     SCORING_RULES,
     SCRIPT,
+    STUDENT,
     TRACKERS,
     TRAINING_DTYPES,
     check_at_least,
@@ -158,6 +161,7 @@ def check_generation(generation: GenerationConfig) -> None:
         )
     _check_opening(generation)
     _check_tools(generation)
+    _check_post_test(generation.post_test)
     wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
     if wrong:
         raise ConfigError(
@@ -175,6 +179,24 @@ def _check_tools(generation: GenerationConfig) -> None:
             )
     if len(set(named)) < len(named):
         raise ConfigError(f"generation.teacher_tools is {named}: name each tool once.")
+
+
+def _check_post_test(test: PostTestConfig) -> None:
+    check_choice("generation.post_test.scored_by", test.scored_by, POST_TEST_STUDENTS)
+    if test.ask_student and not test.enable:
+        raise ConfigError(
+            "generation.post_test.ask_student is true, but there is no post-test: set generation.post_test.enable=true."
+        )
+    if test.ask_student and test.prompt_path is None:
+        raise ConfigError(
+            "generation.post_test.ask_student is true, but generation.post_test.prompt_path is null: name the template "
+            "that tells the student's model what it knows, such as prompt_templates/post_test/language.txt."
+        )
+    if test.scored_by == STUDENT and not test.ask_student:
+        raise ConfigError(
+            "generation.post_test.scored_by is student, but nobody asks the student's model: set "
+            "generation.post_test.ask_student=true, or scored_by=ledger."
+        )
 
 
 def _check_servers(generation: ServerConfig) -> None:
@@ -396,4 +418,9 @@ def check_classroom_rewards(config: TrainRLConfig) -> None:
             "The end_rm reward needs graded solutions: set reward_model.model_name_or_path to Answer or a model, "
             "generation.number_student_attempts above 0 and generation.student_final_prompt_path, or leave end_rm out "
             "of train.reward_weights."
+        )
+    if "post_test" in weights and not config.generation.post_test.enable:
+        raise ConfigError(
+            "The post_test reward needs a post-test: set generation.post_test.enable=true, or leave post_test out of "
+            "train.reward_weights."
         )

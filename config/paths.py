@@ -9,6 +9,7 @@ from config.base import (
     JudgeModelConfig,
     LoggingConfig,
     ModelConfig,
+    PostTestConfig,
     SupervisionConfig,
 )
 from config.eval_model import EvalConfig, TutorConfig
@@ -30,6 +31,7 @@ PATHS: dict[type, tuple[str, ...]] = {
     ),
     JudgeModelConfig: ("group_prompts_paths",),
     SupervisionConfig: ("prompt_path",),
+    PostTestConfig: ("prompt_path",),
     DataSource: ("name_or_path",),
     DatasetSource: ("problem_template",),
     LoggingConfig: ("save_dir",),

@@ -40,6 +40,9 @@ WHOLE, CHANGED = CORRECTION_TARGETS = ("whole", "changed")
 SUPERVISOR_REWARD = "supervisor"
 """The turn reward that is the supervisor's penalty."""
 
+LEDGER, STUDENT = POST_TEST_STUDENTS = ("ledger", "student")
+"""Who answers a post-test: the student that the program holds by its ledger, and the student's model."""
+
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 TOKENS, TURNS = STEP_KINDS = ("tokens", "turns")
 """What a step of PPO is: a sampled token, or a message."""

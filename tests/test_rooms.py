@@ -12,7 +12,7 @@ from config.load import ROOT
 
 ROOMS = (
     *("launch", "ppo", "grpo", "sft", "training", "evaluation", "server", "memory", "viewer", "results"),
-    *("inference_providers", "vllm", "readers", "supervision", "message_rules", "toy_language"),
+    *("inference_providers", "vllm", "readers", "post_test", "supervision", "message_rules", "toy_language"),
     *("classroom", "marooned"),
     *("config", "rollout"),
     *("grading", "models", "system", "errors"),

@@ -15,6 +15,7 @@ from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conv
 from src.classroom.judging import JudgePanel
 from src.classroom.metrics import batch_metrics
 from src.classroom.phases import PHASES
+from src.classroom.post_test_turn import PostTestTurn
 from src.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts, refuse_long_opening
 from src.classroom.record import ConversationRecord
 from src.classroom.replay import ReplayedState, graded, replay
@@ -87,11 +88,14 @@ class Classroom(Environment[Conversation, ReplayedState]):
         attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
         self._panel = JudgePanel(seats, journal, rules.judge_rules, attempts, options)
         self._supervised_turn = SupervisedTurn(generation.supervisor, seats, self._forced_ids)
+        if generation.post_test.enable and seats.examiner is None:
+            raise ValueError("generation.post_test.enable is true, and no examiner is seated")
         self._steps = {
             State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
             State.SUPERVISOR_TURN: self._supervisor_turn,
             State.STUDENT_TURN: self._student_turn,
             State.JUDGE_TURN: self._judge_turn,
+            State.POST_TEST: self._take_post_test,
             State.GENERATE_SOLUTION: self._generate_solutions,
             State.REWARD_TURN: self._reward_turn,
         }
@@ -318,6 +322,14 @@ class Classroom(Environment[Conversation, ReplayedState]):
     async def _judge_turn(self, play: Play) -> None:
         play.episode.add_verdicts(await self._panel.judge(play))
 
+    async def _take_post_test(self, play: Play) -> None:
+        post_test = play.replayed.post_test
+        if post_test is None:
+            turn = PostTestTurn(self._generation.post_test, self.seats.student, self.seats.answers, self.seats.examiner)
+            post_test = await turn.take(play.episode, play.sampled_with(self.seats.student_sampling))
+            self._journal.append("post_test", conversation=play.episode.id, post_test=post_test)
+        play.episode.add_post_test(post_test)
+
     async def _generate_solutions(self, play: Play) -> None:
         solutions = play.replayed.solutions
         if solutions is None:
@@ -440,6 +452,7 @@ def classroom_rules(
         extra_penalty_for_rejected_judges=generation.extra_penalty_for_rejected_judges,
         low_score_threshold=generation.low_score_threshold,
         use_thinking=generation.use_thinking or generation.force_thinking,
+        post_test=generation.post_test.scored_by if generation.post_test.enable else "",
     )
 
 

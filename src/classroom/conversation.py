@@ -12,6 +12,7 @@ from itertools import dropwhile
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Judgement, Verdict, sum_up
 from src.rollout.engines import ConversationFacts
+from src.rollout.post_test import PostTest
 from src.rollout.problem import Problem
 from src.rollout.reviews import Review
 from src.rollout.supervision import SampledDraft
@@ -29,6 +30,7 @@ class State(StrEnum):
     SUPERVISOR_TURN = "SUPERVISOR_TURN"
     STUDENT_TURN = "STUDENT_TURN"
     JUDGE_TURN = "JUDGE_TURN"
+    POST_TEST = "POST_TEST"
     GENERATE_SOLUTION = "GENERATE_SOLUTION"
     REWARD_TURN = "REWARD_TURN"
     END = "END"
@@ -40,6 +42,7 @@ class ClassroomRules:
 
     `max_tokens_in_conversation` bounds the teacher's context in tokens. `judge_rules` are the rule names ((): no
     judging). `solutions` is the number of solutions that the student writes afterwards (0: none is needed).
+    `post_test` says whose answers to a post-test the reward counts, one of `POST_TEST_STUDENTS` ("": there is no test).
     """
 
     max_turns: int = 15
@@ -51,6 +54,7 @@ class ClassroomRules:
     extra_penalty_for_rejected_judges: float = 0.25
     low_score_threshold: float = 0.3
     use_thinking: bool = False
+    post_test: str = field(default="", repr=False)  # the identity has it by the configuration, if there is one
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     solutions: list[Solution] = field(default_factory=list)
+    post_test: PostTest | None = None
     rewards: dict[str, float | None] = field(default_factory=dict)
     buffer: TokenBuffer | None = None
     prompt_estimate: int | None = None
@@ -184,6 +189,12 @@ class Conversation:
         """Record the verdicts of all judge attempts, failed ones included."""
         self._expect(State.JUDGE_TURN)
         self.verdicts = list(verdicts)
+        self._advance()
+
+    def add_post_test(self, post_test: PostTest) -> None:
+        """Record the post-test."""
+        self._expect(State.POST_TEST)
+        self.post_test = post_test
         self._advance()
 
     def add_solutions(self, solutions: Sequence[Solution]) -> None:
@@ -311,8 +322,17 @@ def _is_judged(conversation: Conversation) -> bool:
 
 
 def _needs_solutions(conversation: Conversation) -> bool:
-    """Solutions are needed unless the reward cannot depend on them: without a verdict, or rejected in hard mode."""
-    if conversation.rules.solutions == 0 or conversation.lacks_verdict:
+    return conversation.rules.solutions > 0 and _reward_depends_on_student(conversation)
+
+
+def _needs_post_test(conversation: Conversation) -> bool:
+    return bool(conversation.rules.post_test) and _reward_depends_on_student(conversation)
+
+
+def _reward_depends_on_student(conversation: Conversation) -> bool:
+    """Whether what the student does after the dialogue can change a reward: not without a verdict, or if the
+    conversation was rejected in hard mode."""
+    if conversation.lacks_verdict:
         return False
     return conversation.rules.ignore_rejected_judge or not conversation.rejected
 
@@ -320,6 +340,7 @@ def _needs_solutions(conversation: Conversation) -> bool:
 _Condition = Callable[[Conversation], bool]
 _AFTER_DIALOGUE: tuple[tuple[_Condition, State], ...] = (
     (_is_judged, State.JUDGE_TURN),
+    (_needs_post_test, State.POST_TEST),
     (_needs_solutions, State.GENERATE_SOLUTION),
     (_always, State.REWARD_TURN),
 )
@@ -337,7 +358,8 @@ TRANSITIONS: dict[State, tuple[tuple[_Condition, State], ...]] = {
     ),
     State.STUDENT_TURN: ((_has_room, State.TEACHER_TURN), *_AFTER_DIALOGUE),
     State.JUDGE_TURN: _AFTER_DIALOGUE[1:],
-    State.GENERATE_SOLUTION: _AFTER_DIALOGUE[2:],
+    State.POST_TEST: _AFTER_DIALOGUE[2:],
+    State.GENERATE_SOLUTION: _AFTER_DIALOGUE[3:],
     State.REWARD_TURN: ((_always, State.END),),
 }
 """The next state after each state: that of the first condition that holds."""

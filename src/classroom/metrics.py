@@ -4,15 +4,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import correlation, fmean, stdev
 
+from config.values import POST_TEST_STUDENTS
 from src.classroom.group_verdicts import contradictions
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import CRITERIA, Verdict
+from src.rollout.post_test import GIVEN, PostTest
 from src.rollout.tools import ERRORS
 
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     """Means over the conversations of a batch: messages, rejections, refusals, the judge's scores by criterion, what is
-    known of a judge of groups, and the calls of tools."""
+    known of a judge of groups, the post-test, and the calls of tools."""
     metrics = {
         "conversation/messages": fmean(len(record.turns) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
@@ -21,7 +23,7 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     scores = [verdict.scores for record in records for verdict in scoring_verdicts(record)]
     if scores:
         metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in CRITERIA}
-    return metrics | group_metrics(records) | tool_metrics(records)
+    return metrics | group_metrics(records) | post_test_metrics(records) | tool_metrics(records)
 
 
 def scoring_verdicts(record: ConversationRecord) -> list[Verdict]:
@@ -65,6 +67,31 @@ def _anchored(record: ConversationRecord) -> Iterator[tuple[float, float]]:
         in_group = [each for each in scoring_verdicts(record) if each.rule == anchor.rule and each.rank is not None]
         if anchor.anchor and anchor.scores is not None and in_group:
             yield fmean(each.scores.final_reward for each in in_group), anchor.scores.final_reward
+
+
+def post_test_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
+    """Means over the conversations with a post-test; empty without any.
+
+    `post_test/ledger` and `post_test/student` are the shares of right answers of the student that the program holds and
+    of its model. Of the items: `post_test/knew` is the share that the student knew before the lesson, as far as the
+    program can tell, `post_test/given` the share that the teacher gave away, and `post_test/learned`, of those that the
+    student did not know before, the share with evidence.
+    """
+    shares = [post_test_shares(record.post_test) for record in records if record.post_test is not None]
+    names = dict.fromkeys(name for found in shares for name in found)
+    return {f"post_test/{name}": fmean(found[name] for found in shares if name in found) for name in names}
+
+
+def post_test_shares(test: PostTest) -> dict[str, float]:
+    """The figures of one post-test, as in `post_test_metrics`; a share without anything to count is left out."""
+    scores = {student: test.score(student) for student in POST_TEST_STUDENTS}
+    unknown = [entry for entry in test.ledger if entry.knew is False]
+    shares = {
+        "knew": fmean(entry.knew is True for entry in test.ledger),
+        "given": fmean(entry.outcome == GIVEN for entry in test.ledger),
+    }
+    learned = {"learned": fmean(entry.known for entry in unknown)} if unknown else {}
+    return {name: score for name, score in scores.items() if score is not None} | shares | learned
 
 
 def tool_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:

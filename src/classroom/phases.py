@@ -7,7 +7,7 @@ DIALOGUE_SEATS = ("teacher", "student", "supervisor")
 PHASES = (
     Phase("dialogue", (State.TEACHER_TURN, State.SUPERVISOR_TURN, State.STUDENT_TURN), DIALOGUE_SEATS),
     Phase("judging", (State.JUDGE_TURN,), ("judge",)),
-    Phase("solutions", (State.GENERATE_SOLUTION,), ("student",)),
+    Phase("solutions", (State.POST_TEST, State.GENERATE_SOLUTION), ("student",)),
     Phase("rewards", (State.REWARD_TURN,), ("reward",)),
 )
 """The phases in order. The last one grades solutions, with the reward model if there is one. A seat without an engine

@@ -131,6 +131,10 @@ def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator
         yield "initial_attempt_wrapper_prompt_path", generation.initial_attempt_wrapper_prompt_path, {"attempt": "…"}
     if generation.supervisor.prompt_path is not None:
         yield "supervisor.prompt_path", generation.supervisor.prompt_path, OF_SUPERVISORS
+    if generation.post_test.ask_student and generation.post_test.prompt_path is not None:
+        entry = {"item": "…", "cue": "…"}
+        told = {"student_name": "Alex", "problem": "…", "known": [entry], "unknown": [entry], "knows": False}
+        yield "post_test.prompt_path", generation.post_test.prompt_path, told
     if judge_reads_templates:
         for name, path in generation.judges_rules_prompts_paths.items():
             yield f"judges_rules_prompts_paths.{name}", path, {"conversation": TRANSCRIPT, "problem": "…"}

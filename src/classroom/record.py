@@ -8,6 +8,7 @@ from src.classroom.conversation import ClassroomRules, Conversation, Solution, S
 from src.classroom.setup import ConversationType, Setup
 from src.classroom.verdicts import Verdict, sum_up
 from src.rollout.environment import Play
+from src.rollout.post_test import PostTest
 from src.rollout.problem import Problem
 from src.rollout.trajectory import Trajectory
 
@@ -17,12 +18,14 @@ class ConversationRecord(Trajectory):
 
     `rewards` and `reward` are null for a conversation without a verdict. `max_turns` is that of the server that played
     it; null in records of older versions. `supervised` says whether a supervisor read the teacher's messages.
+    `post_test` is null without a post-test.
     """
 
     type: str = ""
     student_name: str | None = None
     verdicts: list[Verdict] = Field(default_factory=list)
     solutions: list[Solution] = Field(default_factory=list)
+    post_test: PostTest | None = None
     max_turns: int | None = None
     supervised: bool = False
 
@@ -39,6 +42,7 @@ class ConversationRecord(Trajectory):
             student_name=conversation.setup.student_name,
             verdicts=conversation.verdicts,
             solutions=conversation.solutions,
+            post_test=conversation.post_test,
             max_turns=conversation.rules.max_turns,
             supervised=conversation.supervised,
         )
@@ -64,6 +68,7 @@ class ConversationRecord(Trajectory):
             turns=self.turns,
             verdicts=self.verdicts,
             solutions=self.solutions,
+            post_test=self.post_test,
             rewards=self.rewards,
             failure=self.failure,
             overflow=self.overflow,

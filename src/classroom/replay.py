@@ -8,13 +8,14 @@ from pydantic import TypeAdapter
 
 from src.classroom.conversation import Conversation, Solution
 from src.classroom.verdicts import Verdict
+from src.rollout.post_test import PostTest
 from src.rollout.replay import add_turn
 from src.rollout.reviews import Review
 from src.rollout.supervision import SampledDraft
 from src.rollout.tokens import Turn
 
 _TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapter(list[Solution])
-_DRAFT, _REVIEW = TypeAdapter(SampledDraft), TypeAdapter(Review)
+_DRAFT, _REVIEW, _POST_TEST = TypeAdapter(SampledDraft), TypeAdapter(Review), TypeAdapter(PostTest)
 
 
 @dataclass
@@ -24,6 +25,7 @@ class ReplayedState:
     Attributes:
         verdicts: by (rule, attempt).
         solutions: None if the student has not written them yet.
+        post_test: None if it has not been taken yet.
         rewarded: whether the rewards are in the journal.
         finished: whether the record is in the journal.
         failure: the event that says why the conversation could not go on; None if there is none.
@@ -31,6 +33,7 @@ class ReplayedState:
 
     verdicts: dict[tuple[str, int], Verdict] = field(default_factory=dict)
     solutions: list[Solution] | None = None
+    post_test: PostTest | None = None
     rewarded: bool = False
     finished: bool = False
     failure: dict[str, Any] | None = None
@@ -66,6 +69,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
                 replayed.solutions = _SOLUTIONS.validate_python(event["solutions"])
             case "grades":
                 replayed.solutions = graded(replayed.solutions, event["grades"])
+            case "post_test":
+                replayed.post_test = _POST_TEST.validate_python(event["post_test"])
             case "cut_short":
                 conversation.cut_short(event["reason"])
             case "failure":

@@ -114,6 +114,23 @@ def length(conversation: Conversation) -> float:
     return -0.5 if longest >= conversation.rules.max_tokens_per_turn - 1 else 0.0
 
 
+@_none_without_verdict
+def post_test(conversation: Conversation) -> float:
+    """The share of the post-test's questions that the student answers right, in [0, 1]; 0 if rejected in hard mode.
+    `generation.post_test.scored_by` says whose answers count.
+
+    Raises:
+        ValueError: if the conversation has no post-test.
+    """
+    if _rejected_in_hard_mode(conversation):
+        return 0.0
+    test = conversation.post_test
+    score = None if test is None else test.score(conversation.rules.post_test)
+    if score is None:
+        raise ValueError(f"{conversation.id}: the post_test reward needs a post-test, and there is none")
+    return score
+
+
 def _rejected_in_hard_mode(conversation: Conversation) -> bool:
     return conversation.rejected and not conversation.rules.ignore_rejected_judge
 
@@ -124,4 +141,5 @@ REWARDS: dict[str, Reward] = {
     "end_of_conversation": end_of_conversation,
     "length": length,
     "pedagogical": pedagogical,
+    "post_test": post_test,
 }

@@ -19,6 +19,7 @@ from src.rollout.engines import (
     Teacher,
     TokenEngine,
 )
+from src.rollout.post_test import Examiner
 from src.rollout.problem import Problem
 from src.rollout.reviews import Supervisor
 
@@ -26,7 +27,7 @@ from src.rollout.reviews import Supervisor
 @dataclass
 class Seats(rollout_seats.LoadedModels):
     """The model of each role, and how it is sampled. `judge` is None if nothing is judged, `supervisor` if nothing is
-    supervised; `supervisor_name` is its model's name.
+    supervised; `supervisor_name` is its model's name. `examiner` is None without a post-test.
 
     `engines` are the vLLM engines by seat, `apis` the API clients by seat. The model in `reward` grades solutions;
     without one, `answers` compares their boxed answers with the reference.
@@ -43,6 +44,7 @@ class Seats(rollout_seats.LoadedModels):
     reward: RewardModel | None = None
     supervisor: Supervisor | None = None
     supervisor_name: str = ""
+    examiner: Examiner | None = None
 
     async def grade(self, problem: Problem, solution: str) -> float:
         """The reward model's score of a solution; without a reward model 1 if the boxed answer is right, otherwise 0.
@@ -77,6 +79,7 @@ class Seats(rollout_seats.LoadedModels):
             reward=models.models.get("reward"),
             supervisor=models.supervisor,
             supervisor_name="" if config.supervisor_model is None else config.supervisor_model.model_name_or_path,
+            examiner=models.examiner,
         )
 
     @property

@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from src.rollout.problem import Problem
 
-ERROR_PERSONA = "error_student"
-"""The persona that is told to make an error."""
+CORRECT_PERSONA, ERROR_PERSONA = "correct_student", "error_student"
+"""The persona that makes no error, and the one that is told to make one."""
 
 
 class ConversationType(StrEnum):

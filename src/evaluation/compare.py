@@ -26,6 +26,7 @@ from src.evaluation.report.comparison_table import comparison_text
 from src.message_rules.plans import read_plan
 from src.message_rules.readings import MessageReaders
 from src.models.lora import merge_adapter
+from src.post_test.examiner import check_exams
 from src.results.evaluation_files import CONVERSATIONS_NAME, write_compared
 from src.results.paired_tests import differences
 from src.results.statistics import lacks_verdict
@@ -76,6 +77,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     """
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     readers = open_readers(config.generation)
+    check_exams(config.generation, problems)
     folder = record_run(config, "eval")
     measured: dict[str, ArmResult] = {}
     for arm in arms_of(config, problems):

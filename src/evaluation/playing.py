@@ -25,7 +25,7 @@ from src.evaluation.progress import EvaluationProgress
 from src.evaluation.solve_alone import InitialSolutions, initial_solutions
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import EngineHealth
-from src.rollout.problem import Problem
+from src.rollout.problem import Problem, material_of
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.scheduler import Schedule
 from src.server.schemas import Health
@@ -118,6 +118,7 @@ def make_requests(
         yield SampleRequest(
             problems=[problem.text for problem in repeated],
             answers=[problem.answer for problem in repeated],
+            post_test_material=material_of(repeated),
             request_id=f"eval-{run}-v{policy.version}-{sampling}-seed{config.seed}-{number:04d}",
             seed=config.seed,
             step=0,

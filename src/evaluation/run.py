@@ -17,11 +17,13 @@ from src.evaluation.compare import compare_tutors
 from src.evaluation.metrics.language import language_metrics
 from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
+from src.evaluation.metrics.post_test import POST_TEST, post_test_figures
 from src.evaluation.metrics.readings import reading_metrics
 from src.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from src.evaluation.playing import EvaluationResult, play_all
 from src.evaluation.report.tables import measurement_table
 from src.message_rules.readings import MessageReaders
+from src.post_test.examiner import check_exams
 from src.results.evaluation_files import CONVERSATIONS_NAME, write_records
 from src.results.statistics import summarise
 from src.results.trackers import log_to_wandb
@@ -39,7 +41,8 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         The content of metrics.json.
 
     Raises:
-        DataError: if the datasets hold no problem, or the trained readers are missing or damaged.
+        DataError: if the datasets hold no problem, or one without a post-test that is configured; or if the trained
+            readers are missing or damaged.
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
@@ -47,6 +50,8 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         return compare_tutors(config)
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     readers = open_readers(config.generation)
+    if config.server_url is None:
+        check_exams(config.generation, problems)
     folder = record_run(config, "eval")
     scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
     if scored:
@@ -89,6 +94,8 @@ def _summarise(
             metrics[sampling] |= language_metrics(records, found.labels)
         if readers is not None:
             metrics[sampling]["readings"] = reading_metrics(records, readers, found.labels)
+        if figures := post_test_figures(records):
+            metrics[sampling][POST_TEST] = figures
         if figures := supervision_figures(records):
             metrics[sampling]["supervision"] = figures
     if difference := supervised_difference(by_sampling):

@@ -51,6 +51,8 @@ class Source:
     problem_template: str | None
     ratio: float = 1.0
     columns: dict[str, str] = field(default_factory=dict)
+    sibling_problems_column: str | None = None
+    steps_column: str | None = None
 
 
 def parser() -> argparse.ArgumentParser:

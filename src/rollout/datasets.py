@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from ..errors import DataError
-from .problem import Problem
+from .problem import PostTestMaterial, Problem
 from .prompts import render, variables_of
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class DatasetSource(DataSource, Protocol):
     answer_column: str | None
     problem_template: str | None
     columns: dict[str, str]
+    sibling_problems_column: str | None
+    steps_column: str | None
 
 
 Source = TypeVar("Source", bound=DataSource)
@@ -37,6 +41,7 @@ Row = TypeVar("Row")
 _LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 LOCAL_SUFFIXES = frozenset(_LOADERS)
 """Suffixes of local files; a name without one is a Hub name."""
+_MATERIAL = TypeAdapter(PostTestMaterial)
 
 
 def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int | None = None) -> list[Problem]:
@@ -90,17 +95,18 @@ def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int |
 def _read_problems(source: DatasetSource) -> list[Problem]:
     rows = load_rows(source)
     columns = _text_columns(source)
-    wanted = [*columns.values(), source.answer_column]
+    wanted = [*columns.values(), source.answer_column, source.sibling_problems_column, source.steps_column]
     missing = [column for column in wanted if column not in (None, *rows.column_names)]
     if missing:
         renaming = "columns={variable: column}" if source.problem_template else "problem_column"
         raise DataError(
             f"{source.name_or_path} has no column {', '.join(missing)}. It has: {', '.join(rows.column_names)}. "
-            f"Name yours with {renaming} and answer_column (null: the problems have no answer)."
+            f"Name yours with {renaming} and answer_column (null: the problems have no answer); leave out "
+            "sibling_problems_column and steps_column where there are none."
         )
     texts = _fill_in(source, rows, columns) if source.problem_template else rows[source.problem_column]
     answers = rows[source.answer_column] if source.answer_column else [None] * len(rows)
-    return list(_to_problems(source, texts, answers))
+    return list(_to_problems(source, texts, answers, _material(source, rows)))
 
 
 def _text_columns(source: DatasetSource) -> dict[str, str]:
@@ -117,11 +123,37 @@ def _text_columns(source: DatasetSource) -> dict[str, str]:
     return {variable: source.columns.get(variable, variable) for variable in variables}
 
 
-def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable) -> Iterator[Problem]:
-    for number, (text, answer) in enumerate(zip(texts, answers, strict=True), start=1):
+def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable, material: Iterable) -> Iterator[Problem]:
+    for number, (text, answer, given) in enumerate(zip(texts, answers, material, strict=True), start=1):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{source.name_or_path}: row {number} has no text in column {source.problem_column}.")
-        yield Problem.of(text, "" if answer is None else str(answer))
+        yield Problem.of(text, "" if answer is None else str(answer), given)
+
+
+def _material(source: DatasetSource, rows: "datasets.Dataset") -> Iterator[PostTestMaterial]:
+    """What post-tests need, from the columns that the source names for it."""
+    columns = {"siblings": source.sibling_problems_column, "steps": source.steps_column}
+    named = {name: column for name, column in columns.items() if column is not None}
+    if not named:
+        yield from [PostTestMaterial()] * len(rows)
+        return
+    for number, row in enumerate(rows.select_columns(list(named.values())), start=1):
+        cells = {name: _without_nulls(_cell(row[column])) for name, column in named.items()}
+        try:
+            yield _MATERIAL.validate_python({name: cell for name, cell in cells.items() if cell is not None})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise DataError(
+                f"{source.name_or_path}: row {number}: {'.'.join(map(str, first['loc']))}: {first['msg']}. In "
+                "sibling_problems_column holds lists of {problem, answer, steps}, steps_column lists of {name, value}."
+            ) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """JSON data without the nulls that a table has where an object lacks a field of another one."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _fill_in(source: DatasetSource, rows: "datasets.Dataset", columns: dict[str, str]) -> Iterator[str]:

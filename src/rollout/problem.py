@@ -2,7 +2,66 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ConfigDict
+
+_STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A quantity on the way to a problem's answer: its name, such as "the seats in total", and its value, in the
+    notation of answers."""
+
+    name: str
+    value: str
+
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class SiblingProblem:
+    """A problem of the same structure with other numbers. Its `steps` have the names that the problem's own have."""
+
+    problem: str
+    answer: str
+    steps: tuple[Step, ...] = ()
+
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class PostTestMaterial:
+    """What a post-test on a maths problem needs besides its answer (docs/post_test.md).
+
+    Raises:
+        ValueError: if a name, value, problem or answer is empty, two steps have the same name, or a sibling has other
+            steps than the problem.
+    """
+
+    steps: tuple[Step, ...] = ()
+    siblings: tuple[SiblingProblem, ...] = ()
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two steps have the same name: {', '.join(names)}")
+        everything = [*self.steps, *(step for each in self.siblings for step in each.steps)]
+        if not all(step.name.strip() and step.value.strip() for step in everything):
+            raise ValueError("a step has no name or no value")
+        for sibling in self.siblings:
+            if not sibling.problem.strip() or not sibling.answer.strip():
+                raise ValueError("a sibling problem has no text or no answer")
+            own = [step.name for step in sibling.steps]
+            if own != names:
+                raise ValueError(
+                    f"a sibling problem has the steps {own}, and the problem has {names}: give the same names in the "
+                    "same order, or no steps at all"
+                )
 
 
 @dataclass(frozen=True)
@@ -11,14 +70,22 @@ class Problem:
 
     Attributes:
         id: a hash of text and answer; it is the same on every rank and after a restart.
+        material: what a post-test asks in place of the problem itself; empty for most.
     """
 
     id: str
     text: str
     answer: str = ""
+    material: PostTestMaterial = field(default=PostTestMaterial(), repr=False, compare=False)
 
     @classmethod
-    def of(cls, text: str, answer: str = "") -> "Problem":
-        """The problem with this text and answer."""
+    def of(cls, text: str, answer: str = "", material: PostTestMaterial | None = None) -> "Problem":
+        """The problem with this text, answer and material."""
         digest = hashlib.sha256(json.dumps([text, answer]).encode()).hexdigest()
-        return cls(digest[:16], text, answer)
+        return cls(digest[:16], text, answer, material or PostTestMaterial())
+
+
+def material_of(problems: Sequence[Problem]) -> list[PostTestMaterial] | None:
+    """The material of each problem; None if none has any."""
+    material = [problem.material for problem in problems]
+    return material if any(each != PostTestMaterial() for each in material) else None

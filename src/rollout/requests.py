@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
 from ..models.policy_version import PolicyVersion
+from .problem import PostTestMaterial, Problem
 from .text import nests_deeper
 from .trajectory import Trajectory
 from .usage import Usage
@@ -28,13 +29,15 @@ class SampleRequest(StrictModel):
     teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
     tutors can be compared; training leaves it off. `supervised` has the supervisor read the policy's messages, as in
     training; without it, the policy plays alone. `meta` (one mapping per conversation, nested at most 20 levels deep)
-    is stored with the record. `judge_again` repeats judge attempts without a verdict in a request that was answered
-    before.
+    is stored with the record. `post_test_material` (one entry per conversation) is what post-tests on maths problems
+    need; conversations on the same problem have the same. `judge_again` repeats judge attempts without a verdict in a
+    request that was answered before.
     """
 
     problems: list[str] = Field(min_length=1)
     answers: list[str]
     meta: list[dict[str, Any]] | None = None
+    post_test_material: list[PostTestMaterial] | None = None
     request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
     seed: int
     step: int
@@ -56,10 +59,11 @@ class SampleRequest(StrictModel):
     @model_validator(mode="after")
     def _lengths_agree(self) -> "SampleRequest":
         counts = {"problems": len(self.problems), "answers": len(self.answers)}
-        if self.meta is not None:
-            counts["meta"] = len(self.meta)
+        for name in ("meta", "post_test_material"):
+            if (given := getattr(self, name)) is not None:
+                counts[name] = len(given)
         if len(set(counts.values())) > 1:
-            raise ValueError(f"problems, answers and meta must have one entry per conversation, but hold {counts}")
+            raise ValueError(f"{', '.join(counts)} must have one entry per conversation each, but hold {counts}")
         if (self.run_id is None) != (self.policy_version is None):
             raise ValueError("run_id and policy_version come together: give both, or neither")
         return self
@@ -68,7 +72,15 @@ class SampleRequest(StrictModel):
     def digest(self) -> str:
         """A hash of the body without `judge_again`: requests with the same digest ask for the same work."""
         without = {"judge_again"} if self.supervised else {"judge_again", "supervised"}
+        without |= set() if self.post_test_material is not None else {"post_test_material"}
         return hashlib.sha256(self.model_dump_json(exclude=without).encode()).hexdigest()
+
+    def all_problems(self) -> list[Problem]:
+        """The problem of each conversation; conversations on the same one share the object."""
+        material = self.post_test_material or [None] * len(self.problems)
+        asked = list(zip(self.problems, self.answers, strict=True))
+        made = {pair: Problem.of(*pair, given) for pair, given in reversed(list(zip(asked, material, strict=True)))}
+        return [made[pair] for pair in asked]
 
     @property
     def wanted_policy(self) -> PolicyVersion | None:

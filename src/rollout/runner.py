@@ -15,7 +15,6 @@ from ..models.policy_version import PolicyVersion
 from .engines import Completion
 from .environment import E, Environment, Play, R, Siblings
 from .journal import Journal, conversation_id
-from .problem import Problem
 from .requests import SampleRequest, SampleResponse
 from .scheduler import ConcurrentSchedule, Schedule
 from .trajectory import TOKEN_FIELDS, Trajectory
@@ -105,11 +104,8 @@ class Runner(Generic[E, R]):
     async def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
         siblings: dict[str, Siblings] = {}
         plays = []
-        asked = list(zip(request.problems, request.answers, strict=True))
-        problems = {each: Problem.of(*each) for each in dict.fromkeys(asked)}
-        for index, each in enumerate(asked):
+        for index, problem in enumerate(request.all_problems()):
             await self._turnstile.go_through()
-            problem = problems[each]
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
             self.rewards.pop(episode.id, None)  # it is played again, perhaps with other weights
             replayed = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from .engines import Api, EmbeddedJudge, Engine, EngineHealth, Judge, Teacher
+from .post_test import Examiner
 from .reviews import Supervisor
 
 POLICY_SEAT = "teacher"
@@ -67,6 +68,7 @@ class Seats(LoadedModels):
         models: engines, models behind an API, or a script, by seat; without the judge.
         judge: the judge; None if nothing is judged.
         supervisor: the supervisor; None if nothing is supervised.
+        examiner: knows the post-test on every problem; None if there is none.
     """
 
     models: Mapping[str, Any]
@@ -74,6 +76,7 @@ class Seats(LoadedModels):
     apis: Mapping[str, Api] = field(default_factory=dict)
     judge: Optional[Judge | EmbeddedJudge] = None
     supervisor: Optional[Supervisor] = None
+    examiner: Optional[Examiner] = None
 
     @property
     def policy(self) -> Teacher:

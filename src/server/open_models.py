@@ -18,6 +18,7 @@ from src.memory.engine_shares import refuse_crowded_gpu
 from src.message_rules.readings import MessageReaders
 from src.message_rules.rules_judge import RulesJudge
 from src.models.pretrained import check_context, check_model, load_tokenizer
+from src.post_test.examiner import examiner_of
 from src.readers.stored import load_readers
 from src.rollout.chat_template import ReplyFrame, roles_as_rendered
 from src.rollout.engines import EmbeddedJudge, Judge, Sampling
@@ -74,7 +75,8 @@ async def open_seats(
         answering[POLICY_SEAT] = ScriptedTeacher(config.teacher_model.model_name_or_path)
     answering.pop("judge", None)
     answering.pop("supervisor", None)
-    return Seats(answering, engines, apis, judged_by, _supervisor(config, engines, apis, readers))
+    supervisor, examiner = _supervisor(config, engines, apis, readers), examiner_of(generation)
+    return Seats(answering, engines, apis, judged_by, supervisor, examiner)
 
 
 def _supervisor(

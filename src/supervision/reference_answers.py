@@ -117,6 +117,28 @@ def has_been_said(reference: Reference, text: str) -> bool | None:
     return True if any(_signs(each) in signs for each in reference.expressions) else None
 
 
+def names_answer(reference: Reference, text: str, problem: str) -> bool:
+    """Whether a text, of whichever side, names the answer.
+
+    A number counts wherever it stands, unless the problem contains it or it occurs in any text: then only where it is
+    stated as a result, boxed, or the last number of a sentence, and in the last case only if the problem does not
+    contain it. Words, sets and expressions count unless the problem contains them.
+    """
+    if gives_away(reference, text, problem):
+        return True
+    if reference.value is None:
+        return has_been_said(reference, text) is True and has_been_said(reference, problem) is not True
+    if any(value == reference.value for _, value, _, _ in _numbers(problem)):
+        return False
+    if not reference.is_common and has_been_said(reference, text):
+        return True
+    for sentence in re.split(r"(?<=[.!?])\s|\n", text):
+        last = max(_numbers(sentence, approximate=reference), key=lambda found: found[2], default=None)
+        if last is not None and _is_value(reference, last[0], last[1]):
+            return True
+    return False
+
+
 def _signs(expression: str) -> str:
     """The letters and digits of an expression in alphabetical order: (x-4)(x+6) is (x+6)(x-4) in another order."""
     return "".join(sorted(each for each in expression if each.isalnum()))

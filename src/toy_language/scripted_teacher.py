@@ -1,5 +1,6 @@
-"""Scripted tutors, the control arms of a comparison. They run in the same classroom as any other tutor."""
+"""Scripted tutors, such as the control arms of a comparison. They run in the same classroom as any other tutor."""
 
+import random
 import re
 from collections.abc import Callable, Sequence
 
@@ -10,8 +11,9 @@ from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import Message
 from src.rollout.engines import Completion, EngineHealth, Sampling
 from src.rollout.tokens import approximate_tokens
+from src.toy_language.grammar import answer, corrected, parse_sentence
 from src.toy_language.lessons import Lesson, parse_problem
-from src.toy_language.scripts import ideal
+from src.toy_language.scripts import DialogueMessage, ideal, move_on, next_question, slip_in_last
 
 _LESSON = re.compile(r"Lesson: .+\nPlan: .+")
 
@@ -27,12 +29,48 @@ def plays_the_ideal(messages: Sequence[Message]) -> str:
     Raises:
         DataError: if the prompt holds no lesson of the quickstart.
     """
-    said = [{"role": _SIDES[each["role"]], "content": each["content"]} for each in messages[1:]]
-    return ideal(_lesson_in(messages[0]["content"]), said)
+    return ideal(_lesson_in(messages[0]["content"]), _dialogue(messages))
+
+
+def gives_away(messages: Sequence[Message]) -> str:
+    """Says the right answer with each question of the plan, and the corrected sentence after a slip.
+
+    Raises:
+        DataError: if the prompt holds no lesson of the quickstart.
+    """
+    said, lesson = _dialogue(messages), _lesson_in(messages[0]["content"])
+    if mended := _mended(said):
+        return mended
+    question = next_question(lesson, said)
+    if question is None:
+        return move_on(lesson, said)
+    shown = answer(question, random.Random(f"{len(said)}|{question.text}")).text
+    return f"{move_on(lesson, said)} Say: {shown}"
+
+
+def corrects(messages: Sequence[Message]) -> str:
+    """Asks the questions of the plan, and says the corrected sentence after a slip. Raises as `gives_away` does."""
+    said, lesson = _dialogue(messages), _lesson_in(messages[0]["content"])
+    return _mended(said) or move_on(lesson, said)
+
+
+def _mended(said: Sequence[DialogueMessage]) -> str:
+    """The student's last sentence without its slips, to say after the teacher; "" if it holds none."""
+    sentence = parse_sentence(said[-1]["content"]) if slip_in_last(said) is not None else None
+    return f"Say: {corrected(sentence).text}" if sentence else ""
+
+
+def _dialogue(messages: Sequence[Message]) -> list[DialogueMessage]:
+    return [{"role": _SIDES[each["role"]], "content": each["content"]} for each in messages[1:]]
 
 
 _SIDES = {"assistant": "teacher", "user": "student"}
-SCRIPTS: dict[str, Callable[[Sequence[Message]], str]] = {ACKNOWLEDGES: acknowledges, IDEAL: plays_the_ideal}
+SCRIPTS: dict[str, Callable[[Sequence[Message]], str]] = {
+    ACKNOWLEDGES: acknowledges,
+    IDEAL: plays_the_ideal,
+    "gives_away": gives_away,
+    "corrects": corrects,
+}
 
 
 def _lesson_in(prompt: str) -> Lesson:

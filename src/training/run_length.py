@@ -16,6 +16,7 @@ from pathlib import Path
 from config.base import DatasetSource, LoraConfig
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from src.errors import ClassroomError, ConfigError
+from src.post_test.examiner import check_exams
 from src.rollout.datasets import LOCAL_SUFFIXES, load_problems
 from src.rollout.problem import Problem
 
@@ -149,6 +150,7 @@ def load_training_problems(config: TrainRLConfig) -> list[Problem]:
 
     Raises:
         ConfigError: if they are too few for one batch.
+        DataError: if a post-test is configured that cannot be held on one of them.
     """
     dataset, wanted = config.dataset, config.train.number_of_problems_per_batch
     problems = load_problems(dataset.train_datasets, dataset.max_train_examples, config.seed)
@@ -159,6 +161,7 @@ def load_training_problems(config: TrainRLConfig) -> list[Problem]:
             f"skip_first_samples {config.skip_first_samples}), but a batch has train.number_of_problems_per_batch = "
             f"{wanted}."
         )
+    check_exams(config.generation, problems)
     return problems
 
 

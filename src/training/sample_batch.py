@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from src.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import write_rollouts
-from src.rollout.problem import Problem
+from src.rollout.problem import Problem, material_of
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.rows import POLICY
 from src.rollout.trajectory import Trajectory
@@ -195,6 +195,7 @@ class ClassroomRollout:
         return SampleRequest(
             problems=[problem.text for problem in problems],
             answers=[problem.answer for problem in problems],
+            post_test_material=material_of(problems),
             request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}{again}{early}",
             seed=self._seed,
             step=step,

@@ -18,7 +18,9 @@ from src.viewer.list_index import ConversationRow, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _HEAD_LENGTH = 400
-_CONVERSATION_EVENTS = frozenset("turn cut_short verdict solutions grades failure rewards conversation".split())
+_CONVERSATION_EVENTS = frozenset(
+    "turn cut_short verdict post_test solutions grades failure rewards conversation".split()
+)
 _PERSONA = re.compile(rb'"persona": "([^"]+)"')  # inside a message the quotes would be escaped
 
 
@@ -135,6 +137,9 @@ class JournalTail:
             "turns": [event["turn"] for event in events if event["event"] == "turn"],
             "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
             "solutions": [each for event in events if event["event"] == "solutions" for each in event["solutions"]],
+            "post_test": next(
+                (event["post_test"] for event in reversed(events) if event["event"] == "post_test"), None
+            ),
         }
         failures = [event["reason"] for event in events if event["event"] == "failure"]
         about = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}

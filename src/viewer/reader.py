@@ -221,7 +221,8 @@ def _view(where: str, row: ConversationRow, record: dict[str, Any]) -> Conversat
 
 
 _SHOWN = (
-    "id step index problem_id problem answer type student_name state verdicts solutions rewards reward rejected meta"
+    "id step index problem_id problem answer type student_name state verdicts solutions post_test rewards reward "
+    "rejected meta"
 ).split()
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 from src.classroom.conversation import Solution
 from src.classroom.verdicts import Verdict
 from src.results.correction_decisions import LONGEST_TEXT, CategoryPrecision, CorrectionDecision, refuse_contradictions
+from src.rollout.post_test import PostTest
 from src.rollout.requests import StrictModel
 
 
@@ -185,6 +186,7 @@ class ConversationView(BaseModel):
     verdicts: list[Verdict]
     solutions: list[Solution]
     initial_solutions: list[Solution] = Field(default_factory=list)
+    post_test: PostTest | None = None
     rewards: dict[str, float | None]
     reward: float | None
     rejected: bool

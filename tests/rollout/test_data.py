@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from config.base import DatasetSource
 from config.load import ROOT
 from src.errors import DataError
 from src.rollout.datasets import load_problems
-from src.rollout.problem import Problem
+from src.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
 
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
@@ -278,3 +279,53 @@ def test_a_cell_that_is_no_list_is_no_lesson_plan(tmp_path):
     (tmp_path / "p.csv").write_text("target_language,level,goal,lesson_aim,chunks,next_lessons\na,b,c,d,[e,f\n")
     with pytest.raises(DataError, match=r"p\.csv: row 1: .*lesson_plan\.txt, line 9: .*phrase"):
         load_problems([plans_in(str(tmp_path / "p.csv"))])
+
+
+# What post-tests need ----------------------------------------------------------------------------------------------
+
+SIBLINGS = [{"problem": "3 + 4?", "answer": 7, "steps": [{"name": "the sum", "value": "7"}]}]
+
+
+def with_siblings(tmp_path: Path, suffix: str, **row) -> DatasetSource:
+    row = {"problem": "1 + 2?", "answer": "3", "kin": SIBLINGS, "parts": [{"name": "the sum", "value": 3}]} | row
+    path = tmp_path / f"problems.{suffix}"
+    if suffix == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(row))
+            writer.writeheader()
+            writer.writerow(
+                {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+            )
+    else:
+        path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    return DatasetSource(str(path), sibling_problems_column="kin", steps_column="parts")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_siblings_and_steps_are_read_from_the_columns_that_are_named(tmp_path: Path, suffix: str):
+    problem = load_problems([with_siblings(tmp_path, suffix)])[0]
+    assert problem.material == PostTestMaterial(
+        (Step("the sum", "3"),), (SiblingProblem("3 + 4?", "7", (Step("the sum", "7"),)),)
+    )
+    assert problem == Problem.of("1 + 2?", "3"), "they change no id"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"kin": [{"problem": "3 + 4?"}]}, r"row 1: siblings\.0\.answer: .*sibling_problems_column holds lists of"),
+        ({"kin": "none"}, "row 1: siblings"),
+        ({"parts": [{"name": "the product", "value": "2"}]}, "row 1: .*has the steps"),
+        ({"kin": [SIBLINGS[0] | {"hint": "add"}]}, r"row 1: siblings\.0\.hint"),
+    ],
+)
+def test_siblings_that_cannot_be_used_are_refused_with_their_row(tmp_path: Path, row: dict, words: str):
+    with pytest.raises(DataError, match=words):
+        load_problems([with_siblings(tmp_path, "jsonl", **row)])
+
+
+def test_a_column_that_is_not_there_is_refused(tmp_path: Path):
+    source = with_siblings(tmp_path, "jsonl")
+    source.steps_column = "stages"
+    with pytest.raises(DataError, match="has no column stages"):
+        load_problems([source])

@@ -250,6 +250,9 @@ def test_every_shipped_template_can_be_filled_in(path):
         "teacher_message": "",
         "message": "And now?",
         "answer": "4",
+        "known": [{"item": "Bonjour.", "cue": "a greeting"}],
+        "unknown": [{"cue": "a goodbye"}],
+        "knows": True,
     }
     if path.name in ("lesson_plan.txt", "lesson.txt"):
         given = json.loads((ROOT / "data/lesson_plans/train.jsonl").read_text(encoding="utf-8").splitlines()[0])

@@ -23,6 +23,7 @@ from src.classroom.config import default_weights
 from src.classroom.phases import PHASES
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
+from src.post_test.examiner import examiner_of
 from src.rollout.engines import Sampling
 from src.rollout.journal import Journal
 from src.rollout.requests import SampleRequest
@@ -64,10 +65,11 @@ class Room:
         self.reward = None
         self.supervisor: Supervisor | None = None
         self.turn_rewards: tuple[str, ...] = ()
+        self.reward_weights: dict[str, float] | None = None
         self.woken: list[tuple[str, ...]] = []
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
-        weights = default_weights(generation)
+        weights = self.reward_weights or default_weights(generation)
         rules = classroom_rules(generation, weights, teacher_context=900, graded=True)
         seats = Seats(
             self.teacher,
@@ -78,6 +80,7 @@ class Room:
             {"teacher": self.teacher},
             reward=self.reward,
             supervisor=self.supervisor,
+            examiner=examiner_of(generation),
         )
         journal = Journal(self.folder)
         schedule = PhasedSchedule(self._wake_only, PHASES) if generation.schedule == PHASED else ConcurrentSchedule()

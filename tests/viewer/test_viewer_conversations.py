@@ -2,7 +2,7 @@
 split of messages into spoken and thought parts."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from src.classroom.conversation import Solution
 from src.results.evaluation_files import write_compared, write_records
 from src.results.rollout_files import write_rollouts
 from src.rollout.datasets import Problem
+from src.rollout.post_test import PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from src.rollout.thoughts import visible_text
 from src.viewer.text_spans import pieces_of, split_thoughts
 from tests.support.viewer_run import (
@@ -148,6 +149,16 @@ def test_what_an_evaluation_of_maths_has_besides_is_shown(http: TestClient, run:
     assert [turn["score"] for turn in first["turns"]] == [None, None, 0.5, None, -2.0]
     assert [turn["score"] for turn in second["turns"]] == [1.0, None, 2.0, None, 3.0]
     assert [(each["text"], each["grade"]) for each in first["initial_solutions"]] == [("alone: 1/2", 1), ("no idea", 0)]
+
+
+def test_a_post_test_is_shown_with_its_ledger_and_its_answers(http: TestClient, run: Path) -> None:
+    entry = LedgerEntry("What do you cook?", "What do you cook?", PRODUCED, 1, True)
+    test = PostTest((entry,), (ExamAnswer("ledger", 0, "What do you cook?", "I cook an egg.", True),))
+    tested = conversation(7, 0, LESSONS[0], post_test=test)
+    write_rollouts(run, 7, 0, [tested, conversation(7, 1, LESSONS[0])])
+    told = one(http, 0, "step-7")
+    assert told["post_test"]["ledger"] == [asdict(entry)] and told["post_test"]["answers"][0]["right"]
+    assert one(http, 1, "step-7")["post_test"] is None
 
 
 def test_several_tutors_of_one_evaluation_are_told_apart(http: TestClient, run: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from src.results.rollout_files import write_rollouts
+from src.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from src.rollout.requests import SampleRequest
 from src.rollout.tools import ToolCall
 from src.server.error_responses import add_error_answers
@@ -175,6 +176,33 @@ def test_a_message_shows_the_tools_that_were_called_for_it(browser: Browser, tmp
             call.find_element("css selector", "summary").click()
         assert '{"expression": "6*7 < 50"}' in good.text and "42 <b>bold</b>" in good.text
         assert '{"name": "calcul' in bad.text and "No JSON." in bad.text
+
+
+def test_what_the_student_still_knows_stands_at_the_end(browser: Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=1)
+    ledger = (
+        LedgerEntry("What do <b>you</b> cook?", "…", PRODUCED, 1, True),
+        LedgerEntry("What do they cook?", "…", GIVEN, 2, False),
+        LedgerEntry("What does she cook?", "…", MISSED),
+    )
+    answers = tuple(
+        ExamAnswer(student, item, f"Question {item}?", f"{student} says {item}.", item == 0 or student == "student")
+        for student in ("ledger", "student")
+        for item in range(3)
+    )
+    record = conversation(0, 0, LESSONS[0], post_test=PostTest(ledger, answers))
+    write_rollouts(run, 0, 0, [record])
+    with serving(create_viewer(run, None), free_port()) as url:
+        browser.open(f"{url}/#/conversation?where=step-0&id={record.id}")
+        browser.until_text(".post-test .note", "1 of 3 questions right; the student's model: 3 of 3 questions right")
+        entries = browser.all(".post-test li")
+        produced, given, missed = (" ".join(entry.text.split()) for entry in entries)
+        assert produced.startswith("What do <b>you</b> cook? said by itself message 2 known before")
+        assert "given away message 3 not known before" in given
+        assert "not said" in missed and "message" not in missed
+        entries[1].find_element("css selector", "summary").click()
+        answers = entries[1].text
+        assert "student says 1." in answers and "right" in answers and "wrong" in answers
 
 
 def test_filters_narrow_the_list(browser: Browser, url: str) -> None:

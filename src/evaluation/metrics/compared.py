@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import CRITERIA
 from src.evaluation.metrics.language import ErrorLabels, tutor_figures
+from src.evaluation.metrics.post_test import POST_TEST, POST_TEST_LABELS, post_test_by_problem
 from src.evaluation.metrics.readings import read_by_lesson
 from src.evaluation.report.tables import Measure, reading_name
 from src.message_rules.feedback import KINDS
@@ -57,7 +58,11 @@ COUNTED = (
 READ = "read/"
 """Before the label of a trained reader, in a figure's key."""
 
-FIGURES = JUDGED + COUNTED + tuple(Figure(f"{READ}{label}", reading_name(label), True) for label in LANGUAGE_LABELS)
+TESTED = tuple(
+    Figure(f"{POST_TEST}/{name}", label, True, direction) for name, (label, direction) in POST_TEST_LABELS.items()
+)
+READINGS = tuple(Figure(f"{READ}{label}", reading_name(label), True) for label in LANGUAGE_LABELS)
+FIGURES = JUDGED + TESTED + COUNTED + READINGS
 
 
 def figures_by_lesson(
@@ -68,7 +73,8 @@ def figures_by_lesson(
     """A tutor's values of all figures that it has, and the fidelity of its simulated student. Trained readers, if there
     are any, add theirs."""
     read = tutor_figures(records, labels)
-    found: ByLesson = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records) | read.by_lesson
+    tested = {f"{POST_TEST}/{name}": values for name, values in post_test_by_problem(records).items()}
+    found: ByLesson = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records) | tested | read.by_lesson
     if readers is not None:
         found |= {f"{READ}{label}": each for label, each in read_by_lesson(records, readers, labels).items()}
     return found, read.fidelity

@@ -7,6 +7,7 @@ from typing import Any, Optional
 from config.values import SAMPLINGS
 from src.classroom.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
 from src.evaluation.metrics.maths import SCORED, SOLVED
+from src.evaluation.metrics.post_test import POST_TEST, POST_TEST_LABELS
 from src.evaluation.metrics.supervision import DIFFERENCE
 from src.message_rules.readings import LABELS, Trust
 from src.results.run_folder import RunData, is_number, look_up
@@ -58,6 +59,10 @@ MEASURES = (
     _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, direction=-1),
     _estimated("Pedagogical reward, mean of messages", "pedagogical_reward", "micro"),
     _estimated("Pedagogical reward, mean of conversations", "pedagogical_reward", "macro"),
+    *(
+        _estimated(label, POST_TEST, name, is_share=True, direction=direction)
+        for name, (label, direction) in POST_TEST_LABELS.items()
+    ),
     _estimated("Messages that the supervisor called valid", "supervision", "valid", is_share=True),
     _estimated("Messages written more than once", "supervision", "retried", is_share=True, direction=-1),
     _estimated("Messages replaced by a correction", "supervision", "replaced", is_share=True, direction=-1),

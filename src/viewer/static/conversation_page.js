@@ -5,6 +5,7 @@ import { dialogue, rewardCard, verdictCards } from "./conversation_view.js";
 import { el, longText, show } from "./dom.js";
 import { number, plural, setName } from "./format.js";
 import { lastList } from "./list_page.js";
+import { postTest } from "./post_test.js";
 
 export async function conversationPage(host, { where, id }, run) {
   const body = el("div", { class: "talk" });
@@ -88,8 +89,8 @@ function initially({ initial_solutions: found, answer }) {
   return found.length ? solutions("What the student makes of it alone, before the lesson", found, answer) : null;
 }
 
-function afterwards({ solutions: found, answer }) {
-  return found.length ? solutions("The student's solutions afterwards", found, answer) : null;
+function afterwards({ post_test: test, solutions: found, answer }) {
+  return [test ? postTest(test) : null, found.length ? solutions("The student's solutions afterwards", found, answer) : null];
 }
 
 function solutions(heading, found, answer) {

@@ -1,0 +1,162 @@
+"""Scripted students and maths teachers for benchmarks/post_test.py: what they know stands in their messages alone."""
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from src.classroom.conversation import END_OF_CONVERSATION
+from src.message_rules.messages import sentences
+from src.models.policy_version import PolicyVersion
+from src.post_test.maths_exam import ANSWER
+from src.post_test.phrase_exam import DOES_NOT_KNOW
+from src.rollout.chat_template import Message
+from src.rollout.engines import Completion, EngineHealth, Sampling
+from src.rollout.problem import Problem, Step
+from src.rollout.tokens import approximate_tokens
+from src.toy_language.grammar import parse_sentence
+from src.toy_language.lessons import Lesson
+from src.toy_language.scripts import student_reply
+
+Script = Callable[[Sequence[Message]], str]
+WRONG_FIRST = 0.5
+"""How often the scripted maths student miscalculates when it is asked for a step."""
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_ASKS = re.compile(r"Please find (?P<what>.+?)\.$")
+_ALONE = re.compile(r"Of this problem, find this alone: (?P<what>.+)\.$")
+_KNOWN = re.compile(r"What you found by yourself in it.*?:\n(?P<list>(?:- [^\n]+\n?)+)", re.DOTALL)
+_UNASKED = Lesson("food", "cook", "yesterday", ("you",))
+"""What `student_reply` answers while the teacher has asked nothing; each of these teachers begins by asking."""
+
+_PRAISE, _CHECK = "Right.", "Check your calculation once more."
+
+
+class ScriptedSeat:
+    """A teacher or student whose messages come from a function of its chat. It returns text and no token ids."""
+
+    def __init__(self, script: Script):
+        self._script = script
+        self.policy = PolicyVersion()
+        self.weights = "scripted"
+
+    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """The script's next message."""
+        text = self._script(messages)
+        return Completion((), (), text, True, self.policy, approximate_tokens(text))
+
+    def health(self) -> EngineHealth:
+        """A script is always well."""
+        return EngineHealth(model="script", engine="script", engine_version="", pids=[])
+
+
+def language_student(error_prompt: str) -> Script:
+    """A student of the quickstart's language. It repeats a sentence that the teacher has just said, whatever its
+    persona; otherwise it answers or mends its sentence as `src.toy_language.scripts.student_reply` does.
+
+    Args:
+        error_prompt: the system message of the persona that makes an error.
+    """
+
+    def reply(messages: Sequence[Message]) -> str:
+        said = [
+            {"role": "teacher" if each["role"] == "user" else "student", "content": each["content"]}
+            for each in messages[1:]
+        ]
+        heard = sentences(said[-1]["content"]) if said else []
+        spoken = [found for each in heard if (found := parse_sentence(each.removeprefix("Say: "))) is not None]
+        if spoken:
+            return spoken[-1].text
+        persona = "error_student" if messages[0]["content"] == error_prompt else "correct_student"
+        return student_reply(persona, _UNASKED, said, random.Random(repr(messages)))
+
+    return reply
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a student can work out if it is asked for it: the steps and the answer of each problem, by its text."""
+
+    values: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem]) -> "Arithmetic":
+        """That of these problems and their siblings."""
+        found = {}
+        for each in problems:
+            found[each.text] = _by_name(each.material.steps, each.answer)
+            for sibling in each.material.siblings:
+                found[sibling.problem] = _by_name(sibling.steps, sibling.answer)
+        return cls(found)
+
+    def problem_in(self, text: str) -> str:
+        """The problem that a prompt holds; the longest, if it holds several."""
+        return max((each for each in self.values if each in text), key=len)
+
+
+def _by_name(steps: Sequence[Step], answer: str) -> dict[str, str]:
+    return {step.name: step.value for step in steps} | {ANSWER: answer}
+
+
+def maths_student(arithmetic: Arithmetic) -> Script:
+    """A student that cannot solve a problem alone, but works out a single step that it is asked for, often wrongly at
+    first. It repeats what it is told. With the dialogue before it, it boxes the last number in it. In a post-test it
+    does what its prompt says that it can do, and nothing else."""
+
+    def reply(messages: Sequence[Message]) -> str:
+        system, last = messages[0]["content"], messages[-1]["content"]
+        if "The conversation with your tutor is over" in last:
+            numbers = [found for each in messages[1:-1] for found in _NUMBER.findall(each["content"])]
+            return rf"\boxed{{{numbers[-1]}}}" if numbers else DOES_NOT_KNOW
+        if "Yesterday's problem" in system:
+            return _in_test(arithmetic, system, last)
+        if messages[0]["role"] != "system":  # asked for a solution before the dialogue
+            return DOES_NOT_KNOW
+        return _in_lesson(arithmetic, messages)
+
+    return reply
+
+
+def _in_lesson(arithmetic: Arithmetic, messages: Sequence[Message]) -> str:
+    values = arithmetic.values[arithmetic.problem_in(messages[0]["content"])]
+    last = messages[-1]["content"]
+    asked = [found["what"] for each in messages if each["role"] == "user" if (found := _ASKS.search(each["content"]))]
+    if _ASKS.search(last) and random.Random(f"{values}|{asked[-1]}").random() < WRONG_FIRST:
+        return f"I get {float(values[asked[-1]]) + 3:g}."
+    if asked and (_ASKS.search(last) or last == _CHECK):
+        return f"I get {values[asked[-1]]}."
+    told = _NUMBER.findall(last)
+    return f"So it is {told[-1]}." if told else "I see."
+
+
+def _in_test(arithmetic: Arithmetic, system: str, question: str) -> str:
+    found = _KNOWN.search(system)
+    known = {line.removeprefix("- ") for line in found["list"].splitlines()} if found else set()
+    alone = _ALONE.search(question)
+    what = alone["what"] if alone else ANSWER
+    value = arithmetic.values[arithmetic.problem_in(question)][what]
+    return rf"I can find that: \boxed{{{value}}}" if what in known else DOES_NOT_KNOW
+
+
+def maths_teacher(arithmetic: Arithmetic, tells: Callable[[int], bool]) -> Script:
+    """A teacher that goes through the steps of a problem.
+
+    Args:
+        tells: whether it tells a step of this number (from 0) instead of asking for it.
+    """
+
+    def reply(messages: Sequence[Message]) -> str:
+        values = arithmetic.values[arithmetic.problem_in(messages[0]["content"])]
+        own = [each["content"] for each in messages if each["role"] == "assistant"]
+        taken = [name for name in values if any(f" {name}." in f"{each} " or f"{name} is" in each for each in own)]
+        if taken and not tells(len(taken) - 1) and messages[-1]["content"] != f"I get {values[taken[-1]]}.":
+            return _CHECK
+        left = [name for name in values if name not in taken]
+        praise = f"{_PRAISE} " if taken else "Hello. "
+        if not left:
+            return f"{praise}{END_OF_CONVERSATION}"
+        if tells(len(taken)):
+            return f"{praise}Write down that {left[0]} is {values[left[0]]}."
+        return f"{praise}Please find {left[0]}."
+
+    return reply
