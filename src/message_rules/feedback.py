@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 from difflib import SequenceMatcher
 
-from src.message_rules.messages import RETRY, holds, own_words, quotes, read_message, sentences, spoken
-from src.message_rules.plans import ParsedPlan
-from src.rollout.text import normal
+from src.message_rules.messages import RETRY, holds, own_words, quotes, read_message, reveals, sentences, spoken
+from src.message_rules.plans import ParsedPlan, Phrase
+from src.rollout.text import UNSPACED, normal
 from src.toy_language.grammar import Slip, corrected, find_slips, holds_statement, parse_sentence
 
 KINDS = ("explicit", "recast", "metalinguistic", "repetition", "clarification", "elicitation", "none")
@@ -50,6 +50,14 @@ _CLARIFIES = re.compile(
 _UNFINISHED = re.compile(r"(?:^|[,:;.!?–—])(?P<begun>[^,:;.!?–—]*?)\s*(?:…|\.\.\.)$")
 _ELICITS = re.compile(r"\bhow (?:do|would|can) (?:you|we) say\b|\bwhich (?:word|form)\b", re.IGNORECASE)
 _AFTER_ME = re.compile(r"\b(?:say|repeat|copy|write)\b[^.?!:]*:\s*(?P<form>\S.*)", re.IGNORECASE)
+_BLANK = re.compile(r"_{2,}|…|\.\.\.")
+_HAS_SAY = re.compile(
+    r"\b(?:what|how) (?:do|would|could|can|will|must|should|might) you (?:say|ask|answer|reply|tell|call)\b|"
+    r"\b(?:say|ask|tell|answer) (?:it|that|so|this|them|her|him|me)\b|\bwhat is it\b",
+    re.IGNORECASE,
+)
+"""A task to say something that the message describes elsewhere."""
+
 _CHOICE = re.compile(r"\b(?:which|choose|pick|fits?|or)\b", re.IGNORECASE)
 _STOPWORDS = frozenset(
     "a an the i you he she it we they me my your to of in on at for is are do does what how if".split()
@@ -94,7 +102,7 @@ def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
     if plan.lesson:
         return any(_shows_fix(slip, error, reply) for slip in find_slips(error))
     target = nearest_phrase(error, plan)
-    if target and holds(reply, target):
+    if target and (reveals(spoken(reply), target) or _fills_in(reply, target, said=error)):
         return True
     shown = quotes(reply) + sentences(spoken(reply))
     if any(_is_put_right(error, each) for each in shown):
@@ -192,11 +200,71 @@ def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) ->
     after_me = _AFTER_ME.search(task)
     if after_me and len(normal(after_me["form"])) > 1 and not produced(after_me["form"]):
         return True
-    shown = [phrase for phrase in plan.phrases if holds(said, phrase.text) and not produced(phrase.text)]
+    new = [phrase for phrase in plan.phrases if not produced(phrase.text)]
+    if any(_fills_in(reply, phrase.text) for phrase in new):
+        return True
+    if any(_states_part(said, phrase.text) and _asks_elsewhere(said, task, phrase) for phrase in new):
+        return True
+    shown = [phrase for phrase in new if reveals(said, phrase.text)]
     asked = own_words(task)
-    if not asked or _CHOICE.search(asked):
+    if not asked or offers_choice(reply, plan):
         return False
-    return any(holds(task, phrase.text) or _asks_for(asked, phrase.meaning) for phrase in shown)
+    return any(reveals(task, phrase.text) or _asks_elsewhere(said, asked, phrase) for phrase in shown)
+
+
+def offers_choice(reply: str, plan: ParsedPlan) -> bool:
+    """Whether a message has the student choose among at least two things that it shows: phrases of the plan, and
+    quotations."""
+    if not _CHOICE.search(own_words(read_message(reply).task_text)):
+        return False
+    said = spoken(reply)
+    shown = {normal(phrase.text) for phrase in plan.phrases if holds(said, phrase.text)}
+    return len(shown | {normal(each) for each in quotes(said)}) > 1
+
+
+def _asks_elsewhere(said: str, task: str, phrase: Phrase) -> bool:
+    """Whether a message that shows the phrase also asks for it: in its task, or by describing it in a sentence beside
+    the one that shows it. To show a phrase with its meaning and ask for another one is no request for it."""
+    if _asks_for(task, phrase.meaning):
+        return True
+    beside = [each for each in sentences(said) if not reveals(each, phrase.text)]
+    return bool(_HAS_SAY.search(task)) and any(_asks_for(each, phrase.meaning) for each in beside)
+
+
+def _fills_in(text: str, phrase: str, said: str = "") -> bool:
+    """Whether a sentence with a blank holds more than half of the phrase's words, and not only words that the student
+    `said`. In scripts without spaces, letters count as words."""
+    wanted = _words(phrase)
+    for each in sentences(spoken(text)):
+        if not _BLANK.search(each):
+            continue
+        found = _common(_words(_BLANK.sub(" ", each)), wanted)
+        if 2 * len(found) > len(wanted) and not set(found) <= set(_words(said)):
+            return True
+    return False
+
+
+def _states_part(said: str, phrase: str) -> bool:
+    """Whether a sentence is nothing but a part of the phrase: at least half of it, and two words or more. In scripts
+    without spaces, letters count as words."""
+    half = max(2, len(_words(phrase)) / 2)
+    return any(len(_words(each)) >= half and holds(phrase, each) for each in sentences(said))
+
+
+def _words(text: str) -> list[str]:
+    plain = normal(text)
+    return list(plain) if UNSPACED.search(plain) else plain.split()
+
+
+def _common(one: list[str], other: list[str]) -> list[str]:
+    """The words of `other` that stand in `one`, each as often as it does there."""
+    left = list(one)
+    found = []
+    for word in other:
+        if word in left:
+            left.remove(word)
+            found.append(word)
+    return found
 
 
 def _asks_for(task: str, meaning: str) -> bool:

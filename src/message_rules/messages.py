@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from src.classroom.conversation import END_OF_CONVERSATION
+from src.rollout.disguises import hides, readings, undisguised
 from src.rollout.text import UNSPACED, normal
 from src.rollout.thoughts import visible_text
 
@@ -21,8 +22,9 @@ _CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
 _LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
 _FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+){0,4}"
 _VERBS = (
-    "say|tell|ask|try|repeat|answer|write|choose|complete|describe|give|translate|finish|explain|warn|remind|thank|"
-    "complain|suggest|pick|greet|invite|reply|respond|name|introduce|read|spell|make|form|correct|rewrite|change|order"
+    "say|tell|ask|try|repeat|answer|write|choose|complete|describe|give|translate|finish|explain|warn|remind|"
+    r"thank(?! you\b)|complain|suggest|pick|greet|invite|reply|respond|name|introduce|read|spell|make|form|correct|"
+    "rewrite|change|order"
 )
 _IMPERATIVE = re.compile(rf"(?:^|[,:;–]\s*){_FILLERS}(?:{_VERBS})\b", re.IGNORECASE)
 _ELLIPTIC = re.compile(r"^(?:once more|again|your turn|go ahead|and now you)\b", re.IGNORECASE)
@@ -47,9 +49,15 @@ def holds(text: str, phrase: str) -> bool:
     return inner in outer if UNSPACED.search(inner) else f" {inner} " in f" {outer} "
 
 
+def reveals(text: str, phrase: str) -> bool:
+    """Whether the text contains the phrase openly or in a disguise, such as letters set apart or read backwards."""
+    return any(holds(one, other) for one in readings(text) for other in readings(phrase)) or hides(text, phrase)
+
+
 def spoken(text: str) -> str:
-    """The part of a teacher's message that the student reads: without thoughts and without `END_OF_CONVERSATION`."""
-    return visible_text(text).replace(END_OF_CONVERSATION, "").strip()
+    """The part of a teacher's message that the student reads, as it looks: without thoughts, `END_OF_CONVERSATION` and
+    invisible characters."""
+    return undisguised(visible_text(text)).replace(END_OF_CONVERSATION, "").strip()
 
 
 def quotes(text: str) -> list[str]:

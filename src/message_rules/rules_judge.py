@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from config.values import RULES_VERSION, SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.foul_play import foul_play
 from src.classroom.setup import ERROR_PERSONA
 from src.errors import ConfigError, DataError
 from src.message_rules.feedback import (
@@ -23,8 +24,9 @@ from src.message_rules.feedback import (
     gives_right_form,
     hands_over,
     nearest_phrase,
+    offers_choice,
 )
-from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, read_message, spoken
+from src.message_rules.messages import RETRY, TeacherMessage, holds, own_words, read_message, reveals, spoken
 from src.message_rules.plans import ParsedPlan, Phrase, read_plan
 from src.message_rules.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
@@ -35,20 +37,20 @@ from src.toy_language.rubric_judge import (
     Coverage,
     RubricJudge,
     TurnFinding,
+    steps_forward,
     verdict,
 )
 
 _WITHOUT_STEP = 0.5
+LONG_MESSAGE = 90
+"""In words; the language tutor's prompt asks for at most 60."""
+
+LONG_TEXT = 700
+"""The same bound in characters, for languages that are written without spaces."""
+
 MOST_SHOWN = 3
 """A message that shows more phrases of the plan than this is a list, not an introduction."""
 
-_MARKUP = re.compile(r"<\||\|>|(?:^|\n)[^\S\n]*(?:student|teacher|tutor|user|assistant|system)\s*:", re.IGNORECASE)
-_TO_JUDGE = re.compile(
-    r"\b(?:ignore|disregard|forget)\b[^.!?\n]{0,40}\b(?:rules|instructions|criteria|prompt)\b|"
-    r"\b(?:to|dear) (?:the )?(?:judge|evaluator|grader)\b|_(?:score|reasoning)\b|\"decision\"|"
-    r"\b(?:full|highest|maximum|top) (?:scores?|marks)\b",
-    re.IGNORECASE,
-)
 PRAISE = re.compile(
     r"\b(?:great|good(?! (?:morning|day|evening|afternoon|night|bye))|well done|excellent|perfect|wonderful|amazing|"
     r"awesome|fantastic|brilliant|super|nice(?! to meet)|bravo|"
@@ -130,8 +132,12 @@ class _LessonProgress:
     Attributes:
         due: how many steps the conversation has room for, which is how many it has to take.
         covered: phrases that the teacher introduced, or that the student attempted after a task.
+        asked: those of them that the student had to find: the teacher described them without showing them, or let the
+            student choose among several, or the student attempted them and the message before did not show them.
+        order: the positions of the covered phrases in the plan, in the order in which they came.
         steps: the number of steps so far.
         last_is_step: whether the last teacher message was a step by its own text, before the student answered.
+        on_show: the phrases that the last teacher message shows, unless it has the student choose among them.
         introduced: phrases that came with a new task, each with whether the message showed it (else it described it).
         said: the student's messages so far.
         tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
@@ -142,8 +148,11 @@ class _LessonProgress:
     due: int
     readers: MessageReaders | None = None
     covered: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    order: list[int] = field(default_factory=list)
     steps: int = 0
     last_is_step: bool = False
+    on_show: set[str] = field(default_factory=set)
     introduced: set[tuple[str, bool]] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     tasks: set[str] = field(default_factory=set)
@@ -155,13 +164,25 @@ class _LessonProgress:
 
     @property
     def taken(self) -> int:
-        """Steps of the plan that were taken: the number of covered phrases, but at most one for each step."""
-        return min(len(self.covered), self.steps)
+        """Steps of the plan that were taken: the number of covered phrases, but at most one for each step, two for each
+        phrase that the student had to find, and one in all if the lesson runs backwards through the plan."""
+        back = sum(now < before for before, now in pairwise(self.order))
+        return min(steps_forward(len(self.covered), back), self.steps, 2 * len(self.asked))
 
-    def add_phrases(self, message: TeacherMessage, phrases: set[str]) -> None:
+    def cover(self, phrases: set[str]) -> None:
+        """Record phrases that a message introduced, or that the student attempted."""
+        texts = [each.text for each in self.plan.phrases]
+        self.order += sorted(texts.index(each) for each in phrases - self.covered)
+        self.covered |= phrases
+
+    def add_phrases(self, message: TeacherMessage, phrases: set[str], error: bool) -> None:
         """Record the phrases that a message with a new task introduces. The message is a step if it is the first to
-        show one of them, or the first to describe one that it does not show."""
-        introduced = {(each, each in _shown(message.text, self.plan)) for each in phrases}
+        show one of them, or the first to describe one that it does not show, and replies to no error."""
+        self.cover(phrases)
+        shown = _shown(message.text, self.plan)
+        self.asked |= phrases - shown
+        self.on_show = set() if offers_choice(message.text, self.plan) else shown
+        introduced = set() if error else {(each, each in shown) for each in phrases}
         self.last_is_step = not introduced <= self.introduced
         self.steps += self.last_is_step
         self.introduced |= introduced
@@ -171,9 +192,13 @@ class _LessonProgress:
         covered yet, a new task that introduced none becomes a step."""
         self.said.append(text)
         target = nearest_phrase(text, self.plan) if before and not before.void else None
-        if before is None or target is None or target in self.covered:
+        if before is None or target is None:
             return
-        self.covered.add(target)
+        if target not in self.on_show:
+            self.asked.add(target)
+        if target in self.covered:
+            return
+        self.cover({target})
         self.steps += before.new_step and before.student_error_kind is None and not self.last_is_step
 
     def produced(self, form: str) -> bool:
@@ -189,8 +214,8 @@ def analyse(
 ) -> tuple[list[TurnFinding], Coverage]:
     """One finding for each teacher message, and the coverage of the plan.
 
-    As many steps are due as the teacher has messages, less one for each reply to an error and one for a message that
-    ends the conversation, and never more than the plan holds.
+    As many steps are due as the teacher has messages, less one for each reply to an error, and never more than the plan
+    holds. Where there are more messages than the plan has phrases, the last of them may be a goodbye.
 
     Args:
         conversation: messages {"role": "teacher" | "student", "content"}.
@@ -231,7 +256,8 @@ def _follow(
     room = facts.teacher_messages(conversation)
     if room is None:
         room = len(plan.phrases) + answered + 1 if ends else len(teacher)
-    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - ends)), readers)
+    goodbye = ends and len(teacher) == room > len(plan.phrases)
+    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - goodbye)), readers)
     findings: list[TurnFinding] = []
     reached: list[int] = []
     for place in teacher:
@@ -278,8 +304,7 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
     not_moved = "" if error else stuck or _why_at_length(said, message, lesson.plan)
     new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck and not ends
     brought = _introduced_phrases(message, lesson.plan) if new_step else set()
-    lesson.covered |= brought
-    lesson.add_phrases(message, set() if error else brought)
+    lesson.add_phrases(message, brought, error)
     lesson.tasks |= _tasks_of(message)
     final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked and not ends
     heard = "error – " if error else ""
@@ -304,11 +329,8 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
 
 def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
     """Why nothing in the message counts; empty if it counts."""
-    shown = visible_text(text)
-    if found := _MARKUP.search(shown):
-        return f"writes somebody else's part ({_quote(found[0])})"
-    if found := _TO_JUDGE.search(shown):
-        return f"speaks to whoever judges ({_quote(found[0])})"
+    if foul := foul_play(text):
+        return foul
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:
         return f"lists {len(listed)} phrases at once"
@@ -321,6 +343,8 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     plan, hint = lesson.plan, normal(text)
     repeated, _ = hint in lesson.hints, lesson.hints.add(hint)
     if gives_right_form(error, text, plan):
+        return "hands the answer over: not scaffolded"
+    if any(reveals(message.text, each.text) and not lesson.produced(each.text) for each in plan.phrases):
         return "hands the answer over: not scaffolded"
     kind = feedback_kind(error, text, plan)
     if kind == "none" and not _corrects(error, message, lesson):
@@ -387,6 +411,8 @@ def _why_at_length(said: str, message: TeacherMessage, plan: ParsedPlan) -> str:
         return f"praises in {len(praise)} sentences"
     if praise and len(praise[0].split()) > LONGEST_ACKNOWLEDGEMENT and not _shown(praise[0], plan):
         return "acknowledges at length"
+    if message.words > LONG_MESSAGE or len(message.text) > LONG_TEXT:
+        return f"says {message.words} words"
     again = len(normal(said)) > 5 and any(holds(each, said) for each in before)
     return f"explains or repeats what was said ({_quote(said)})" if again else ""
 

@@ -47,8 +47,24 @@ UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
 
 @lru_cache(maxsize=512)
 def normal(text: str) -> str:
-    """The text in a form for comparing phrases: letters and digits only, in lower case, with single spaces between
-    words, or none in scripts without spaces."""
-    letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in text.casefold()]
+    """The text in a form for comparing phrases: letters and digits only, in lower case and in one spelling of each
+    (NFKC), with single spaces between words, or none in scripts without spaces. Invisible characters are left out."""
+    kept = unicodedata.normalize("NFKC", without_invisible(text).casefold())
+    letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept]
     plain = " ".join("".join(letters).replace("_", " ").split())
     return plain.replace(" ", "") if UNSPACED.search(plain) else plain
+
+
+_FILLERS = frozenset("\u034f\u115f\u1160\u2800\u3164\uffa0")
+"""Characters without a shape that Unicode counts as letters, marks or symbols."""
+
+
+def without_invisible(text: str) -> str:
+    """The text without characters that nobody sees: joiners, direction marks, soft hyphens, variation selectors."""
+    if text.isascii():
+        return text
+    return "".join(each for each in text if not _is_invisible(each))
+
+
+def _is_invisible(letter: str) -> bool:
+    return unicodedata.category(letter) == "Cf" or letter in _FILLERS or "\ufe00" <= letter <= "\ufe0f"

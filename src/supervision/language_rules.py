@@ -13,7 +13,7 @@ from src.message_rules.feedback import feedback_kind, hands_over
 from src.message_rules.messages import holds, own_words, read_message
 from src.message_rules.plans import ParsedPlan
 from src.message_rules.readings import MessageReaders
-from src.message_rules.rules_judge import analyse
+from src.message_rules.rules_judge import LONG_MESSAGE, LONG_TEXT, analyse
 from src.rollout.reviews import MessageToReview
 from src.rollout.text import normal
 from src.supervision.faults import (
@@ -26,12 +26,6 @@ from src.supervision.faults import (
     says,
 )
 from src.toy_language.rubric_judge import TurnFinding
-
-MOST_WORDS = 90
-"""A longer message is too long. The tutor's prompt asks for at most 60 words; only clear cases count."""
-
-MOST_CHARACTERS = 700
-"""The same bound for languages that are written without spaces."""
 
 _REASONS = (
     (r"lists \d+ phrases", "length", "The message {reason}."),
@@ -126,7 +120,7 @@ def _faults_of_text(about: MessageToReview, finding: TurnFinding) -> Iterator[Fa
     message = read_message(about.message)
     if finding.replies_to is None and not message.tasks and not ends(about.message) and message.text:
         yield Fault("task", "The lesson begins without a task.")
-    if message.words > MOST_WORDS or len(message.text) > MOST_CHARACTERS:
+    if message.words > LONG_MESSAGE or len(message.text) > LONG_TEXT:
         yield Fault("length", f"The message has {message.words} words; it is to be short, about 60 at most.")
     if repeats_earlier(about):
         yield Fault("repetition", "The message repeats an earlier one word for word.")

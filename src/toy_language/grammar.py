@@ -273,6 +273,44 @@ def holds_statement(text: str) -> bool:
     return bool(_lexicon().subject_and_verb.search(_plain(text)))
 
 
+def answer_verb(question: Question) -> str:
+    """The form of the verb in a right answer: "boiled", "boils", "boil"."""
+    return _right_form(question.verb, SUBJECTS[question.subject], question.time in PAST_TIMES)
+
+
+def shows_answer(text: str, question: Question, heard: str = "") -> bool:
+    """Whether a text tells the answer to a question: who did it and the verb in its right form, or something with its
+    place that was not `heard` before.
+
+    Args:
+        text: words beside the question.
+        heard: the student's last message, which may be repeated.
+    """
+    plain, form = _plain(text), answer_verb(question)
+    said = plain if form != question.verb else " ".join(re.findall(r"[^.?!]+(?![^.?!]*\?)", plain))
+    if re.search(rf"\b{question.subject} {form}\b", said):
+        return True
+    things, places = _things(plain), set(_lexicon().place_phrase.findall(plain))
+    before = _things(_plain(heard)), set(_lexicon().place_phrase.findall(_plain(heard)))
+    return bool(things and places) and not (things <= before[0] and places <= before[1])
+
+
+def _things(plain: str) -> set[tuple[str, str]]:
+    """The things in a text that have an article or a number."""
+    return {each for each in _lexicon().noun_phrase.findall(plain) if each[0]}
+
+
+def words_of_fix(slip: Slip, said: str) -> str:
+    """The right form of a slip in the sentence `said`, with the word that it goes with: "boiled", "an egg", "in the
+    kitchen"."""
+    if slip.kind == "article":
+        return f"{slip.fix} {slip.word}"
+    if slip.kind == "preposition":
+        places = (place for word, place in _lexicon().place_phrase.findall(_plain(said)) if word == slip.word)
+        return f"{slip.fix} the {next(places)}"
+    return slip.fix
+
+
 def find_slips(text: str) -> list[Slip]:
     """All slips that rules find in the words of the text, in the order of `ERROR_KINDS`."""
     plain = _plain(text)

@@ -9,23 +9,36 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Optional
 
 from config.values import SCORING_RULES
 from src.classroom.conversation import END_OF_CONVERSATION
+from src.classroom.foul_play import foul_play
 from src.classroom.verdicts import CRITERIA
 from src.errors import ConfigError
+from src.rollout.disguises import backwards, hides, readings, undisguised
 from src.rollout.engines import NO_FACTS, ConversationFacts, EmbeddedJudge
 from src.rollout.thoughts import visible_text
-from src.toy_language.grammar import Question, Slip, find_slips, holds_statement, parse_question
+from src.toy_language.grammar import (
+    SUBJECTS,
+    Question,
+    Slip,
+    answer_verb,
+    find_slips,
+    holds_statement,
+    parse_question,
+    shows_answer,
+    words_of_fix,
+)
 from src.toy_language.lessons import parse_problem
 
 LONGEST_ACKNOWLEDGEMENT = 14
 """In words; the judge's prompt says "under 15"."""
 
 _SENTENCE = re.compile(r"[^.?!\n]*[.?!]+|[^.?!\n]+")
-_MARKUP = re.compile(r"<\||\|>|(?:^|\n)\s*(?:student|teacher|user|assistant|system)\s*:", re.IGNORECASE)
+_DOTTED = re.compile(r"\w+(?:\.\w+){2,}")
 _TASK_STARTS = frozenset("say try tell repeat answer write choose complete rewrite".split())
 _FILLERS = frozenset("please now then and".split())
 _CORRECTION = re.compile(
@@ -51,7 +64,8 @@ class TurnFinding:
         replies_to: position of the student message that it replies to; None for an opening.
         student_error_kind: the kind of slip in that student message (the first of several); None without a slip.
         scaffolded: it hints at the right kind of slip, does not give the answer, and lets the student correct it.
-        void: nothing in it counts, because it speaks for the student or ends before the lesson is complete.
+        void: nothing in it counts, because it speaks for the student or to the judge, tells the answer to its own
+            question, has no end, or ends before the lesson is complete.
         falsely_corrected: it treats a message without a slip as if it had one.
         sets_task: it sets the student a task.
         task_final: it sets exactly one task and ends with it.
@@ -60,6 +74,7 @@ class TurnFinding:
         new_step: it asks exactly one question, which is in the plan and was not asked before.
         ends: it closes the conversation.
         task_reason, forward_reason, momentum_reason: the reasons for the three scores, in a few words.
+        turns_back: its new step stands, in the plan, before one that was taken already.
     """
 
     index: int
@@ -77,6 +92,7 @@ class TurnFinding:
     task_reason: str
     forward_reason: str
     momentum_reason: str
+    turns_back: bool = False
 
     @property
     def task_score(self) -> Optional[float]:
@@ -180,7 +196,14 @@ def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int])
     slips = sum(each.student_error_kind is not None for each in findings)
     if room is None:
         room = steps + slips if findings and findings[-1].ends else len(findings)
-    return Coverage(sum(each.new_step for each in findings), max(1, min(steps, room - slips)))
+    taken = [each for each in findings if each.new_step]
+    return Coverage(steps_forward(len(taken), sum(each.turns_back for each in taken)), max(1, min(steps, room - slips)))
+
+
+def steps_forward(steps: int, back: int) -> int:
+    """The steps that count of those that were taken, `back` of which turn back in the plan: all of them, or just one if
+    the lesson turns back at least as often as it goes on."""
+    return 1 if back and back >= steps - 1 - back else steps
 
 
 def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
@@ -220,18 +243,21 @@ def _reasons(findings: Iterable[TurnFinding], reason: Callable[[TurnFinding], st
 
 @dataclass(frozen=True)
 class _TeacherMessage:
-    """A parsed teacher message. `questions` holds the lesson question in each of the `sentences`, or None."""
+    """A parsed teacher message. `questions` holds the lesson question in each of the `sentences`, or None; `text` is
+    what the student reads; `foul` says why no message in any lesson may be like it, or is empty."""
 
+    text: str
     sentences: tuple[str, ...]
     questions: tuple[Optional[Question], ...]
     ends: bool
     plays_student: bool
+    foul: str
 
     @property
     def lesson_questions(self) -> list[Question]:
         return [question for question in self.questions if question is not None]
 
-    @property
+    @cached_property
     def corrections(self) -> list[str]:
         """The sentences that mention a slip."""
         return [s for s, q in zip(self.sentences, self.questions, strict=True) if q is None and _is_correction(s)]
@@ -241,7 +267,17 @@ class _TeacherMessage:
         """The text without the lesson's questions."""
         return " ".join(s for s, q in zip(self.sentences, self.questions, strict=True) if q is None)
 
+    def before(self, place: int) -> str:
+        """The words of the sentence at `place` before its lesson question; the whole sentence if it has none."""
+        sentence, question = " ".join(self.sentences[place].split()), self.questions[place]
+        return sentence if question is None else sentence[: sentence.lower().rfind(question.text.lower())]
+
     @property
+    def beside_questions(self) -> str:
+        """The text without the lesson's questions, but with what stands in their sentences."""
+        return " ".join(self.before(place) for place in range(len(self.sentences)))
+
+    @cached_property
     def tasks(self) -> list[int]:
         """Positions of the sentences that set a task. If there are none, the last hint counts as the task."""
         asked = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
@@ -268,14 +304,16 @@ def _kinds_named(text: str) -> set[str]:
 
 
 def _read_message(text: str) -> _TeacherMessage:
-    shown = visible_text(text)
-    spoken = shown.replace(END_OF_CONVERSATION, "\n")
+    foul, shown = foul_play(text), undisguised(visible_text(text))
+    spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
     sentences = tuple(found.strip() for found in _SENTENCE.findall(spoken) if found.strip())
     return _TeacherMessage(
+        text=spoken,
         sentences=sentences,
         questions=tuple(parse_question(sentence) for sentence in sentences),
         ends=END_OF_CONVERSATION in shown,
-        plays_student=bool(_MARKUP.search(spoken)) or holds_statement(spoken),
+        plays_student=any(holds_statement(each) for each in (*readings(spoken), *backwards(spoken))),
+        foul=foul,
     )
 
 
@@ -327,19 +365,20 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
         if turn["role"] != "teacher":
             continue
         follows = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
-        slips = [] if follows is None else find_slips(conversation[follows]["content"])
+        heard = "" if follows is None else conversation[follows]["content"]
         message = _read_message(turn["content"])
-        findings.append(_judge_message(index, follows, slips, message, lesson))
+        findings.append(_judge_message(index, follows, heard, message, lesson))
         lesson.record(message)
     return findings
 
 
 def _judge_message(
-    index: int, follows: Optional[int], slips: Sequence[Slip], message: _TeacherMessage, lesson: _LessonProgress
+    index: int, follows: Optional[int], heard: str, message: _TeacherMessage, lesson: _LessonProgress
 ) -> TurnFinding:
-    refused = _refuse_whole(message, lesson)
+    slips = find_slips(heard)
+    refused = _refuse_whole(message, lesson, heard)
     falsely = follows is not None and not slips and bool(message.corrections)
-    unscaffolded = (refused or _why_not_scaffolded(message, slips)) if slips else "no slip"
+    unscaffolded = (refused or _why_not_scaffolded(message, slips, heard)) if slips else "no slip"
     blocked = refused or ("corrects what was right" if falsely else "")
     not_moved = "" if slips else blocked or _why_not_moved_on(message, lesson)
     circles = unscaffolded if slips else blocked or _why_no_progress(message, lesson)
@@ -357,6 +396,7 @@ def _judge_message(
         moved_on=follows is not None and not slips and not not_moved,
         progressed=follows is not None and not circles,
         new_step=not refused and not lesson.refusal(message),
+        turns_back=not lesson.refusal(message) and lesson.turns_back(message),
         ends=message.ends,
         task_reason=heard + _say_task(message, blocked, unscaffolded if slips else ""),
         forward_reason="" if follows is None else heard + _say_forward(bool(slips), unscaffolded, not_moved),
@@ -364,21 +404,42 @@ def _judge_message(
     )
 
 
-def _refuse_whole(message: _TeacherMessage, lesson: _LessonProgress) -> str:
+def _refuse_whole(message: _TeacherMessage, lesson: _LessonProgress, heard: str) -> str:
     """Why nothing in the message counts; empty if it does."""
+    if message.foul:
+        return message.foul
     if message.plays_student:
         return "says the student's part itself"
     if message.ends and not lesson.is_complete:
         return "ends before the lesson is through"
+    beside = message.beside_questions
+    if any(_tells_answer(beside, question, heard) for question in message.lesson_questions):
+        return "hands the answer over"
     return ""
 
 
-def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip]) -> str:
+def _tells_answer(text: str, question: Question, heard: str) -> bool:
+    """Whether the words beside a question tell its answer, openly or in a disguise."""
+    told = [f"{subject} {answer_verb(question)}" for subject in (question.subject, SUBJECTS[question.subject])]
+    shown = any(shows_answer(each, question, heard) for each in readings(text))
+    return shown or any(hides(text, each) for each in told)
+
+
+def _gives_fix(slip: Slip, message: _TeacherMessage, heard: str) -> bool:
+    """Whether a message holds the right form of a slip, openly or in a disguise, or its beginning as far as it differs
+    from what the student said. Dots within a word ("bo.il.ed") end no sentence."""
+    text = message.own_words
+    dotted = " ".join(_DOTTED.findall(message.text))
+    words = {word for each in (*readings(text), *readings(dotted)) for word in _WORD.findall(each.lower())}
+    begun = any(slip.fix.startswith(word) and not slip.word.startswith(word) for word in words if len(word) > 1)
+    return slip.fix in words or begun or hides(text, words_of_fix(slip, heard))
+
+
+def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip], heard: str) -> str:
     kinds = _kinds_named(message.own_words)
-    words = set(_WORD.findall(message.own_words.lower()))
     pointed_at = set(_POINTED_AT.findall(message.own_words.lower()))
     meant = [slip for slip in slips if {slip.kind} == kinds]
-    if any(slip.fix in words for slip in slips):
+    if any(_gives_fix(slip, message, heard) for slip in slips):
         return "hands the answer over: not scaffolded"
     if not kinds:
         return "passed over: not scaffolded"
@@ -397,10 +458,11 @@ def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress) -> str:
     refusal = lesson.refusal(message)
     if refusal:
         return refusal
-    before = message.sentences[: message.questions.index(message.lesson_questions[0])]
+    place = message.questions.index(message.lesson_questions[0])
+    before = message.sentences[:place]
     if len(before) > 1:
         return f"says {len(before)} sentences before moving on"
-    if len(_WORD.findall(" ".join(before))) > LONGEST_ACKNOWLEDGEMENT:
+    if len(_WORD.findall(" ".join([*before, message.before(place)]))) > LONGEST_ACKNOWLEDGEMENT:
         return "acknowledges at length"
     return ""
 

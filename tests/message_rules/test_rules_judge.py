@@ -137,8 +137,8 @@ def test_a_task_at_the_end_of_the_conversation_is_no_task():
 @pytest.mark.parametrize(
     ("texts", "taken"),
     [
-        (("“Ik ben aan de beurt”. What now?", "Yes.", "“Ik ben aan de beurt”. And what now, again?", "Yes."), 1),
-        (("“Ik ben aan de beurt”. “Een half bruin, alstublieft”. What now?", "Yes.", "What now on day 2?", "Yes."), 1),
+        (("“Ik ben aan de beurt”. What now?", "Yes.", "“Ik ben aan de beurt”. And what now, again?", "Yes."), 0),
+        (("“Ik ben aan de beurt”. “Een half bruin, alstublieft”. What now?", "Yes.", "What now on day 2?", "Yes."), 0),
         (
             (
                 "“Ik ben aan de beurt”. “Een half bruin, alstublieft”. What now?",
