@@ -113,18 +113,36 @@ def keys_of(schema: type, prefix: str = "") -> list[str]:
 def _changes(made_with: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, str, str]]:
     changes = []
     for key in keys_of(TrainRLConfig):
-        old, new = _text(made_with, key), _text(config, key)
-        if old is not None and old != new and key not in _NOT_COMPARED:  # None: the checkpoint is older than the key
-            changes.append((key, old, str(new)))
+        try:
+            was = _value(made_with, key)
+        except KeyError:  # the checkpoint is older than the key
+            continue
+        old, new = _text(made_with, was), _text(config, _without_new_keys(_value(config, key), was))
+        if old != new and key not in _NOT_COMPARED:
+            changes.append((key, old, new))
     return changes
 
 
-def _text(config: dict[str, Any], key: str) -> str | None:
-    """A value as text. In paths inside the run folder, `…/` replaces the run folder, which may have been moved."""
+def _value(config: dict[str, Any], key: str) -> Any:
     value: Any = config
     for part in key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return None
+        if not isinstance(value, dict):
+            raise KeyError(key)
         value = value[part]
+    return value
+
+
+def _without_new_keys(value: Any, was: Any) -> Any:
+    """A list of mappings, such as of datasets, without the keys that are younger than the checkpoint."""
+    if not isinstance(value, list) or not isinstance(was, list) or len(value) != len(was):
+        return value
+    pairs = list(zip(value, was, strict=True))
+    if not all(isinstance(each, dict) for pair in pairs for each in pair):
+        return value
+    return [{name: now[name] for name in now if name in before} for now, before in pairs]
+
+
+def _text(config: dict[str, Any], value: Any) -> str:
+    """A value as text. In paths inside the run folder, `…/` replaces the run folder, which may have been moved."""
     folder = str(config["logging"]["save_dir"]).rstrip("/")
     return json.dumps(value, ensure_ascii=False).replace(f'"{folder}/', '"…/')

@@ -386,7 +386,7 @@ def test_a_request_without_supervision_is_the_request_that_it_was() -> None:
 
 
 def test_an_evaluation_has_no_supervisor() -> None:
-    assert _supervisor(EvalConfig(), {}, {}) is None
+    assert _supervisor(EvalConfig(), {}, {}, None) is None
 
 
 def test_reviews_are_a_part_of_the_dialogue_phase(room: Room, generation: GenerationConfig) -> None:
