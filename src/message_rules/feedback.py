@@ -232,13 +232,13 @@ def _asks_elsewhere(said: str, task: str, phrase: Phrase) -> bool:
 
 
 def _fills_in(text: str, phrase: str, said: str = "") -> bool:
-    """Whether a sentence with a blank holds more than half of the phrase's words, and not only words that the student
-    `said`. In scripts without spaces, letters count as words."""
+    """Whether a sentence with a blank holds more than half of the phrase's words in their order, and not only words
+    that the student `said`. In scripts without spaces, letters count as words."""
     wanted = _words(phrase)
     for each in sentences(spoken(text)):
         if not _BLANK.search(each):
             continue
-        found = _common(_words(_BLANK.sub(" ", each)), wanted)
+        found = _in_order(_words(_BLANK.sub(" ", each)), wanted)
         if 2 * len(found) > len(wanted) and not set(found) <= set(_words(said)):
             return True
     return False
@@ -251,20 +251,15 @@ def _states_part(said: str, phrase: str) -> bool:
     return any(len(_words(each)) >= half and holds(phrase, each) for each in sentences(said))
 
 
+def _in_order(words: list[str], wanted: list[str]) -> list[str]:
+    """The words of `wanted` that stand in `words` in the same order."""
+    blocks = SequenceMatcher(None, words, wanted, autojunk=False).get_matching_blocks()
+    return [word for block in blocks for word in wanted[block.b : block.b + block.size]]
+
+
 def _words(text: str) -> list[str]:
     plain = normal(text)
     return list(plain) if UNSPACED.search(plain) else plain.split()
-
-
-def _common(one: list[str], other: list[str]) -> list[str]:
-    """The words of `other` that stand in `one`, each as often as it does there."""
-    left = list(one)
-    found = []
-    for word in other:
-        if word in left:
-            left.remove(word)
-            found.append(word)
-    return found
 
 
 def _asks_for(task: str, meaning: str) -> bool:
