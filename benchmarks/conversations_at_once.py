@@ -5,9 +5,10 @@ of the time is the server's own.
 
 The real application plays lessons of the quickstart's classroom over HTTP, with the quickstart's tokenizer, templates,
 judge and journal. The table gives the medians of the rounds, which take the sizes in turns: milliseconds per message,
-the longest time for which the event loop answered nobody, the journal's bytes per conversation, the memory that the
-batch takes at most, and the time of a reward look-up for the whole batch. RUN_FOLDER holds the quickstart's models
-(`make quickstart-models`; the default is runs/quickstart), of which only the tokenizer is read.
+the longest time for which the event loop answered nobody, the bytes per conversation that the journal writes (before it
+compresses them), the memory that the batch takes at most, and the time of a reward look-up for the whole batch.
+RUN_FOLDER holds the quickstart's models (`make quickstart-models`; the default is runs/quickstart), of which only the
+tokenizer is read.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from config.train_rl_model import TrainRLConfig
 from src.classroom.seats import models_in_use
 from src.models.pretrained import load_tokenizer
 from src.rollout.datasets import load_problems
-from src.rollout.journal import JOURNAL_NAME, Journal
+from src.rollout.journal import Journal
 from src.rollout.registry import environment_of
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
@@ -82,7 +83,7 @@ class Server:
         seats = Seats(engines, judge=RubricJudge())
         environment = environment_of(config).open_with(config, seats, self.journal, weights)
         self.service = SamplingService(Runner(environment, self.journal, weights), self.journal, keep=1)
-        self.heartbeat, self.folder = Heartbeat(), folder
+        self.heartbeat = Heartbeat()
 
         async def open_service(*_: object) -> SamplingService:
             self._beating = asyncio.create_task(self.heartbeat.beat())
@@ -115,8 +116,7 @@ class Server:
             problems=own, answers=[""] * count, request_id=f"n{count}-{number}", seed=number, step=number
         )
         url = f"http://127.0.0.1:{self.port}"
-        journal = self.folder / JOURNAL_NAME
-        size, memory = journal.stat().st_size, peak_mb()
+        written, memory = self.journal.end, peak_mb()
         self.heartbeat.longest = 0.0
         started = time.perf_counter()
         records = ClassroomClient(url, 3600, 600, 60).sample(request).conversations
@@ -125,7 +125,7 @@ class Server:
         requests.post(f"{url}/get_pedagogical_reward", json={"conversations": ids}, timeout=600).raise_for_status()
         looked_up = time.perf_counter() - asked
         messages = sum(len(each.turns) for each in records)
-        grown = (journal.stat().st_size - size) / count
+        grown = (self.journal.end - written) / count
         return Figures(1000 * seconds / messages, 1000 * block, grown, peak_mb() - memory, 1000 * looked_up)
 
 

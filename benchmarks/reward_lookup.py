@@ -27,6 +27,7 @@ from config.checks import reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.rollout.journal import JOURNAL_NAME, Journal, read_journal
+from src.rollout.journal_segments import segments_folder
 from src.rollout.registry import environment_of
 from src.rollout.runner import Runner
 from src.rollout.seats import Seats
@@ -92,6 +93,8 @@ def main() -> None:
         raise SystemExit(f"There is no {source}. Run `make quickstart` first, or name the folder of another run.")
     with tempfile.TemporaryDirectory() as folder, socket.socket() as listening:
         shutil.copy(source, folder)
+        if (segments := segments_folder(source)).is_dir():
+            shutil.copytree(segments, Path(folder) / segments.name)
         service, ids = open_service(Path(folder), arguments.conversations)
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(application(service), log_level="warning"))

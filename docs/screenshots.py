@@ -31,7 +31,8 @@ from src.results.plots import write_plots
 from src.results.run_folder import load_run
 from src.rollout.chat_template import ReplyFrame
 from src.rollout.engines import Completion, Sampling
-from src.rollout.journal import JOURNAL_NAME, head_of
+from src.rollout.journal import HEAD_LENGTH, JOURNAL_NAME, head_of
+from src.rollout.journal_segments import JournalStream
 from src.server.view_only import create_viewer
 from src.viewer.chat import ServerTutor
 from src.viewer.routes import add_viewer
@@ -103,9 +104,9 @@ def rewind(run: Path, folder: Path, steps: int) -> Path:
 def copy_journal(path: Path, to: Path, step: int) -> None:
     """The journal until a third of the step's conversations have ended."""
     ended, wanted = 0, None
-    with path.open("rb") as source, to.open("wb") as target:
-        for line in source:
-            event, _, subject = head_of(line[:400]) or ("", 0.0, "")
+    with JournalStream(path) as source, to.open("wb") as target:
+        for _, line in source.lines():
+            event, _, subject = head_of(line[:HEAD_LENGTH]) or ("", 0.0, "")
             if event == "batch" and json.loads(line)["step"] == step:
                 wanted = subject
             ended += wanted is not None and event == "conversation" and subject.startswith(wanted)

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from ..errors import ConfigError, DataError, StorageError
-from ..system.storage import refuse_full_disk, storage_errors
+from ..system.storage import flush, refuse_full_disk, storage_errors
 from .lora import ADAPTER_CONFIG
 from .policy_version import PolicyVersion
 from .pretrained import check_weights
@@ -108,11 +108,11 @@ def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0) -> 
 def complete(unfinished: Path, folder: Path) -> None:
     """Flush an unfinished folder to disk and rename it to `folder`, replacing an existing one."""
     for path in unfinished.rglob("*"):
-        _flush(path)
+        flush(path)
     if folder.exists():
         shutil.rmtree(folder)
     unfinished.rename(folder)
-    _flush(folder.parent)
+    flush(folder.parent)
 
 
 def inside_run_folder(run_folder: Path, path: str) -> Path:
@@ -184,11 +184,3 @@ def _fingerprint(folder: Path) -> str:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             digest.update(content)
     return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -52,6 +52,15 @@ def write_whole(path: Path, text: str) -> None:
         unfinished.replace(path)
 
 
+def flush(path: Path) -> None:
+    """Have a file or a folder written to the disk itself, so that it survives a loss of power, too."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def refuse_full_disk(folder: Path, needed: int) -> None:
     """Refuse to write to a disk without enough space.
 

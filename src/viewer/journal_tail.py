@@ -10,14 +10,14 @@ from threading import Lock
 from typing import Any
 
 from src.results.rollout_files import OPTIONAL
-from src.rollout.journal import JOURNAL_NAME, head_of, request_of
+from src.rollout.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, request_of
+from src.rollout.journal_segments import JournalStream
 from src.rollout.problem import Problem
 from src.rollout.replay import replay_tokens
 from src.rollout.trajectory import TOKEN_FIELDS
 from src.viewer.list_index import ConversationRow, row_of, title_of
 
 _LONGEST_TAIL = 64 * 1024**2
-_HEAD_LENGTH = 400
 _CONVERSATION_EVENTS = frozenset(
     "turn cut_short verdict post_test solutions grades failure rewards conversation".split()
 )
@@ -126,7 +126,8 @@ class JournalTail:
 
     def record(self, conversation: JournalConversation) -> dict[str, Any]:
         """The conversation's record as plain data, with tokens; for an unfinished one, what is known so far."""
-        events = [self._read(position) for position in conversation.positions]
+        with JournalStream(self.path) as stream:
+            events = [json.loads(line) for line in stream.lines_at(conversation.positions)]
         buffer = replay_tokens(events)
         tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
         finished = [event["record"] for event in events if event["event"] == "conversation"]
@@ -152,32 +153,28 @@ class JournalTail:
         started, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
         return started, started.problem(index) if started else None, index
 
-    def _read(self, position: int) -> dict[str, Any]:
-        with self.path.open("rb") as file:
-            file.seek(position)
-            return json.loads(file.readline())
-
     def _follow(self, since: float) -> None:
-        size = self.path.stat().st_size if self.path.is_file() else 0
-        if self._position is not None and size < self._position:  # the journal was deleted or replaced
+        try:
+            stream = JournalStream(self.path)
+        except FileNotFoundError:  # it was deleted
             self._position, self._batches, self._conversations = None, {}, {}
-        if not size:
             return
-        with self.path.open("rb") as file:
-            if self._position is None:
-                self._position = max(0, size - _LONGEST_TAIL)
-                if self._position:
-                    file.seek(self._position)
-                    self._position += len(file.readline())
-            file.seek(self._position)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._note(line, self._position, since)
-                self._position += len(line)
+        with stream:
+            if self._position is not None and stream.end < self._position:  # it was replaced
+                self._position, self._batches, self._conversations = None, {}, {}
+            for position, line in stream.lines(self._start(stream) if self._position is None else self._position):
+                self._note(line, position, since)
+                self._position = position + len(line)
+
+    def _start(self, stream: JournalStream) -> int:
+        """The position of the first line to read, at most 64 MiB before the end."""
+        position = max(stream.begin, stream.end - _LONGEST_TAIL)
+        if position > stream.begin:
+            position += len(next(stream.lines(position), (0, b""))[1])  # the rest of a line
+        return position
 
     def _note(self, line: bytes, position: int, since: float) -> None:
-        head = head_of(line[:_HEAD_LENGTH])
+        head = head_of(line[:HEAD_LENGTH])
         if head is None:
             return
         event, time, subject = head

@@ -28,7 +28,8 @@ import psutil
 from config.load import ROOT
 from src.errors import ClassroomError
 from src.launch.commands import server_command, trainer_command
-from src.rollout.journal import JOURNAL_NAME, read_journal
+from src.rollout.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, read_journal
+from src.rollout.journal_segments import JournalStream
 from src.rollout.seats import POLICY_SEAT
 from src.server.client import ClassroomClient
 from src.system.processes import Child, Signals
@@ -148,7 +149,8 @@ class Watch:
     def __init__(self, folder: Path):
         self._journal, self._checkpoints = folder / JOURNAL_NAME, folder / "checkpoints" / "unfinished"
         self._policy = folder / "policy"
-        self._read = self._journal.stat().st_size if self._journal.exists() else 0
+        self._read = 0
+        self._new_events()
 
     def phase(self) -> str | None:
         if self._checkpoints.exists():
@@ -159,13 +161,16 @@ class Watch:
         return next((phase for event, phase in _PHASE_OF_EVENT.items() if event in events), None)
 
     def _new_events(self) -> set[str]:
-        if not self._journal.exists():
+        try:
+            stream = JournalStream(self._journal)
+        except FileNotFoundError:
             return set()
-        with self._journal.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        self._read += len(data)
-        return {line.split(b'"', 4)[3].decode() for line in data.split(b"\n") if line.startswith(b'{"event": "')}
+        events = set()
+        with stream:
+            for position, line in stream.lines(self._read):
+                self._read = position + len(line)
+                events.add((head_of(line[:HEAD_LENGTH]) or ("",))[0])
+        return events
 
 
 def play(run: Run, target: str | None, kills: int, generator: random.Random) -> Counter:
