@@ -7,7 +7,7 @@ SHELL := bash
 with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
 
 .PHONY: help setup doctor quickstart quickstart-models small-tutor marooned marooned-models test test-engines \
-        test-others test-full lint bench docs gpu-check openenv-check
+        test-others test-full chaos lint bench docs gpu-check openenv-check
 
 help:
 	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
@@ -18,6 +18,7 @@ help:
 	@echo 'make marooned-models    only the model that it starts from'
 	@echo 'make test               the tests'
 	@echo 'make test-full          the long and the rarely needed ones, too'
+	@echo 'make chaos              kills, faults and a soak: what a run survives, in parts: make chaos ARGS="--shard 1/4"'
 	@echo 'make lint               ruff'
 	@echo 'make bench              the benchmarks'
 	@echo 'make gpu-check          on a GPU: its tests, three quickstart steps, whole steps of models of real size'
@@ -64,6 +65,10 @@ test-others: setup
 
 test-full: setup
 	@$(PYTHON_IN_VENV) -m pytest $(ARGS)
+
+# One thread, so that two shards do not wait for each other's cores.
+chaos: setup
+	@OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m tests.chaos $(ARGS)
 
 lint: setup
 	@$(PYTHON_IN_VENV) -m ruff check .

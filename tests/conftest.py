@@ -17,7 +17,7 @@ import pytest
 from config.base import GenerationConfig
 from src.memory.sources import gpu_is_there
 from src.server.client import ClassroomClient
-from tests.support.scripted_room import TEMPLATES, Room
+from tests.support.scripted_room import Room, guided, write_templates
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_SHARE = 0.1
@@ -60,30 +60,12 @@ def lessons(world: Path) -> list[str]:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Callable[[str], str]:
-    for name, text in TEMPLATES.items():
-        (tmp_path / f"{name}.txt").write_text(text)
-    return lambda name: str(tmp_path / f"{name}.txt")
+    return write_templates(tmp_path)
 
 
 @pytest.fixture
 def generation(prompts: Callable[[str], str]) -> GenerationConfig:
-    """The language tutor's rules: guided, five messages, one scoring judge attempt."""
-    return GenerationConfig(
-        teacher_prompt_path=prompts("teacher"),
-        student_personas_prompts_paths={"correct_student": prompts("student"), "error_student": prompts("error")},
-        student_initial_attempt_prompt_path=prompts("attempt"),
-        initial_attempt_wrapper_prompt_path=prompts("wrapper"),
-        student_final_prompt_path=prompts("final"),
-        judges_rules_prompts_paths={"pedagogical_eval": "scripted"},
-        forced_conversation_type="guided",
-        max_turns=5,
-        max_tokens_in_conversation=900,
-        max_tokens_per_turn=48,
-        number_judge_attempts=1,
-        number_student_attempts=2,
-        ignore_rejected_judge=True,
-        extra_penalty_for_rejected_judges=1.0,
-    )
+    return guided(prompts)
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
-"""The HTTP client for models behind an API. It limits the size of replies and follows no redirects.
+"""The HTTP client for models behind an API. It limits the size of replies, follows no redirects, and uses a connection
+for one request only.
 
 A provider, a proxy or a hotspot may answer with anything. At most `LARGEST_REPLY` bytes of a reply are read, counted
-after decompression. A redirect would send the prompt, and perhaps the key, to an address that is not configured.
+after decompression. A redirect would send the prompt, and perhaps the key, to an address that is not configured. If a
+reply is longer than announced, or a proxy answers twice, the rest would be taken as the reply to the next request on
+the connection: the verdict on another conversation.
 """
 
 from contextlib import aclosing
@@ -27,7 +30,8 @@ class BoundedClient(DefaultAsyncHttpxClient):
     """The HTTP client of the `openai` library with these limits."""
 
     def __init__(self, **options: Any):
-        super().__init__(**options, follow_redirects=False, event_hooks={"response": [_refuse_redirect]})
+        once = httpx2.Limits(max_keepalive_connections=0)
+        super().__init__(**options, limits=once, follow_redirects=False, event_hooks={"response": [_refuse_redirect]})
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         """Send a request and read the whole reply. The body counts as JSON in UTF-8, whatever the headers say.

@@ -219,6 +219,20 @@ def test_a_redirect_to_anything_is_refused(target, tmp_path: Path):
     assert len(endpoint.calls) == 1
 
 
+@pytest.mark.parametrize("status", [200, 502])
+def test_what_follows_a_reply_on_its_connection_answers_no_other_request(status, tmp_path: Path):
+    """As from a proxy that gives up on a request, and then passes on its late reply."""
+    late = whole("the answer to another question").encode()
+
+    def answers_twice(exchange: Exchange) -> None:
+        exchange.call.behaviour = "twice"
+        exchange.head(status, 2, {})
+        exchange.write(b"{}HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(late) + late)
+
+    with judge_endpoint(in_turn(answers_twice, says("yes"))) as endpoint:
+        assert Client(endpoint, tmp_path).ask() == "yes" and len(endpoint.calls) == 2
+
+
 # The whole way ------------------------------------------------------------------------------------------------------
 
 HALF = "half a character: \ud800"

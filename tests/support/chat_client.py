@@ -26,9 +26,9 @@ def question(text: str = "why?", schema: dict | None = None, max_tokens: int = 5
     return ChatRequest([{"role": "user", "content": text}], Sampling(0.6, 0.9, max_tokens=max_tokens), schema, (draw,))
 
 
-def fast_api(config: ApiModelConfig, ledger: CallLedger) -> ChatApi:
+def fast_api(config: ApiModelConfig, ledger: CallLedger, speed: float = SPEED) -> ChatApi:
     return ChatApi(
-        config, ledger, "judge", clock=lambda: time.monotonic() * SPEED, sleep=lambda s: asyncio.sleep(s / SPEED)
+        config, ledger, "judge", clock=lambda: time.monotonic() * speed, sleep=lambda s: asyncio.sleep(s / speed)
     )
 
 

@@ -86,6 +86,10 @@ class Exchange:
         except OSError:
             return True
 
+    def hang_up(self) -> None:
+        """Close the connection after this reply."""
+        self._handler.close_connection = True
+
     def drop(self) -> None:
         """Break the connection without a reply: the client sees a reset."""
         self._handler.close_connection = True

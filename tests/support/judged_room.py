@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 
 from config.base import GenerationConfig, JudgeModelConfig
 from src.inference_providers.call_ledger import CallLedger
@@ -11,7 +13,7 @@ from src.rollout.journal import read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.open_models import JUDGE_CALLS_NAME
 from src.server.sampling_service import SamplingService
-from tests.support.chat_client import fast_api
+from tests.support.chat_client import SPEED, fast_api
 from tests.support.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,
     USD_PER_PROMPT_TOKEN,
@@ -43,19 +45,38 @@ GOOD = verdict(1, 0.5, 5)
 OUT_OF_RANGE = verdict(7, 0.5, 5)
 
 
-class Server:
-    """What a server is, but for the engines: opened on a run folder, asked, closed."""
+def write_rule(folder: Path) -> dict[str, str]:
+    """Write what a judge over HTTP reads; returns the path by rule."""
+    template = "{{ problem }}\n{% for turn in conversation %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
+    (folder / "judge.txt").write_text(template)
+    return {"pedagogical_eval": str(folder / "judge.txt")}
 
-    def __init__(self, room: Room, generation: GenerationConfig, url: str, **options):
+
+def judged_by(rules: dict[str, str], generation: GenerationConfig) -> GenerationConfig:
+    """Guided conversations of three messages, one scoring rule, two attempts, soft mode with λ = 0.25."""
+    return replace(
+        generation,
+        judges_rules_prompts_paths=rules,
+        max_turns=3,
+        number_judge_attempts=2,
+        extra_penalty_for_rejected_judges=0.25,
+    )
+
+
+class Server:
+    """What a server is, but for the engines: opened on a run folder, asked, closed. `speed` is that of the clock of the
+    judge's client."""
+
+    def __init__(self, room: Room, generation: GenerationConfig, url: str, speed: float = SPEED, **options):
         options = {"model_name_or_path": "judge"} | options
         self.config = JudgeModelConfig(base_url=url, **options)
-        self.room, self.generation = room, generation
+        self.room, self.generation, self.speed = room, generation, speed
         room.judge_options = self.config
         self.ledger = CallLedger(room.folder / JUDGE_CALLS_NAME, self.config.max_cost_usd)
 
     def run(self, work: Callable[[SamplingService], Awaitable]):
         async def whole():
-            api = fast_api(self.config, self.ledger)
+            api = fast_api(self.config, self.ledger, self.speed)
             rules = self.generation.judges_rules_prompts_paths
             self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
             service = self.room.open(self.generation)

@@ -51,6 +51,34 @@ TEMPLATES = {
 }
 
 
+def write_templates(folder: Path) -> Callable[[str], str]:
+    """Write the prompts; returns a function of a prompt's name that gives its path."""
+    for name, text in TEMPLATES.items():
+        (folder / f"{name}.txt").write_text(text)
+    return lambda name: str(folder / f"{name}.txt")
+
+
+def guided(template: Callable[[str], str]) -> GenerationConfig:
+    """The language tutor's rules: guided, five messages, one scoring judge attempt. `template` gives each prompt's
+    path."""
+    return GenerationConfig(
+        teacher_prompt_path=template("teacher"),
+        student_personas_prompts_paths={"correct_student": template("student"), "error_student": template("error")},
+        student_initial_attempt_prompt_path=template("attempt"),
+        initial_attempt_wrapper_prompt_path=template("wrapper"),
+        student_final_prompt_path=template("final"),
+        judges_rules_prompts_paths={"pedagogical_eval": "scripted"},
+        forced_conversation_type="guided",
+        max_turns=5,
+        max_tokens_in_conversation=900,
+        max_tokens_per_turn=48,
+        number_judge_attempts=1,
+        number_student_attempts=2,
+        ignore_rejected_judge=True,
+        extra_penalty_for_rejected_judges=1.0,
+    )
+
+
 class Room:
     """A classroom of scripted engines, whose text each test sets. `woken` records the seats that each phase wakes, if
     the schedule has phases. There is no `supervisor` unless a test seats one."""

@@ -1,0 +1,69 @@
+"""The chaos suite: what a run survives, what it counts, and what it must never do.
+
+    python -m tests.chaos [--parts judge] [--shard 1/4] [--calls 10000] [--folder runs/chaos] [--again]
+
+A case that was played to its end without a fault is not played again, unless with --again. After its cases, each part
+prints a table of all results that are in the folder, from other shards, too. The exit status is 1 if anything was not
+as it has to be.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.chaos import judge_calls
+from tests.chaos.cases import Case, Result, Results, Settings, in_shard
+
+PARTS: dict[str, tuple[Callable[[Settings], list[Case]], Callable[[Sequence[Result]], str]]] = {
+    "judge": (judge_calls.cases, judge_calls.summary),
+}
+"""By part: its cases, and its results as a table."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--cases", nargs="+", help="only cases with one of these in their names")
+    parser.add_argument("--shard", default="1/1", help="k/n: the k-th of n shares of the cases")
+    parser.add_argument("--calls", type=int, default=10_000, help="judge calls")
+    parser.add_argument("--batches", type=int, default=1000, help="batches of the soak")
+    parser.add_argument("--kills", type=int, default=20, help="for each program")
+    parser.add_argument("--stopped", type=float, default=60.0, help="seconds for which a program is stopped")
+    parser.add_argument("--folder", type=Path, default=Path("runs/chaos"))
+    parser.add_argument("--again", action="store_true", help="also play cases that were played already")
+    options = parser.parse_args(arguments)
+    settings = Settings(options.folder.resolve(), options.calls, options.batches, options.kills, options.stopped)
+    results = Results(settings.folder)
+    by_part = {part: PARTS[part][0](settings) for part in options.parts}
+    cases = [case for of_part in by_part.values() for case in of_part]
+    if options.cases:
+        cases = [case for case in cases if any(word in case.name for word in options.cases)]
+    for case in in_shard(cases, options.shard):
+        _play(case, settings, results, options.again)
+    wrong = False
+    for part, of_part in by_part.items():
+        found = results.of(of_part)
+        wrong |= any(result.wrong for result in found)
+        print(f"\n{part}: {len(found)} of {len(of_part)} cases\n\n{PARTS[part][1](found)}")
+    return 1 if wrong else 0
+
+
+def _play(case: Case, settings: Settings, results: Results, again: bool) -> None:
+    known = results.get(case)
+    if known is not None and not known.wrong and not again:
+        return
+    folder = settings.folder / case.part / case.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    print(f"{case.part} {case.name} …", flush=True)
+    started = time.monotonic()
+    result = case.play(folder, settings)
+    results.keep(case, result)
+    print(f"  {'; '.join(result.wrong) or 'as it has to be'} ({time.monotonic() - started:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
