@@ -16,7 +16,7 @@ from config.base import (
 )
 from config.checks import check_generation, check_logging, check_reward_model, check_server
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
-from config.model_checks import check_judge, check_model, check_vllm
+from config.model_checks import check_judge, check_key_variable, check_model, check_vllm
 from config.supervision_checks import check_supervisor
 from config.train_rl_model import RewardModelConfig
 from config.values import EMBEDDED_JUDGES, GREEDY, LARGEST_BATCH, SAMPLED, SAMPLINGS, SUPERVISED, check_url
@@ -219,6 +219,9 @@ def _check_tutors(config: EvalConfig) -> None:
             raise ConfigError(f"The tutor {tutor.name} names no model_name_or_path, adapter or server_url: give one.")
         if tutor.server_url is not None:
             check_url(f"server_url of the tutor {tutor.name}", tutor.server_url)
+        if tutor.base_url is not None:
+            check_url(f"base_url of the tutor {tutor.name}", tutor.base_url)
+        check_key_variable(f"api_key_env of the tutor {tutor.name}", tutor.api_key_env)
     if config.server_url is not None:
         raise ConfigError(
             "server_url is set beside tutors: the base and the control arms are played here, so set server_url=null "

@@ -41,6 +41,7 @@ from config.upstream_keys import drop_keys_without_effect, rename_keys, rename_v
 from config.values import RULES_VERSION
 from src.errors import ClassroomError, ConfigError
 from src.rollout.registry import module_of
+from src.system.keys import FormatterWithoutKeys, print_error
 from src.system.storage import storage_errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,9 +95,7 @@ def program(
 
         @wraps(main)
         def start() -> None:
-            logging.basicConfig(
-                level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-            )
+            _log_to_terminal()
             _quieten_libraries()
             read_keys()
             with _messages_instead_of_tracebacks():
@@ -137,6 +136,12 @@ def read_keys() -> None:
     load_dotenv(ROOT / ".env")
 
 
+def _log_to_terminal() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(FormatterWithoutKeys("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
 def _quieten_libraries() -> None:
     """Silence output of libraries that no user can act on; a variable that is set already keeps its value."""
     quiet = {
@@ -168,7 +173,7 @@ class _messages_instead_of_tracebacks(ContextDecorator):
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         if isinstance(error, USER_ERRORS):
             if _is_first_to_say(str(error)):
-                print(f"error: {error}", file=sys.stderr)
+                print_error(error)
             sys.exit(2)
 
 

@@ -19,6 +19,7 @@ from config.values import (
     check_url,
 )
 from src.errors import ConfigError
+from src.system.keys import is_variable_name
 
 _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
@@ -112,9 +113,19 @@ def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig)
         )
 
 
+def check_key_variable(key: str, variable: str | None) -> None:
+    """Raise a `ConfigError`, which does not repeat the value, if it may be a key in place of a variable's name."""
+    if variable is not None and not is_variable_name(variable):
+        raise ConfigError(
+            f"{key} is not the name of an environment variable: capitals, digits and underscores, such as MY_API_KEY. "
+            "If it is a key itself, put that into the environment, and the variable's name here."
+        )
+
+
 def _check_api(name: str, model: ApiModelConfig) -> None:
     if model.base_url is not None:
         check_url(f"{name}.base_url", model.base_url)
+    check_key_variable(f"{name}.api_key_env", model.api_key_env)
     if model.use_openrouter and model.use_gemini:
         raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
     check_choice(f"{name}.response_format", model.response_format, RESPONSE_FORMATS)

@@ -16,6 +16,7 @@ from config.eval_model import EvalConfig, TutorConfig
 from config.train_sft_model import TrainSFTModelConfig
 from config.values import check_path, each_field
 from src.errors import ConfigError
+from src.system.keys import keys
 
 PATHS: dict[type, tuple[str, ...]] = {
     ModelConfig: ("model_name_or_path",),
@@ -65,15 +66,22 @@ def check_texts(config: Any) -> None:
     """Check the strings of a configuration.
 
     Raises:
-        ConfigError: if a list or mapping of strings holds another type, and for a string that UTF-8 cannot encode
-            because it holds a lone surrogate.
+        ConfigError: if a list or mapping of strings holds another type, for a string that UTF-8 cannot encode because
+            it holds a lone surrogate, and for one that holds a key: configurations are printed and recorded.
     """
+    held = keys()
     for group, item, key in each_field(config):
         value = getattr(group, item.name)
         inner = value.values() if isinstance(value, dict) else value
         if item.type in _OF_TEXTS and not all(isinstance(each, str) for each in inner or ()):
             raise ConfigError(f"{key} is {value}; each value in it is a text.")
         for text in _texts(value):
+            for variable, secret in held.items():
+                if secret in text:
+                    raise ConfigError(
+                        f"{key} holds what the environment variable {variable} holds. Keys stay in the environment: "
+                        "a configuration is printed, and kept in the run folder."
+                    )
             try:
                 text.encode()
             except UnicodeEncodeError as error:

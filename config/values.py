@@ -173,7 +173,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_url(key: str, url: str) -> None:
-    """Raise a `ConfigError` if `url` is not an http or https address."""
+    """Raise a `ConfigError` if `url` is not an http or https address, or has room for a password or a key."""
+    if "@" in url or "?" in url or "#" in url:
+        raise ConfigError(
+            f"{key} has an @, a ? or a #. It is an address alone, such as http://127.0.0.1:8005: no name, password or "
+            "key may stand in it, because it is printed, and kept in the run folder."
+        )
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname

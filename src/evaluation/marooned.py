@@ -21,6 +21,7 @@ from src.results.statistics import paired_change
 from src.rollout.intervals import Estimate, mean_with_ci
 from src.rollout.requests import SampleRequest
 from src.server.client import ClassroomClient
+from src.system.keys import print_error
 
 Figures = dict[str, dict[str, list[float]]]
 """By figure and problem, its value in each game."""
@@ -141,7 +142,7 @@ def main() -> int:
         islands, games = held_out(arguments.islands), arguments.games_per_island
         records = measure(client, islands, games, arguments.games, arguments.name, arguments.untrained)
     except (ClassroomError, OSError, ValidationError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     for name, by_island in figures_of(records).items():
         print(f"{LABELS[name]:52}{mean_with_ci(by_island)['mean']:8.3f}")

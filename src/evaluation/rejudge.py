@@ -33,6 +33,7 @@ from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.runner import weighted_sum
 from src.rollout.trajectory import TOKEN_FIELDS
 from src.server.open_models import JUDGE_CALLS_NAME, embedded_judge, open_readers
+from src.system.keys import print_error
 
 RESULT_NAME = "rejudged.jsonl"
 
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
         recorded = ("--config-dir", str(folder / "config"), "--config-name", "vllm_server")
         found = rejudge(folder, load(TrainRLConfig, "train_rl", (*recorded, *overrides), check_train_rl))
     except USER_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     lines = [json.dumps(to_jsonable_python(each)) for each in found]
     (folder / RESULT_NAME).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

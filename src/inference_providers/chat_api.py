@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from src.inference_providers.call_ledger import LOST, UNUSABLE, USABLE, CallLedg
 from src.inference_providers.rate_limit import RateLimiter, Reservation
 from src.inference_providers.responses import Answer, Failure, Remedy, of_exception, read_body
 from src.rollout.engines import Sampling
+from src.system.keys import without_keys
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -363,6 +364,14 @@ class ChatApi:
         return self._overcharge(request, usage) or outcome
 
     async def _send(self, model: _Model, request: ChatRequest) -> Answer | Failure:
+        """The outcome of one request. Providers and proxies repeat keys in their errors: none comes further than here,
+        into the ledger or a message."""
+        outcome, variable = await self._receive(model, request), key_variable(self._config)
+        if isinstance(outcome, Answer):
+            return replace(outcome, text=without_keys(outcome.text, variable))
+        return replace(outcome, message=without_keys(outcome.message, variable))
+
+    async def _receive(self, model: _Model, request: ChatRequest) -> Answer | Failure:
         from openai import APIError
 
         arguments: dict[str, Any] = {

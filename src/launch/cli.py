@@ -32,6 +32,7 @@ from src.launch.commands import (
     with_precision,
 )
 from src.launch.server_process import ServerProcess, SupervisedServer
+from src.system.keys import print_error
 from src.system.processes import Child, Interrupted, Signals
 from src.training.resume import check_resume
 
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
     except USER_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
 
 

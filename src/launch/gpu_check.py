@@ -33,6 +33,7 @@ from src.memory.sources import launch_of_flags, read_shape
 from src.models.random_model import SHAPES, write_shape
 from src.results.run_folder import METRICS_NAME
 from src.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
+from src.system.keys import print_error
 from src.system.ports import free_port
 from src.system.processes import Child, Interrupted, Signals
 from src.toy_language.build import build_world
@@ -358,7 +359,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
     except USER_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     written = {
         "machine": machine.name,

@@ -29,6 +29,7 @@ from src.launch.server_process import ServerProcess, SupervisedServer
 from src.results.learning import describe_learning, learning_of
 from src.results.run_folder import load_run
 from src.server.client import ClassroomClient
+from src.system.keys import print_error
 from src.system.ports import refuse_taken_port
 from src.system.processes import Child, Interrupted, Signals
 
@@ -310,10 +311,12 @@ def run_command(
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
     except StageFailed as failure:
-        print(f"\nerror: {failure}", file=sys.stderr)
+        print(file=sys.stderr)
+        print_error(failure)
         return failure.exit_status
     except USER_ERRORS as error:
-        print(f"\nerror: {error}", file=sys.stderr)
+        print(file=sys.stderr)
+        print_error(error)
         return 2
     return 0
 

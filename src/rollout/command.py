@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ClassroomError, ConfigError, RolloutsStopped
+from ..system.keys import print_error
 from .datasets import load_problems
 from .rollout_set import RolloutSet
 from .rollouts import Rollouts
@@ -224,6 +225,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.plots is not None:
             done.plot(arguments.plots)
     except ClassroomError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     return int(all(rollout.failed for rollout in done))

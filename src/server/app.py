@@ -29,6 +29,7 @@ from src.server.auth import token_for
 from src.server.error_responses import add_error_answers, answer_with_message
 from src.server.gpu_lease import GpuLease
 from src.server.judge_check import open_judge_check
+from src.server.listening import uvicorn_options
 from src.server.long_poll import unless_disconnected
 from src.server.middleware import add_request_checks
 from src.server.openai_routes import add_openai_routes
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GRACEFUL_SHUTDOWN_S = 5
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
@@ -97,15 +97,7 @@ def server_subfolder(server_index: int) -> str:
 
 
 def _run(app: FastAPI, host: str, port: int) -> None:
-    options = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S,
-    )
-    server = uvicorn.Server(options)
+    server = uvicorn.Server(uvicorn_options(app, host, port))
     app.state.end = lambda: setattr(server, "should_exit", True)
     try:
         server.run()

@@ -6,6 +6,7 @@ from fastapi.responses import JSONResponse
 
 from src.errors import ClassroomError, DataError
 from src.rollout.text import without_surrogates
+from src.system.keys import without_keys
 
 
 def add_error_answers(app: FastAPI) -> None:
@@ -19,7 +20,7 @@ def add_error_answers(app: FastAPI) -> None:
 async def answer_with_message(_: Request, error: Exception) -> JSONResponse:
     """A response with the error's message and the status of its class."""
     status = error.status if isinstance(error, ClassroomError) else 500
-    return JSONResponse({"detail": without_surrogates(str(error))}, status_code=status)
+    return JSONResponse({"detail": without_keys(without_surrogates(str(error)))}, status_code=status)
 
 
 async def _answer_with_what_is_wrong(_: Request, error: Exception) -> JSONResponse:
@@ -30,7 +31,7 @@ async def _answer_with_what_is_wrong(_: Request, error: Exception) -> JSONRespon
 
 async def _answer_with_its_name(request: Request, error: Exception) -> JSONResponse:
     where = f"{request.method} {request.url.path}"
-    said = without_surrogates(f"{type(error).__name__}: {error}"[:300])
+    said = without_keys(without_surrogates(f"{type(error).__name__}: {error}"))[:300]
     why = (
         f"The server met an error that it does not expect, in {where}: {said}. It goes on; the traceback is in its log "
         "(server.log in the run folder, if a launcher started it)."

@@ -1,6 +1,5 @@
 """The viewer without a model: `python vllm_server.py --view RUN_FOLDER`, with the same overrides as the server."""
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,9 @@ from src.errors import DataError
 from src.results.evaluation_files import CONVERSATIONS_NAME
 from src.server.auth import token_for
 from src.server.error_responses import add_error_answers
+from src.server.listening import uvicorn_options
 from src.server.middleware import add_request_checks
+from src.system.keys import print_error
 from src.system.ports import refuse_taken_port
 from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files
@@ -32,7 +33,7 @@ def view(arguments: Sequence[str]) -> int:
         refuse_taken_port(host, port)
         app = create_viewer(_run_folder(folder), token_for(host), config.generation.allowed_hosts)
     except USER_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     _run(app, host, port)
     return 0
@@ -53,7 +54,7 @@ def _run(app: FastAPI, host: str, port: int) -> None:
 
     print(f"http://{f'[{host}]' if ':' in host else host}:{port}/ shows the run; Ctrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning")).run()
+        uvicorn.Server(uvicorn_options(app, host, port)).run()
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:

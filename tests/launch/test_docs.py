@@ -17,7 +17,7 @@ from tests.test_rooms import ROOMS
 TEXTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
     for name in (
-        *("README.md", "CONTRIBUTING.md", "src/README.md", "data/README.md"),
+        *("README.md", "CONTRIBUTING.md", "SECURITY.md", "src/README.md", "data/README.md"),
         *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
     )
 }

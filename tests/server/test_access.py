@@ -3,9 +3,13 @@
 import asyncio
 import ipaddress
 import logging
+import select
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi import FastAPI, WebSocket
@@ -19,11 +23,47 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.server.auth import TOKEN_VARIABLE, token_for
+from src.server.listening import LARGEST_HEAD
 from src.server.middleware import HostCheck
 from src.training.server_assignment import assign_server
 from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
 from tests.support.scripted_room import Room
 from tests.support.scripted_room import application as application_of
+
+# Before any token ----------------------------------------------------------------------------------------------------
+
+
+def test_endless_headers_are_refused_before_they_fill_the_memory(listening: str) -> None:
+    """They are read before the token is."""
+    address = urlsplit(listening)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        sent = 0
+        with suppress(ConnectionError):  # the server hangs up
+            while sent < 100 * LARGEST_HEAD and not select.select([connection], [], [], 0)[0]:
+                sent += connection.send(b"x-filler: " + b"x" * 4000 + b"\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert sent < 100 * LARGEST_HEAD
+
+
+def test_a_token_is_compared_in_constant_time_only(app: Callable[..., FastAPI], monkeypatch) -> None:
+    """By no other means than `hmac.compare_digest`: where that says no, the right token is refused."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    compared = []
+
+    def refuse(given: bytes, expected: bytes) -> bool:
+        compared.append((given, expected))
+        return False
+
+    with TestClient(app(), base_url=HERE) as client:
+        right = {"Authorization": f"Bearer {TOKEN}"}
+        assert client.get("/health", headers=right).status_code == 200
+        monkeypatch.setattr(src.server.middleware.hmac, "compare_digest", refuse)
+        for headers in (right, {}, {"Authorization": "Bearer x"}):
+            assert client.get("/health", headers=headers).status_code == 401
+    expected = f"Bearer {TOKEN}".encode()
+    assert compared == [(expected, expected), (b"", expected), (b"Bearer x", expected)]
+
 
 # Whose request it is --------------------------------------------------------------------------------------------
 

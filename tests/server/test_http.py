@@ -162,7 +162,7 @@ def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, g
         asyncio.run(service.sample(SampleRequest(**BODY)))
 
 
-def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, capfd) -> None:
+def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, caplog) -> None:
     async def break_down() -> None:
         raise LookupError("nobody thought of this \ud800")
 
@@ -175,7 +175,7 @@ def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, c
     assert (
         "LookupError: nobody thought of this \ufffd. It goes on; the traceback is in its log" in answer.json()["detail"]
     )
-    assert "Traceback" in capfd.readouterr().err
+    assert "Traceback" in caplog.text
 
 
 def test_a_journal_that_was_deleted_is_told_with_what_to_do(http: TestClient, room: Room) -> None:

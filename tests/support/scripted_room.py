@@ -30,6 +30,7 @@ from src.rollout.requests import SampleRequest
 from src.rollout.reviews import Supervisor
 from src.rollout.runner import Runner
 from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
+from src.server.listening import uvicorn_options
 from src.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
@@ -149,7 +150,7 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
 @contextmanager
 def serving(app: FastAPI, port: int) -> Iterator[str]:
     """Serve the application on this machine until the end of the block; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    server = uvicorn.Server(uvicorn_options(app, "127.0.0.1", port))
     thread = threading.Thread(target=server.run)
     thread.start()
     deadline = time.monotonic() + 60

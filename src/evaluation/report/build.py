@@ -34,6 +34,7 @@ from src.results.learning import describe_learning, learning_of, write_learning
 from src.results.plots import write_plots
 from src.results.run_folder import STAGES, RunData, error_share, is_number, load_run, look_up
 from src.results.supervision_summary import describe_supervision, summarise_supervision
+from src.system.keys import print_error
 
 SAMPLING_NAMES = {name: name.capitalize() for name in SAMPLINGS}
 _SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
@@ -358,7 +359,7 @@ def main(arguments: Sequence[str]) -> int:
             write_summary(data.folder, {**seconds, **total})
         path = write_report(data.folder)
     except ClassroomError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     print(comparison_table(data))
     if data.steps:
