@@ -1,6 +1,6 @@
 """The chaos suite: what a run survives, what it counts, and what it must never do.
 
-    python -m tests.chaos [--parts judge] [--shard 1/4] [--calls 10000] [--folder runs/chaos] [--again]
+    python -m tests.chaos [--only judge soak …] [--shard 1/4] [--folder runs/chaos] [--again]
 
 A case that was played to its end without a fault is not played again, unless with --again. After its cases, each part
 prints a table of all results that are in the folder, from other shards, too. The exit status is 1 if anything was not
@@ -14,18 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.chaos import judge_calls
+from tests.chaos import judge_calls, soak
 from tests.chaos.cases import Case, Result, Results, Settings, in_shard
 
 PARTS: dict[str, tuple[Callable[[Settings], list[Case]], Callable[[Sequence[Result]], str]]] = {
     "judge": (judge_calls.cases, judge_calls.summary),
+    "soak": (soak.cases, soak.summary),
 }
 """By part: its cases, and its results as a table."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--cases", nargs="+", help="only cases with one of these in their names")
     parser.add_argument("--shard", default="1/1", help="k/n: the k-th of n shares of the cases")
     parser.add_argument("--calls", type=int, default=10_000, help="judge calls")
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     settings = Settings(options.folder.resolve(), options.calls, options.batches, options.kills, options.stopped)
     results = Results(settings.folder)
-    by_part = {part: PARTS[part][0](settings) for part in options.parts}
+    by_part = {part: PARTS[part][0](settings) for part in options.only}
     cases = [case for of_part in by_part.values() for case in of_part]
     if options.cases:
         cases = [case for case in cases if any(word in case.name for word in options.cases)]

@@ -46,6 +46,8 @@ class Tally:
         calls: by what the endpoint did.
         without: conversations without a reward, since no attempt brought a verdict.
         defaulted: verdicts and rewards that are not those of the endpoint's true verdict.
+        refusals: attempts without a verdict that were taken for a refusal of the tutor's words, since a control request
+            brought one (docs/judging.md); the other attempt counts.
         hung: conversations that were not finished within the time limit, and requests that were never settled.
         paid_twice: answers that were paid for although the ledger held one to the same request.
         too_late: answers that the endpoint sent whole, after the client had given up waiting.
@@ -60,6 +62,7 @@ class Tally:
     verdicts: int = 0
     without: int = 0
     defaulted: int = 0
+    refusals: int = 0
     hung: int = 0
     paid_twice: int = 0
     too_late: int = 0
@@ -177,6 +180,7 @@ class JudgeCalls:
             number = sum(map(int, re.fullmatch(r"from(\d+)-(\d+)", event["conversation"]).groups()))
             scores = event["verdict"]["scores"]
             tally.verdicts += scores is not None
+            tally.refusals += event["verdict"]["refused"]
             tally.defaulted += scores is not None and tuple(scores.values()) != scores_of(number)
         holds = {GOOD, *(name for name, fault in FAULTS.items() if fault.leads_to == VERDICT)}
         controls = sum(call.behaviour in holds for call in endpoint.calls if _CONTROL in call.prompt)
@@ -242,6 +246,7 @@ def summary(results: Sequence[Result]) -> str:
         ("valid verdicts, all of them used", total("verdicts")),
         ("conversations without a verdict", total("without")),
         ("verdicts or rewards that nobody gave", total("defaulted")),
+        ("attempts taken for a refusal, by chance", total("refusals")),
         ("hung", total("hung")),
         ("answers paid for twice", total("paid_twice")),
         ("answers that came after the client had given up", total("too_late")),

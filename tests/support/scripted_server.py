@@ -1,0 +1,73 @@
+"""`vllm_server.py` with scripted engines in place of vLLM's; locks, journal, ledgers, judge and supervisor are real.
+
+    python -m tests.support.scripted_server --config-name quickstart logging.save_dir=…
+
+It takes the same arguments. Teacher and student say one of a few lines, drawn at random, so that rewards differ. Each
+message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is not set). No engine has a process.
+"""
+
+import asyncio
+import os
+import random
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+import src.server.open_models
+import vllm_server
+from config.base import EnvironmentConfig, ModelConfig
+from src.models.pretrained import load_tokenizer
+from src.rollout.engines import Completion, Sampling
+from tests.support.scripted_engine import ScriptedEngine
+
+MESSAGE_S = "SCRIPTED_MESSAGE_S"
+LINES = {
+    "teacher": (
+        "Good. What do you do at home today?",
+        "Well done, that is right! You cook soup at home.",
+        "Almost. Look at the last word. Say it again.",
+        "Good.",
+    ),
+    "student": ("I cook soup at home today.", "She go to school."),
+}
+
+
+class PacedEngine(ScriptedEngine):
+    """A scripted engine that takes its time, and keeps no prompts."""
+
+    def __init__(self, seat: str, model: ModelConfig, seconds: float):
+        tokenizer = load_tokenizer(f"{seat}_model", model.model_name_or_path)
+        super().__init__(tokenizer, lambda _: random.choice(LINES[seat]))
+        self.calls = deque(maxlen=0)
+        self._seconds = seconds
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        if self._seconds:
+            await asyncio.sleep(random.uniform(0.5, 1.5) * self._seconds)
+        return await super().generate(prompt_ids, sampling)
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Do nothing: there is no memory to give back."""
+
+    async def wake_up(self) -> None:
+        """Do nothing."""
+
+
+async def scripted_engines(wanted: dict[str, ModelConfig], _: EnvironmentConfig, __: int) -> dict[str, PacedEngine]:
+    """In place of `_start_engines`."""
+    seconds = float(os.environ.get(MESSAGE_S, "0"))
+    return {seat: PacedEngine(seat, model, seconds) for seat, model in wanted.items()}
+
+
+def command(overrides: Sequence[str]) -> list[str]:
+    """The command that starts such a server, from the project's folder."""
+    return [sys.executable, "-m", "tests.support.scripted_server", *overrides]
+
+
+def main() -> None:
+    src.server.open_models._start_engines = scripted_engines
+    vllm_server.main()
+
+
+if __name__ == "__main__":
+    main()
