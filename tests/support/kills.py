@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,18 +67,29 @@ class Outcome:
 
 
 class Run:
-    """A server and a trainer on one run folder. Each is restarted whenever it is found dead."""
+    """A server and a trainer on one run folder. Each is restarted whenever it is found dead.
 
-    def __init__(self, config_name: str, folder: Path, world: Path, steps: int, signals: Signals):
+    Args:
+        more: further overrides of both programs.
+    """
+
+    def __init__(
+        self, config_name: str, folder: Path, world: Path, steps: int, signals: Signals, more: Sequence[str] = ()
+    ):
         self.folder, self.steps, self._signals = folder, steps, signals
         self.phases = [phase for phase in PHASES if phase != _NOT_IN[config_name]]
-        port = free_port()
+        self.port = free_port()
         self._overrides = [
-            *overrides_of(config_name, folder, world, port),
+            *overrides_of(config_name, folder, world, self.port),
             f"train.max_steps={steps}",
             "logging.save_steps=2",
+            *more,
         ]
-        self.client = ClassroomClient(f"http://127.0.0.1:{port}")
+        self.client = ClassroomClient(f"http://127.0.0.1:{self.port}")
+        self.start()
+
+    def start(self) -> None:
+        """Start the programs."""
         self.server = self._start_server()
         self.trainer = self._start_trainer()
 
@@ -85,8 +97,10 @@ class Run:
         return Child("the server", server_command(self._overrides), self._signals, self.folder / "server.log")
 
     def _start_trainer(self) -> Child:
-        command = trainer_command(["--config_file", "config/deepspeed/1CPU.yaml"], self._overrides)
-        return Child("the trainer", command, self._signals, self.folder / "trainer.log")
+        return Child("the trainer", self._trainer_command(), self._signals, self.folder / "trainer.log")
+
+    def _trainer_command(self) -> list[str]:
+        return trainer_command(["--config_file", "config/deepspeed/1CPU.yaml"], self._overrides)
 
     def go_on(self) -> bool:
         """Restart what died; returns False once the training has ended."""
@@ -173,8 +187,20 @@ class Watch:
         return events
 
 
-def play(run: Run, target: str | None, kills: int, generator: random.Random) -> Counter:
-    """Let a run go on to its end, and kill `target` this many times on the way; returns the kills by phase."""
+def kill(pid: int) -> None:
+    """Kill a process, unless it has ended already."""
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).send_signal(signal.SIGKILL)
+
+
+def play(
+    run: Run, target: str | None, kills: int, generator: random.Random, strike: Callable[[int], None] = kill
+) -> Counter:
+    """Let a run go on to its end, and kill `target` this many times on the way; returns the kills by phase.
+
+    Args:
+        strike: what is done to the target's process instead of killing it.
+    """
     done: Counter = Counter()
     wanted = [run.phases[i % len(run.phases)] for i in range(kills)] if target else []
     watch, moving_since = Watch(run.folder), None
@@ -190,23 +216,16 @@ def play(run: Run, target: str | None, kills: int, generator: random.Random) -> 
             time.sleep(generator.uniform(0, 0.3))
             pid = run.pid_of(target)
             if pid is not None:
-                _kill(pid)
+                strike(pid)
                 done[phase] += 1
                 wanted.pop(0)
-                print(f"  killed the {target} ({pid}) in phase {phase}; {len(wanted)} to go", flush=True)
+                print(f"  hit the {target} ({pid}) in phase {phase}; {len(wanted)} to go", flush=True)
                 time.sleep(0.5)
                 watch, moving_since = Watch(run.folder), None
         time.sleep(0.002)
     if wanted:
         print(f"  the run ended before {len(wanted)} of its kills", flush=True)
     return done
-
-
-def _kill(pid: int) -> None:
-    try:
-        psutil.Process(pid).send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-        return
 
 
 def outcome_of(folder: Path) -> Outcome:
@@ -250,6 +269,24 @@ def agrees(schedule: list, wanted: list) -> bool:
         problem == other and all(a == b for a, b in zip(personas, others, strict=False))
         for (problem, personas), (other, others) in zip(schedule, wanted, strict=True)
     )
+
+
+def differences(outcome: Outcome, alone: Outcome, steps: int) -> list[str]:
+    """How a run differs from one that was left alone, and what it must not have done."""
+    found = []
+    if outcome.steps != list(range(1, steps + 1)):
+        found.append(f"it logged the steps {outcome.steps}")
+    same = outcome.schedules.keys() == alone.schedules.keys() and all(
+        agrees(outcome.schedules[step], alone.schedules[step]) for step in alone.schedules
+    )
+    if not same:
+        found.append("it has other problems or personas")
+    if outcome.passes != alone.passes:
+        found.append(f"it made supervised passes after {outcome.passes}, not {alone.passes}")
+    for name in ("played_twice", "judged_twice", "lost"):
+        if getattr(outcome, name):
+            found.append(f"{getattr(outcome, name)} {name}")
+    return found
 
 
 def make_world(folder: Path, config_name: str) -> Path:
@@ -316,29 +353,20 @@ def main() -> int:
     outcomes = dict(run_all(arguments))
     alone, good = outcomes["none"], True
     phases = [phase for phase in PHASES if phase != _NOT_IN[arguments.config_name]]
-    ends = ("steps", "same problems and errors", "same passes", "twice played", "twice judged", "lost", "s")
+    ends = ("steps", "passes", "twice played", "twice judged", "lost", "s", "as undisturbed")
     heads = ("killed", "kills", *phases, *ends)
     rows = [heads]
     for name, outcome in outcomes.items():
-        same = outcome.schedules.keys() == alone.schedules.keys() and all(
-            agrees(outcome.schedules[step], alone.schedules[step]) for step in alone.schedules
-        )
-        steps_whole = outcome.steps == list(range(1, arguments.steps + 1))
-        same_passes = outcome.passes == alone.passes
-        good &= same and steps_whole and same_passes and not outcome.judged_twice and not outcome.lost
+        wrong = differences(outcome, alone, arguments.steps)
+        good &= not wrong
         kills = [outcome.kills[phase] for phase in phases]
-        steps = len(outcome.steps) if steps_whole else f"{outcome.steps}"
-        answers = ("yes" if same else "NO", _passes(outcome.passes) if same_passes else "NO")
         counts = (outcome.played_twice, outcome.judged_twice, outcome.lost, round(outcome.seconds))
-        rows.append((name, sum(kills), *kills, steps, *answers, *counts))
+        passes = round(outcome.passes[-1]) if outcome.passes else 0
+        rows.append((name, sum(kills), *kills, len(outcome.steps), passes, *counts, "; ".join(wrong) or "yes"))
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(heads))]
     for row in rows:
         print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))
     return 0 if good else 1
-
-
-def _passes(passes: list[float]) -> str:
-    return f"yes ({passes[-1]:.0f})" if passes else "yes"
 
 
 if __name__ == "__main__":
