@@ -162,10 +162,12 @@ def test_reward_routes(server: RunningServer, lessons: list[str]) -> None:
         -0.5 if max(turn.tokens for turn in record.turns if turn.role == "teacher") >= 11 else 0.0
         for record in response.conversations
     ]
-    for name in set(REWARDS) - {"end_rm"}:
+    for name in set(REWARDS) - {"end_rm", "post_test"}:
         assert len(server.client.rewards(name, ids)) == len(ids)
     with pytest.raises(DataError, match="needs graded solutions"):
         server.client.rewards("end_rm", ids)
+    with pytest.raises(DataError, match="the post_test reward needs a post-test, and there is none"):
+        server.client.rewards("post_test", ids)
     with pytest.raises(UnknownConversation, match="no-such-id"):
         server.client.rewards("pedagogical", ["no-such-id"])
     with pytest.raises(UnknownConversation, match="There is no reward beauty"):
