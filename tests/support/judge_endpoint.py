@@ -4,6 +4,7 @@
 from 0 how often this model got this content before. The endpoint runs in threads of this process, on 127.0.0.1.
 """
 
+import itertools
 import json
 import os
 import select
@@ -23,12 +24,17 @@ USD_PER_PROMPT_TOKEN, USD_PER_COMPLETION_TOKEN = 0.30e-6, 2.50e-6
 
 @dataclass
 class Call:
-    """One request as the endpoint saw it. `billed_usd` is the charge; `stated` is whether the reply names it."""
+    """One request as the endpoint saw it. `billed_usd` is the charge; `stated` is whether the reply names it.
+
+    `last_write` is when the endpoint began to write the last piece of its answer. Until then the request surely runs;
+    soon afterwards the client may have the answer and send its next request, before this endpoint's thread goes on.
+    """
 
     began: float
     body: dict
     key: str | None
     behaviour: str = ""
+    last_write: float = 0.0
     ended: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -75,6 +81,7 @@ class Exchange:
         self.write(data)
 
     def write(self, data: bytes) -> None:
+        self.call.last_write = time.monotonic()
         self._handler.wfile.write(data)
         self._handler.wfile.flush()
 
@@ -198,8 +205,6 @@ class JudgeEndpoint:
     script: Script
     url: str = ""
     calls: list[Call] = field(default_factory=list)
-    running: int = 0
-    most_running: int = 0
     _seen: Counter = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closing: threading.Event = field(default_factory=threading.Event)
@@ -207,6 +212,13 @@ class JudgeEndpoint:
     @property
     def billed_usd(self) -> float:
         return sum(call.billed_usd for call in self.calls)
+
+    @property
+    def most_running(self) -> int:
+        """How many requests ran at once, at most; each runs until the last piece of its answer is written."""
+        ends = [(call.last_write or call.ended, -1) for call in self.calls]
+        changes = sorted([*ends, *((call.began, 1) for call in self.calls)])
+        return max(itertools.accumulate((change for _, change in changes), initial=0))
 
     def of(self, behaviour: str) -> list[Call]:
         return [call for call in self.calls if call.behaviour == behaviour]
@@ -220,16 +232,12 @@ class JudgeEndpoint:
             content = json.dumps([body["model"], body["messages"]])
             nth = self._seen[content]
             self._seen[content] += 1
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
         try:
             self.script(body, nth)(Exchange(handler, call, self._closing))
         except OSError:  # the client is gone
             handler.close_connection = True
         finally:
-            with self._lock:
-                self.running -= 1
-                call.ended = time.monotonic()
+            call.ended = time.monotonic()
 
 
 @contextmanager
