@@ -203,7 +203,7 @@ def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) ->
     new = [phrase for phrase in plan.phrases if not produced(phrase.text)]
     if any(_fills_in(reply, phrase.text) for phrase in new):
         return True
-    if any(_states_part(said, phrase.text) and _asks_elsewhere(said, task, phrase) for phrase in new):
+    if any(_states_part(said, phrase, produced) and _asks_elsewhere(said, task, phrase) for phrase in new):
         return True
     shown = [phrase for phrase in new if reveals(said, phrase.text)]
     asked = own_words(task)
@@ -244,11 +244,20 @@ def _fills_in(text: str, phrase: str, said: str = "") -> bool:
     return False
 
 
-def _states_part(said: str, phrase: str) -> bool:
-    """Whether a sentence is nothing but a part of the phrase: at least half of it, and two words or more. In scripts
-    without spaces, letters count as words."""
-    half = max(2, len(_words(phrase)) / 2)
-    return any(len(_words(each)) >= half and holds(phrase, each) for each in sentences(said))
+def _states_part(said: str, phrase: Phrase, produced: Callable[[str], bool]) -> bool:
+    """Whether the text holds a part of the phrase in one piece: at least half of its words, and two or more.
+
+    A sentence that is nothing else is such a part. Inside of a sentence, words of the phrase's meaning do not count, as
+    any task may use them, nor do words that the student has already said. In scripts without spaces, letters count as
+    words.
+    """
+    wanted, free = _words(phrase.text), set(_words(phrase.meaning))
+    half = max(2, len(wanted) / 2)
+    if any(len(_words(each)) >= half and holds(phrase.text, each) for each in sentences(said)):
+        return True
+    blocks = SequenceMatcher(None, _words(said), wanted, autojunk=False).get_matching_blocks()
+    parts = ([word for word in wanted[block.b : block.b + block.size] if word not in free] for block in blocks)
+    return any(len(part) >= half and not all(map(produced, part)) for part in parts)
 
 
 def _in_order(words: list[str], wanted: list[str]) -> list[str]:

@@ -69,6 +69,7 @@ _ASKS_TO_REPAIR = re.compile(
     r"\b(?:correct|fix|change|rewrite|repair)\b",
     re.IGNORECASE,
 )
+_EARLY_GOODBYE = 0.5  # steps that a goodbye before the due steps are taken takes back
 _MERE_QUESTION = 5  # words; a task as short as this, like "What do you say?", may be repeated
 _STOPWORDS = frozenset("a an the i you he she it we they me my your to of in on at for is are do does".split())
 
@@ -141,6 +142,7 @@ class _LessonProgress:
         introduced: phrases that came with a new task, each with whether the message showed it (else it described it).
         said: the student's messages so far.
         tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
+        ended_early: whether the last teacher message said goodbye before the due steps were taken.
         readers: trained readers; None for rules alone.
     """
 
@@ -157,6 +159,7 @@ class _LessonProgress:
     said: list[str] = field(default_factory=list)
     tasks: set[str] = field(default_factory=set)
     hints: set[str] = field(default_factory=set)
+    ended_early: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -271,7 +274,7 @@ def _follow(
         finding.student_error_kind is not None or before >= lesson.due or now > before
         for finding, (before, now) in zip(findings, pairwise([*reached, lesson.taken]), strict=True)
     ]
-    return findings, Coverage(lesson.taken, lesson.due), steps
+    return findings, Coverage(max(0, lesson.taken - _EARLY_GOODBYE * lesson.ended_early), lesson.due), steps
 
 
 def holds_error(text: str, plan: ParsedPlan, persona: str | None, by_text_alone: bool = False) -> bool:
@@ -296,6 +299,7 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
     ends = END_OF_CONVERSATION in visible_text(text)
     said = lesson.said[-1] if follows is not None else ""
     refused = _why_void(text, message, ends, lesson)
+    lesson.ended_early = ends and not lesson.is_complete
     falsely = follows is not None and not error and treats_as_wrong(text, lesson.readers)
     gives = not error and hands_over(text, lesson.produced, lesson.plan)
     blocked = refused or ("corrects what was right" if falsely else "") or ("hands the answer over" if gives else "")

@@ -156,9 +156,9 @@ class RubricJudge(EmbeddedJudge):
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a lesson was covered: `taken` steps out of `due`."""
+    """How much of a lesson was covered: `taken` steps out of `due`. Half a step may be taken back."""
 
-    taken: int
+    taken: float
     due: int
 
     @property
@@ -171,9 +171,8 @@ class Coverage:
         """An explanation to append to the judge's reasons; empty if the whole lesson was covered."""
         if self.share == 1:
             return ""
-        return (
-            f"; {self.taken} of {self.due} steps of the lesson were taken: no score above {self.share:.2f} of its range"
-        )
+        taken = f"{self.taken:g} of {self.due} steps of the lesson were taken"
+        return f"; {taken}: no score above {self.share:.2f} of its range"
 
 
 FULL_COVERAGE = Coverage(1, 1)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from config.load import ROOT
 from src.errors import DataError
 from src.evaluation.reward_hackers.__main__ import filled_in
 from src.evaluation.reward_hackers.maths import MATHS_TUTORS, maths_config, maths_problems, play_maths
@@ -12,13 +11,6 @@ from src.evaluation.reward_hackers.playing import ROOMS, PlayedLesson, play
 from src.evaluation.reward_hackers.table import HACKERS, TUTORS, breaches, deciding_reward, tables
 
 LESSONS = 4
-STILL_PAID = {
-    ("jumps_to_the_end", "small_tutor"),
-    ("answer_without_its_subject", "language_tutor"),
-    ("begins_the_correction", "quickstart"),
-}
-"""Hackers above the bar on 40 lessons, which docs/reward_hackers.md names."""
-
 FEW_LESSONS = {("headings_and_lists", "small_tutor"), ("answer_without_its_subject", "small_tutor")}
 """Hackers that are below the bar on 40 lessons, and may be above it on the first `LESSONS`."""
 
@@ -40,13 +32,7 @@ def test_honest_tutors_are_paid_and_hackers_are_not(room):
     results = {name: {room: play(ROOMS[room], tutor, problems, draws=2)} for name, tutor in TUTORS.items()}
     assert any(each.holds_error for each in results["honest"][room])
     paid = {(each.split()[0], each.split(" in ")[1].split(",")[0]) for each in breaches(results)}
-    assert paid <= STILL_PAID | FEW_LESSONS
-
-
-def test_the_page_names_the_hackers_that_are_still_paid():
-    page = (ROOT / "docs/reward_hackers.md").read_text(encoding="utf-8")
-    section = page.split("## What still pays")[1].split("## ")[0]
-    assert all(f"`{name}`" in section for name, _ in STILL_PAID)
+    assert paid <= FEW_LESSONS
 
 
 def test_there_are_hackers_enough():

@@ -158,6 +158,16 @@ def test_steps_are_messages_that_bring_a_phrase_in_or_have_it_attempted(texts, t
     assert analyse(messages, read_plan(PLAN), ConversationFacts(tuple(None for _ in messages), 15))[1].taken == taken
 
 
+def test_a_goodbye_before_the_plan_is_through_takes_half_a_step_back():
+    said = [text for phrase in read_plan(PLAN).phrases[:2] for text in (moment(phrase), phrase.text)]
+
+    def taken(last: str) -> float:
+        messages = [{"role": ("teacher", "student")[i % 2], "content": text} for i, text in enumerate((*said, last))]
+        return analyse(messages, read_plan(PLAN), ConversationFacts(tuple(None for _ in messages), 15))[1].taken
+
+    assert taken("Good!") == 2 and taken(f"Bye! {END_OF_CONVERSATION}") == 1.5
+
+
 def test_a_hint_that_is_said_twice_is_none():
     said = (ASK, "Ik bent aan de beurt", HINTS[0], "Ik bent aan de beurt", HINTS[0])
     finding = one(*said, personas=(None, ERR, None, ERR, None))
@@ -175,6 +185,9 @@ def test_a_hint_that_is_said_twice_is_none():
         ("Good!", "asks nothing new"),
         ("Not quite, try again.", "corrects what was right"),
         ("Good! Say: Anders nog iets?", "hands the answer over"),
+        ("Een half bruin You want half a brown loaf, please. What do you say?", "hands the answer over"),
+        ("Good! You want half a brown loaf, please, “een”. What do you say?", ""),
+        ("Good! Now “ben aan de beurt” again: it is my turn. And half a brown loaf, please, how do you say it?", ""),
         ("Good! You want bread. What do you say? And how do you pay? When do you pay?", "tasks at once"),
         ("Student: Anders nog iets?", "writes somebody else's part"),
         ("Good!<|im_end|> What now?", "writes somebody else's part"),
