@@ -8,6 +8,11 @@ from config.load import program
 def more_of_dry_run(config: EvalConfig) -> None:
     from src.memory.report import show_evaluation_shares
 
+    if config.benchmark is not None:
+        from src.evaluation.published.run import check_benchmark_prompts
+
+        check_benchmark_prompts(config)
+        return
     show_evaluation_shares(config)
     if config.server_url is None:  # else the prompts are the server's
         check_environment(config)

@@ -24,7 +24,8 @@ from config.base import (
     ToolLimitsConfig,
     VllmConfig,
 )
-from config.eval_model import EvalConfig, EvalDatasetConfig
+from config.benchmark_model import BenchmarkConfig
+from config.eval_model import CounterfactualsConfig, EvalConfig, EvalDatasetConfig
 from config.train_rl_model import (
     CorrectionsConfig,
     GuardsConfig,
@@ -238,6 +239,12 @@ BOUNDS: dict[type, dict[str, Range]] = {
     TrainSFTConfig: {"seed": SEED},
     EvalConfig: {"num_samples_per_problem": at_least(1, COUNT), "seed": SEED},
     EvalDatasetConfig: {"max_val_examples": EXAMPLES},
+    BenchmarkConfig: {"max_dialogues": EXAMPLES},
+    CounterfactualsConfig: {
+        "forks": at_least(0, COUNT),
+        "playouts": between(8, 4096),
+        "siblings": between(1, 4096),
+    },
 }
 """Maps a group of keys to the ranges of its numbers. Subclasses inherit the ranges of their base."""
 

@@ -14,6 +14,7 @@ from config.base import (
     VllmConfig,
     default_penalties,
 )
+from config.benchmark_model import BenchmarkConfig, check_benchmark, has_tutor
 from config.checks import check_generation, check_logging, check_reward_model, check_server
 from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from config.model_checks import check_judge, check_key_variable, check_model, check_vllm
@@ -59,6 +60,18 @@ class TutorConfig:
 
 
 @dataclass
+class CounterfactualsConfig:
+    """Whether the prices of messages predict what the student does later (docs/counterfactuals.md). `forks` messages of
+    the tutor (0: none) are each compared with another one in their place: the supervisor's correction, or one of
+    `siblings` messages that the tutor samples there. Each of the two is played on `playouts` times, with the same
+    seeds."""
+
+    forks: int = 0
+    playouts: int = 8
+    siblings: int = 4
+
+
+@dataclass
 class EvalConfig:
     """An evaluation of one tutor, or of several side by side.
 
@@ -66,12 +79,13 @@ class EvalConfig:
     arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They are played one after
     the other, so that one tutor at a time is in memory.
 
-    `server_url` names a running server, whose tutor is then measured with that server's own models and classroom rules;
-    null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled` uses the
-    teacher's configured temperature, `greedy` temperature 0. `supervised` is a diagnostic: it is `sampled`, with a
-    supervisor that reads each message of the tutor as in a training. The supervisor is `supervisor_model`, or that of
-    the server; in no other sampling is there one. Each problem gets `num_samples_per_problem` conversations per
-    sampling. `seed` fixes the error schedules and every sampling seed, so that two tutors meet the same students.
+    `server_url` names a running server, whose tutor is then measured with that server's own models and classroom
+    rules; null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled`
+    uses the teacher's configured temperature, `greedy` temperature 0. `supervised` is a diagnostic: it is
+    `sampled`, with a supervisor that reads each message of the tutor as in a training. The supervisor is
+    `supervisor_model`, or that of the server; in no other sampling is there one, but `counterfactuals` has it price
+    messages of `sampled`. Each problem gets `num_samples_per_problem` conversations per sampling. `seed` fixes the
+    error schedules and every sampling seed, so that two tutors meet the same students.
 
     `extra_judges`, models behind an API or the rubric, judge each compared conversation once more, to compare their
     view of the tutors with that of `judge_model`. They give no reward.
@@ -83,6 +97,10 @@ class EvalConfig:
     An evaluation that names neither a persona nor a judge rule is one of a maths tutor. It gets the prompts and rules
     in `MATHS_CLASSROOM` where it has none of its own, and without a dataset Big-Math's test problems; a log line lists
     what was filled in.
+
+    `benchmark` is a published benchmark in place of conversations with the simulated student. `judges` label its
+    replies; each judge's agreement with people is measured. Keys of the student, of rewards and of the classroom have
+    no effect then.
 
     The other keys are for tutors that are measured by the student's solutions, that is without a judge rule that
     scores. With `recompute_initial_attempts` the student also solves each problem before the dialogue; false uses the
@@ -96,6 +114,8 @@ class EvalConfig:
     server_url: str | None = None
     tutors: list[TutorConfig] = field(default_factory=list)
     extra_judges: list[JudgeModelConfig] = field(default_factory=list)
+    benchmark: BenchmarkConfig | None = None
+    judges: list[JudgeModelConfig] = field(default_factory=list)
     samplings: list[str] = field(default_factory=lambda: [SAMPLED, GREEDY])
     num_samples_per_problem: int = 1
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
@@ -103,6 +123,7 @@ class EvalConfig:
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     supervisor_model: SupervisorModelConfig | None = None
+    counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(ignore_rejected_judge=True))
     dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -117,6 +138,8 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.generation, GenerationConfig):  # another environment's: `check_eval` refuses it
+            return
+        if self.benchmark is not None:  # nothing is played
             return
         if self.generation.student_personas_prompts_paths == self.generation.judges_rules_prompts_paths == {}:
             plain, filled = GenerationConfig(), {}
@@ -153,6 +176,14 @@ def check_eval(config: EvalConfig) -> None:
             f"environment is {config.environment}, but eval.py measures the tutors of the classroom. What a training "
             "in another environment reached is on the page, in plots/ and in rollouts/ of its run folder."
         )
+    if config.benchmark is not None:
+        _check_with_benchmark(config, config.benchmark)
+        return
+    if config.judges:
+        raise ConfigError(
+            "judges label a benchmark's replies, and benchmark is null: name one, such as with --config-name mrbench. "
+            "For further judges of compared tutors set extra_judges."
+        )
     unknown = [name for name in config.samplings if name not in SAMPLINGS]
     if unknown or not config.samplings or len(set(config.samplings)) < len(config.samplings):
         raise ConfigError(
@@ -180,9 +211,30 @@ def check_eval(config: EvalConfig) -> None:
         _check_solutions(config)
 
 
+def _check_with_benchmark(config: EvalConfig, benchmark: BenchmarkConfig) -> None:
+    """Check an evaluation on a published benchmark, in which nothing is played."""
+    check_logging(config.logging)
+    for key in ("tutors", "extra_judges"):
+        if getattr(config, key):
+            raise ConfigError(
+                f"{key} is set beside benchmark: it belongs to conversations that are played. Leave it out; who labels "
+                "a benchmark stands in judges, and who answers it in teacher_model or server_url."
+            )
+    if config.supervisor_model is not None:
+        raise ConfigError("supervisor_model is set beside benchmark, which is no conversation: leave it out.")
+    check_benchmark(benchmark, config.judges, config.generation)
+    if has_tutor(benchmark) and config.server_url is not None:
+        check_url("server_url", config.server_url)
+    elif has_tutor(benchmark):
+        check_model("teacher_model", config.teacher_model, config.generation)
+
+
 def _check_supervision(config: EvalConfig) -> None:
     """Check that there is a supervisor if one is measured, and none otherwise."""
     supervisor, supervised = config.supervisor_model, SUPERVISED in config.samplings
+    if config.counterfactuals.forks > 0:
+        _check_counterfactuals(config)
+        supervised = True
     if supervisor is not None and not supervised:
         raise ConfigError(
             f"supervisor_model is {supervisor.model_name_or_path}, but samplings is {config.samplings}: tutors are "
@@ -202,6 +254,27 @@ def _check_supervision(config: EvalConfig) -> None:
             "rules, rubric or a model, or leave supervised out."
         )
     check_supervisor(supervisor, config.generation.supervisor, config.generation, default_penalties())
+
+
+def _check_counterfactuals(config: EvalConfig) -> None:
+    """Check that there are messages to fork at, and somebody who prices them, in this process."""
+    asked = f"counterfactuals.forks is {config.counterfactuals.forks}"
+    if config.server_url is not None:
+        raise ConfigError(
+            f"{asked}, but a server cannot continue a conversation from the middle: set server_url=null to hold the "
+            "conversations here."
+        )
+    if config.tutors:
+        raise ConfigError(f"{asked}, but tutors names several: measure one at a time, as teacher_model.")
+    if SAMPLED not in config.samplings:
+        raise ConfigError(
+            f"{asked}, but samplings is {config.samplings}: the messages come from the sampling sampled, so name it."
+        )
+    if config.supervisor_model is None:
+        raise ConfigError(
+            f"{asked}, but there is no supervisor to price messages: set supervisor_model.model_name_or_path, to "
+            "rules, rubric or a model."
+        )
 
 
 def _check_tutors(config: EvalConfig) -> None:

@@ -12,6 +12,7 @@ from config.base import (
     PostTestConfig,
     SupervisionConfig,
 )
+from config.benchmark_model import BenchmarkConfig
 from config.eval_model import EvalConfig, TutorConfig
 from config.train_sft_model import TrainSFTModelConfig
 from config.values import check_path, each_field
@@ -38,6 +39,7 @@ PATHS: dict[type, tuple[str, ...]] = {
     LoggingConfig: ("save_dir",),
     TrainSFTModelConfig: ("model_name_or_path", "tokenizer_name_or_path"),
     TutorConfig: ("model_name_or_path", "adapter"),
+    BenchmarkConfig: ("path", "prompts_paths"),
     EvalConfig: ("pedagogical_reward_model", "pedagogical_reward_prompt_path", "student_errors_prompt_path"),
 }
 """Maps a group of keys to its keys whose value is a path, or a mapping to paths. Subclasses inherit those of their

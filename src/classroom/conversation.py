@@ -16,7 +16,7 @@ from src.rollout.post_test import PostTest
 from src.rollout.problem import Problem
 from src.rollout.reviews import Review
 from src.rollout.supervision import SampledDraft
-from src.rollout.thoughts import visible_text
+from src.rollout.thoughts import visible_messages, visible_text
 from src.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 
 END_OF_CONVERSATION = "<end_of_conversation>"
@@ -257,7 +257,7 @@ class Conversation:
 
     def transcript(self) -> list[dict[str, str]]:
         """The messages as the judge sees them: {"role": "teacher" | "student", "content": visible text}."""
-        return [{"role": turn.role, "content": visible_text(turn.text)} for turn in self.turns]
+        return visible_messages(self.turns)
 
     @property
     def facts(self) -> ConversationFacts:

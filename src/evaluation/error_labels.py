@@ -20,7 +20,7 @@ from src.inference_providers.open_router_inference import KeptReplies, render_ru
 from src.message_rules.plans import read_plan
 from src.rollout.engines import Sampling
 from src.rollout.scheduler import Schedule
-from src.rollout.thoughts import visible_text
+from src.rollout.thoughts import visible_messages
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ async def label_errors(
 
 
 async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -> ErrorLabels:
-    conversation = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
+    conversation = visible_messages(record.turns)
     messages = render_rule(config.student_errors_prompt_path, conversation, record.problem)
     try:
         return read_labels(record, await _ask(config, seats, messages))

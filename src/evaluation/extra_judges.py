@@ -14,7 +14,7 @@ from src.results.evaluation_files import group_by_problem
 from src.results.statistics import judgement_of
 from src.rollout.engines import ConversationFacts, Judge
 from src.rollout.intervals import mean_with_ci
-from src.rollout.thoughts import visible_text
+from src.rollout.thoughts import visible_messages
 from src.server.open_models import open_second_judge
 
 SpendingByJudge = dict[str, dict[str, float]]
@@ -62,7 +62,7 @@ async def ask_extra_judges(
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
     rules = list(config.generation.judges_rules_prompts_paths)
     facts = ConversationFacts(tuple(turn.persona for turn in record.turns), record.max_turns)
-    about = ([{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns], record.problem)
+    about = (visible_messages(record.turns), record.problem)
     verdicts = await asyncio.gather(*(ask_for_verdict(judge, rule, 0, about, facts) for rule in rules))
     judgement = sum_up(verdicts, rules)
     return None if judgement is None else judgement.score

@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
 
 from config.eval_model import EvalConfig, is_measured_by_solutions, reward_weights
-from config.values import GREEDY, SUPERVISED
+from config.values import GREEDY, SAMPLED, SUPERVISED
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
 from src.errors import ConfigError, DeadlineExceeded, PolicyMismatch
+from src.evaluation.concurrency import gather_or_stop
+from src.evaluation.counterfactuals.comparing import Compared, compare_messages
 from src.evaluation.error_labels import label_errors
 from src.evaluation.metrics.language import ErrorLabels
 from src.evaluation.progress import EvaluationProgress
 from src.evaluation.solve_alone import InitialSolutions, initial_solutions
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import EngineHealth
+from src.rollout.journal import Journal
 from src.rollout.problem import Problem, material_of
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.scheduler import Schedule
@@ -40,25 +43,27 @@ REQUESTS_IN_FLIGHT = 16
 @dataclass
 class EvaluatedTutor:
     """The tutor that is measured: the function that plays its conversations, its engine and policy version, and, if it
-    runs in this process, the seats of all models and their schedule."""
+    runs in this process, the seats of all models, their schedule and the journal."""
 
     sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
     teacher: EngineHealth
     policy: PolicyVersion
     seats: Optional[Seats] = None
     schedule: Optional[Schedule] = None
+    journal: Optional[Journal] = None
 
 
 @dataclass
 class EvaluationResult:
     """The result of an evaluation: each conversation as (sampling, record), the entries of metrics.json about the whole
-    evaluation, the student's solutions before the dialogue, if known, and the judge's labels of the student's errors,
-    if a judge was asked."""
+    evaluation, the student's solutions before the dialogue, if known, the judge's labels of the student's errors, if a
+    judge was asked, and messages compared with others in their place, if `counterfactuals` asks for it."""
 
     records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
     initial: Optional[InitialSolutions] = None
     labels: Optional[ErrorLabels] = None
+    compared: Optional[Compared] = None
 
 
 async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> EvaluationResult:
@@ -95,6 +100,10 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
         if tutor.seats is not None and not is_measured_by_solutions(config):
             records = [record for _, record in found.records]
             found.labels = await label_errors(config, tutor.seats, tutor.schedule, records)
+        if config.counterfactuals.forks > 0:
+            sampled = [record for sampling, record in found.records if sampling == SAMPLED]
+            here = (tutor.seats, tutor.schedule, tutor.journal)
+            found.compared = await compare_messages(config, *here, sampled, problems, folder)
         if tutor.seats is not None:
             found.about["paid"] = {seat: asdict(api.ledger.spending()) for seat, api in tutor.seats.apis.items()}
         found.about["seconds"] = round(time.monotonic() - started, 3)
@@ -146,13 +155,10 @@ async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampli
         return response.conversations
 
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(request)) for request in requests]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        answers = await gather_or_stop(map(ask, requests))
     finally:
         progress.close()
-    return [record for task in tasks for record in task.result()]
+    return [record for records in answers for record in records]
 
 
 def _check_reviewed(records: Sequence[ConversationRecord]) -> None:
@@ -210,7 +216,12 @@ async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[E
     seats = service.environment.seats
     try:
         yield EvaluatedTutor(
-            service.sample, seats.health()["teacher"], seats.teacher.policy, seats, service.runner.schedule
+            service.sample,
+            seats.health()["teacher"],
+            seats.teacher.policy,
+            seats,
+            service.runner.schedule,
+            service.journal,
         )
     finally:
         seats.shutdown()

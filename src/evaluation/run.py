@@ -14,6 +14,10 @@ from config.eval_model import EvalConfig, is_measured_by_solutions
 from config.load import record_run
 from src.classroom.record import ConversationRecord
 from src.evaluation.compare import compare_tutors
+from src.evaluation.counterfactuals.comparing import check_outcomes
+from src.evaluation.counterfactuals.figures import counterfactual_figures
+from src.evaluation.counterfactuals.files import write_comparisons
+from src.evaluation.counterfactuals.table import counterfactual_table
 from src.evaluation.metrics.language import language_metrics
 from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
@@ -21,6 +25,7 @@ from src.evaluation.metrics.post_test import POST_TEST, post_test_figures
 from src.evaluation.metrics.readings import reading_metrics
 from src.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from src.evaluation.playing import EvaluationResult, play_all
+from src.evaluation.published.run import run_benchmark
 from src.evaluation.report.tables import measurement_table
 from src.message_rules.readings import MessageReaders
 from src.post_test.examiner import check_exams
@@ -34,8 +39,9 @@ from src.toy_language.turn_pairs import read_exchanges
 
 
 def evaluate(config: EvalConfig) -> dict[str, Any]:
-    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`. If the
-    configuration names `tutors`, compare them with `compare_tutors`.
+    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, and with
+    `counterfactuals` `counterfactuals.json`. If the configuration names `tutors`, compare them with `compare_tutors`;
+    if it names a `benchmark`, measure that with `run_benchmark`.
 
     Returns:
         The content of metrics.json.
@@ -46,12 +52,16 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
+    if config.benchmark is not None:
+        return run_benchmark(config)
     if config.tutors:
         return compare_tutors(config)
     problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
     readers = open_readers(config.generation)
     if config.server_url is None:
         check_exams(config.generation, problems)
+    if config.counterfactuals.forks > 0:
+        check_outcomes(config, problems)
     folder = record_run(config, "eval")
     scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
     if scored:
@@ -68,7 +78,11 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     metrics = _summarise(config, found, scores, readers)
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
-    print(f"\n{folder / 'metrics.json'}\n{conversations}")
+    written = [folder / "metrics.json", conversations]
+    if found.compared is not None:
+        print(f"\n{counterfactual_table(metrics['counterfactuals'])}")
+        written.append(write_comparisons(folder, found.compared))
+    print("\n" + "\n".join(map(str, written)))
     log_to_wandb(config, metrics, folder)
     return metrics
 
@@ -98,6 +112,8 @@ def _summarise(
             metrics[sampling][POST_TEST] = figures
         if figures := supervision_figures(records):
             metrics[sampling]["supervision"] = figures
+    if found.compared is not None:
+        metrics["counterfactuals"] = counterfactual_figures(found.compared)
     if difference := supervised_difference(by_sampling):
         metrics[DIFFERENCE] = difference
     return metrics

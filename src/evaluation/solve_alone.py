@@ -15,6 +15,7 @@ from config.eval_model import EvalConfig
 from src.classroom.conversation import Solution
 from src.classroom.seats import Seats
 from src.errors import RequestRefused
+from src.evaluation.concurrency import gather_or_stop
 from src.evaluation.progress import EvaluationProgress
 from src.rollout.problem import Problem
 from src.rollout.prompts import render
@@ -83,13 +84,10 @@ async def _solve(config: EvalConfig, problems: Sequence[Problem], seats: Seats) 
         raise next(failure for failure in failures if not isinstance(failure, RequestRefused))
 
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {name: group.create_task(solve(problem)) for name, problem in by_id.items()}
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        found = await gather_or_stop(map(solve, by_id.values()))
     finally:
         progress.close()
-    return {name: task.result() for name, task in tasks.items() if task.result() is not None}
+    return {name: solutions for name, solutions in zip(by_id, found, strict=True) if solutions is not None}
 
 
 async def _attempt(config: EvalConfig, problem: Problem, number: int, seats: Seats) -> Solution:

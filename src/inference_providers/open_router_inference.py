@@ -104,6 +104,23 @@ class ApiChatEngine:
         return Completion((), (), answer.text, not answer.cut, self.policy, counted)
 
 
+async def first_usable(
+    reply: Callable[[int], Awaitable[tuple[Answer, bool]]], holds: Callable[[str], bool], replies_per_attempt: int
+) -> str:
+    """The first reply that can be used, or the last of an attempt; replies from the ledger are no part of it.
+
+    Args:
+        reply: gets the reply of this number, and whether a request was sent for it.
+        holds: whether a reply can be used.
+    """
+    replies, asked = 0, False
+    while True:
+        found, now = await reply(replies)
+        replies, asked = replies + 1, asked or now
+        if holds(found.text) or (asked and replies % replies_per_attempt == 0):
+            return found.text
+
+
 class OpenAICompatibleJudge:
     """A judge model behind an OpenAI-compatible API. It never pays twice for the same request.
 
@@ -147,9 +164,10 @@ class OpenAICompatibleJudge:
         async def control(dialogue: Dialogue) -> str:
             return (await reply(dialogue, 0))[0].text
 
-        return await answer_or_blame(
-            rule, conversation, lambda: self._first_usable(partial(reply, conversation), holds), control
-        )
+        async def answer() -> str:
+            return await first_usable(partial(reply, conversation), holds, self._config.replies_per_attempt)
+
+        return await answer_or_blame(rule, conversation, answer, control)
 
     async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
         """The first reply that ranks and scores all conversations, or the last one that does not. It may have as many
@@ -169,22 +187,7 @@ class OpenAICompatibleJudge:
         async def reply(number: int) -> tuple[Answer, bool]:
             return await self._replies.get(ChatRequest(messages, sampling, schema, (attempt, number)), holds)
 
-        return await self._first_usable(reply, holds)
-
-    async def _first_usable(
-        self, reply: Callable[[int], Awaitable[tuple[Answer, bool]]], holds: Callable[[str], bool]
-    ) -> str:
-        """The first reply with a verdict, or the last of an attempt; replies from the ledger are no part of it.
-
-        Args:
-            reply: gets the reply of this number, and whether a request was sent for it.
-        """
-        replies, asked = 0, False
-        while True:
-            found, now = await reply(replies)
-            replies, asked = replies + 1, asked or now
-            if holds(found.text) or (asked and replies % self._config.replies_per_attempt == 0):
-                return found.text
+        return await first_usable(reply, holds, self._config.replies_per_attempt)
 
 
 class ChatEngineJudge:

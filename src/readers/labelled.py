@@ -8,10 +8,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from config.base import DataSource
 from src.errors import DataError
 from src.message_rules.readings import (
     ACTIONABLE,
@@ -26,7 +24,7 @@ from src.message_rules.readings import (
     Exchange,
 )
 from src.readers.numbers_said import last_number
-from src.rollout.datasets import LOCAL_SUFFIXES, load_rows
+from src.readers.rows import numbered_rows
 from src.rollout.text import has_surrogates
 
 CIMA, MRBENCH, MATHDIAL = "CIMA", "MRBench", "MathDial"
@@ -46,11 +44,16 @@ LABELS_OF = {
 """The labels that each data set has."""
 
 _CIMA_MOVES = ("question", "hint", "correction", "confirmation", "other")
-_OF_DIMENSIONS = {
+OF_DIMENSIONS = {
     REVEALS_ANSWER: "Revealing_of_the_Answer",
     ACTIONABLE: "Actionability",
     MISTAKE_IDENTIFIED: "Mistake_Identification",
 }
+"""The labels that stand for a dimension of MRBench."""
+
+MathDialTurn = tuple[bool, str | None, str]
+"""A turn of MathDial: whether the teacher speaks, the teacher's move (None: unlabelled), and the text."""
+
 _SPEAKER = re.compile(r"(?:^|\n)\s*(Tutor|Teacher|Student)\s*:\s*")
 _MOVE = re.compile(r"^\s*\((\w+)\)\s*")
 
@@ -81,74 +84,21 @@ def read_labelled(name: str, split: str = "train") -> list[LabelledMessage]:
         DataError: if it cannot be read, holds rows of none of the known data sets, or is empty.
     """
     found: list[LabelledMessage] = []
-    for number, row in enumerate(_rows(name, split), start=1):
+    for where, row in numbered_rows(name, split):
         try:
             read = next(read for key, read in _READERS.items() if set(key) <= set(row))
         except StopIteration:
             raise DataError(
-                f"{name}: row {number} has the keys {', '.join(sorted(map(str, row)))[:200]}, which no known data "
+                f"{where} has the keys {', '.join(sorted(map(str, row)))[:200]}, which no known data "
                 f"set has ({', '.join(LABELS_OF)}). docs/readers.md shows a row of each."
             ) from None
         try:
             found.extend(_checked(each) for each in read(row))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise DataError(f"{name}: row {number} cannot be read: {type(error).__name__} {error}.") from error
+            raise DataError(f"{where} cannot be read: {type(error).__name__} {error}.") from error
     if not found:
         raise DataError(f"{name} holds no labelled message.")
     return found
-
-
-def _rows(name: str, split: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file or a Hub data set; those of a .json file may be a list, or an object of objects."""
-    path = Path(name)
-    if path.suffix == ".json":
-        yield from _rows_of_json(path)
-        return
-    if path.suffix == ".jsonl":
-        yield from _rows_of_lines(path)
-        return
-    if path.suffix in LOCAL_SUFFIXES:
-        raise DataError(f"{name}: labelled messages are read from .jsonl and .json files, and from the Hub.")
-    yield from load_rows(DataSource(name, split))
-
-
-def _rows_of_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}: line {number} is not JSON: {error}.") from error
-        yield _as_row(row, f"{path}: line {number}")
-
-
-def _rows_of_json(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        found = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}.") from error
-    if isinstance(found, dict) and found and all(isinstance(each, dict) for each in found.values()):
-        found = [row for rows in found.values() for row in rows.values()]  # CIMA: {"prepDataset": {"0": {…}, …}, …}
-    if not isinstance(found, list):
-        raise DataError(f"{path} holds no list of rows.")
-    for number, row in enumerate(found, start=1):
-        yield _as_row(row, f"{path}: row {number}")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-
-
-def _as_row(row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is no JSON object.")
-    return row
 
 
 def _checked(each: LabelledMessage) -> LabelledMessage:
@@ -200,20 +150,33 @@ def _read_published_mrbench(row: Mapping[str, Any]) -> Iterator[LabelledMessage]
 
 def _of_mrbench(history: str, solution: str, text: str, found: Mapping[str, str]) -> LabelledMessage:
     """People answered each dimension with yes, no, or to some extent; only a yes counts."""
+    labels = {label: found[name].startswith("Yes") for label, name in OF_DIMENSIONS.items()}
+    opening = history.strip().split("\n")[0][:400]
+    lesson = history if is_unknown(solution) else opening + solution
+    return LabelledMessage(exchange_of_mrbench(history, solution, text), labels, MRBENCH, lesson)
+
+
+def is_unknown(solution: str) -> bool:
+    """Whether MRBench has no solution of a problem."""
+    return solution.strip() == "Not Available"
+
+
+def exchange_of_mrbench(history: str, solution: str, text: str) -> Exchange:
+    """What a reader is shown of a reply in MRBench.
+
+    Args:
+        history: the conversation before it as one text, "Tutor: … Student: …".
+    """
     parts = _SPEAKER.split(history.replace("\xa0", " "))
     said = [(role, each.strip()) for role, each in zip(parts[1::2], parts[2::2], strict=True)]
     students = [place for place, (role, _) in enumerate(said) if role == "Student"]
     last = students[-1] if students else len(said)
-    unknown = solution.strip() == "Not Available"
-    exchange = Exchange(
+    return Exchange(
         text,
         said[last][1] if students else "",
-        "" if unknown else last_number(solution),
+        "" if is_unknown(solution) else last_number(solution),
         tuple(each for _, each in said[:last]),
     )
-    labels = {label: found[name].startswith("Yes") for label, name in _OF_DIMENSIONS.items()}
-    opening = history.strip().split("\n")[0][:400]
-    return LabelledMessage(exchange, labels, MRBENCH, history if unknown else opening + solution)
 
 
 def _read_mathdial(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
@@ -223,23 +186,38 @@ def _read_mathdial(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
 
 
 def _read_published_mathdial(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
-    """A row as published: the turns as one text, "Teacher: (focus)…|EOM|Mariana: …"."""
+    yield from _of_mathdial(row, turns_of_mathdial(row["conversation"]))
+
+
+def turns_of_mathdial(conversation: str) -> list[MathDialTurn]:
+    """The turns of a dialogue as published, one text: "Teacher: (focus)…|EOM|Mariana: …"."""
     turns = []
-    for part in row["conversation"].split("|EOM|"):
+    for part in conversation.split("|EOM|"):
         speaker, _, text = part.partition(":")
         teaches = speaker.strip() == "Teacher"
         move = _MOVE.match(text) if teaches else None
         turns.append((teaches, move[1] if move else None, text[move.end() :] if move else text.strip()))
-    yield from _of_mathdial(row, turns)
+    return turns
 
 
-def _of_mathdial(row: Mapping[str, Any], turns: Sequence[tuple[bool, str | None, str]]) -> Iterator[LabelledMessage]:
-    """The teacher's turns that have a move. The student's attempt at the problem stands before the first."""
-    student, before = row["student_incorrect_solution"], (row["question"],)
-    for teaches, move, text in turns:
-        if teaches and move is not None:
-            exchange = Exchange(text, student, last_number(row["ground_truth"]), before)
+def _of_mathdial(row: Mapping[str, Any], turns: Sequence[MathDialTurn]) -> Iterator[LabelledMessage]:
+    exchanges = exchanges_of_mathdial(row["question"], row["ground_truth"], row["student_incorrect_solution"], turns)
+    for (_, move, _), exchange in zip(turns, exchanges, strict=True):
+        if exchange is not None and move is not None:
             yield LabelledMessage(exchange, {TELLING: move == "telling"}, MATHDIAL, row["question"])
+
+
+def exchanges_of_mathdial(
+    question: str, solution: str, student: str, turns: Sequence[MathDialTurn]
+) -> Iterator[Exchange | None]:
+    """What a reader is shown of each turn of the teacher; None for each turn of the student.
+
+    Args:
+        student: the student's attempt at the problem, which stands before the first turn.
+    """
+    before = (question,)
+    for teaches, _, text in turns:
+        yield Exchange(text, student, last_number(solution), before) if teaches else None
         if teaches:
             before = (*before, student, text)
         else:

@@ -137,6 +137,14 @@ class TrainedReaders:
         """Each label that can be read, and how far to trust the reading."""
         return self._trust
 
+    def was_trained_on(self, name: str) -> bool:
+        """Whether a file with the same content, or a data set on the Hub of this name, is among the training data."""
+        path = Path(name)
+        if not path.is_file():
+            return any(name == each.name and not each.sha256 for each in self.stored.card.data)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return any(digest == each.sha256 for each in self.stored.card.data)
+
     def reads(self, label: str, about: Exchange) -> bool:
         """Whether the label, one of `trust`, holds for the message."""
         reader, shown = self.stored.readers[label], seen(label, about)

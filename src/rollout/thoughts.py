@@ -1,7 +1,12 @@
 """Thoughts in a message: what stands between `<think>` and `</think>` is for the model alone."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .tokens import Turn
 
 _CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _TAG = re.compile("</?think>")
@@ -60,3 +65,8 @@ def split_message(text: str, opened: bool = False) -> SplitMessage:
     else:
         state = CLOSED if pieces else ABSENT
     return SplitMessage(visible_text(whole), "\n".join(thoughts) if pieces else None, state)
+
+
+def visible_messages(turns: "Iterable[Turn]") -> list[dict[str, str]]:
+    """The messages of a conversation without thoughts, each as {"role", "content"}."""
+    return [{"role": turn.role, "content": visible_text(turn.text)} for turn in turns]

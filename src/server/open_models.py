@@ -99,6 +99,20 @@ def _supervisor(
     return EngineSupervisor(model, supervision, engines["supervisor"], sampling, rules=rules)
 
 
+async def open_chat_engine(seat: str, model: ModelConfig, generation: EnvironmentConfig, seed: int) -> "VllmEngine":
+    """Load one generating model, outside of any environment.
+
+    Args:
+        seat: its name in log and error messages.
+
+    Raises:
+        ConfigError: if the model's folder is missing or damaged.
+        EngineFailure: if it cannot be loaded.
+    """
+    _check_models({seat: model})
+    return (await _start_engines({seat: model}, generation, seed))[seat]
+
+
 def open_readers(generation: EnvironmentConfig) -> MessageReaders | None:
     """The trained readers that a configuration names; None without any.
 

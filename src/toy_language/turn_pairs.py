@@ -10,7 +10,7 @@ from typing import Optional
 
 from src.classroom.record import ConversationRecord
 from src.errors import DataError
-from src.rollout.thoughts import visible_text
+from src.rollout.thoughts import visible_messages
 from src.toy_language.grammar import Slip, find_slips
 from src.toy_language.lessons import parse_problem
 from src.toy_language.rubric_judge import analyse
@@ -46,7 +46,7 @@ def read_exchanges(record: ConversationRecord) -> Optional[list[Exchange]]:
         parse_problem(record.problem)
     except DataError:
         return None
-    transcript = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
+    transcript = visible_messages(record.turns)
     exchanges = []
     for finding in analyse(transcript, record.problem):
         if finding.replies_to is None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from config.benchmark_model import BENCHMARKS
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, load, to_yaml
 from config.values import EMBEDDED_JUDGES
 from src.classroom.prompt_check import check_prompts
+from src.evaluation.published.run import check_benchmark_prompts
 
 TUTORS = {
     "Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",
@@ -30,7 +32,15 @@ def loaded(name: str) -> EvalConfig:
 
 
 def test_all_are_here():
-    assert set(FILES) == {*TUTORS, "maths", "quickstart", "quickstart_compare", "language_tutor", "small_tutor"}
+    others = {
+        "maths",
+        "quickstart",
+        "quickstart_compare",
+        "quickstart_counterfactuals",
+        "language_tutor",
+        "small_tutor",
+    }
+    assert set(FILES) == {*TUTORS, *others, *BENCHMARKS}
 
 
 @pytest.mark.parametrize("name", TUTORS)
@@ -54,6 +64,9 @@ def test_its_prompts_can_be_filled_in(name: str):
     config = loaded(name)
     embedded = config.judge_model.model_name_or_path in EMBEDDED_JUDGES
     check_prompts(config.generation, judge_reads_templates=not embedded)
+    if config.benchmark is not None:
+        check_benchmark_prompts(config)
+        assert config.benchmark.name == name
 
 
 KNOWN = """

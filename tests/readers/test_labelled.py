@@ -8,7 +8,7 @@ import pytest
 
 from src.errors import DataError
 from src.message_rules.readings import Exchange
-from src.readers import labelled
+from src.readers import rows
 from src.readers.labelled import CITATIONS, LABELS_OF, LICENCES, read_labelled
 from tests.support.tutor_messages import cima_rows, mathdial_rows, mrbench_rows, write_rows
 
@@ -110,7 +110,7 @@ def test_a_name_without_a_suffix_is_fetched_from_the_hub(monkeypatch: pytest.Mon
         asked.append(SimpleNamespace(name=source.name_or_path, split=source.split))
         return mathdial_rows(2, seed=1)
 
-    monkeypatch.setattr(labelled, "load_rows", load_rows)
+    monkeypatch.setattr(rows, "load_rows", load_rows)
     assert len(read_labelled("eth-nlped/mathdial", "test")) == 8
     assert asked == [SimpleNamespace(name="eth-nlped/mathdial", split="test")]
 
@@ -122,7 +122,7 @@ def test_every_data_set_has_a_licence_and_a_citation():
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.jsonl", '{"text": "Hello"}', "row 1 has the keys text"),
+        ("a.jsonl", '{"text": "Hello"}', "line 1 has the keys text"),
         ("a.jsonl", "", "holds no labelled message"),
         ("a.jsonl", "[1]", "line 1 is no JSON object"),
         ("a.jsonl", "{", "line 1 is not JSON"),
@@ -130,7 +130,7 @@ def test_every_data_set_has_a_licence_and_a_citation():
         ("a.json", "[" * 100_000, "is not JSON"),
         ("a.jsonl", b"\xff\xfe", "cannot be read"),
         ("a.csv", "a,b", "read from .jsonl and .json files"),
-        ("a.jsonl", json.dumps(CIMA_ROW | {"history": []}), "row 1 cannot be read: IndexError"),
+        ("a.jsonl", json.dumps(CIMA_ROW | {"history": []}), "line 1 cannot be read: IndexError"),
         ("a.jsonl", json.dumps(CIMA_ROW | {"tutor": None}), "a text is missing"),
         ("a.jsonl", json.dumps(CIMA_ROW | {"tutor": "\ud800"}), "half of a character"),
         ("a.jsonl", json.dumps(CIMA_ROW | {"tutor_actions": {"hint": True}}), "KeyError 'question'"),

@@ -253,6 +253,11 @@ def test_every_shipped_template_can_be_filled_in(path):
         "known": [{"item": "Bonjour.", "cue": "a greeting"}],
         "unknown": [{"cue": "a goodbye"}],
         "knows": True,
+        "history": "Tutor: What is 2 + 2?\nStudent: 5",
+        "solution": "2 + 2 = 4",
+        "student_solution": "2 + 2 = 5",
+        "steps": ["2 + 2 = 5"],
+        "reply": "Count again.",
     }
     if path.name in ("lesson_plan.txt", "lesson.txt"):
         given = json.loads((ROOT / "data/lesson_plans/train.jsonl").read_text(encoding="utf-8").splitlines()[0])

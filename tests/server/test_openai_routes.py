@@ -19,6 +19,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from config.eval_model import EvalConfig, check_eval
+from config.load import load
+from src.evaluation.run import evaluate
 from src.models.policy_version import PolicyVersion
 from src.rollout.chat_template import encode_chat
 from src.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
@@ -28,6 +31,8 @@ from src.toy_language.scripts import hint
 from src.vllm.weights_gate import WeightsGate
 from tests.conftest import ROOT, RunningServer
 from tests.server.test_server import publish_random_weights, request_for
+from tests.support.published_rows import bridged, mathdial_flat, verified, write_json
+from tests.support.tutor_messages import write_rows
 
 SAY_HELLO = [{"role": "system", "content": "You teach."}, {"role": "user", "content": "Say hello."}]
 ROUTES = ("/v1/chat/completions", "/v1/completions")
@@ -74,6 +79,26 @@ def test_models_are_the_teacher_and_its_configured_name(server: RunningServer, c
     assert [model.id for model in listed.parse()] == ["teacher", model_name(server)]
     assert listed.headers["x-policy-version"] == str(server.client.health().policy)
     assert listed.parse().data[0].max_model_len == 1024
+
+
+def benchmark_of(server: RunningServer, name: str, path: str, folder: Path, *overrides: str) -> EvalConfig:
+    arguments = [f"benchmark.path={path}", f"server_url={server.client.url}", "generation.max_tokens_per_turn=16"]
+    arguments += [f"logging.save_dir={folder}", "teacher_model.vllm.temperature=1.0", *overrides]
+    return load(EvalConfig, "eval", ["--config-name", name, *arguments], check_eval)
+
+
+def test_published_benchmarks_are_answered_by_the_servers_tutor(server: RunningServer, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "mathdial.jsonl", [mathdial_flat(number) for number in range(2)])
+    found = evaluate(benchmark_of(server, "mathdial", str(path), tmp_path / "mathdial"))
+    assert set(found["failures"]) <= {"empty"}, "random weights may say nothing; no request is refused"
+    assert found["turns"] == 6 and found["answered"] > 0 and found["policy"] == str(server.client.health().policy)
+    write_json(tmp_path / "stepverify.json", [verified(0)])
+    write_json(tmp_path / "mathdial_bridge.json", [bridged(0)])
+    names = ("solution_correctness", "mistake_location", "mistake_correction", "scaffolding_generation")
+    options = (f"benchmark.tasks=[{','.join(names)}]", "score_using_pedagogical_reward=false")
+    tasks = evaluate(benchmark_of(server, "mathtutorbench", str(tmp_path), tmp_path / "tasks", *options))["tasks"]
+    assert [each["asked"] for each in tasks.values()] == [2, 2, 2, 1]
+    assert all(set(each["failures"]) <= {"empty"} for each in tasks.values())
 
 
 def test_a_chat_is_a_turn_of_the_teacher(

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from config.eval_model import EvalConfig, check_eval
+from config.load import load
 from src.errors import ConfigError
+from src.evaluation.run import evaluate
 from src.models.tiny_chat_model import write_tiny_chat_model
 from src.rollout import HfEngine, Rollouts, RolloutSet
 from src.vllm.open_engine import open_vllm
+from tests.support.published_rows import mathdial_flat
+from tests.support.tutor_messages import write_rows
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +63,20 @@ def test_rollouts_are_the_same_in_kind_on_vllm_and_on_transformers(model: Path) 
             logprobs = network(torch.tensor([whole])).logits[0].log_softmax(-1)[len(row.prompt_ids) - 1 : -1]
         wanted = logprobs.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0] * torch.tensor(row.mask)
         assert row.logprobs == pytest.approx(wanted.tolist(), abs=1e-3)
+
+
+def test_a_published_benchmark_loads_its_tutor_alone(model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "mathdial.jsonl", [mathdial_flat(0)])
+    options = "{dtype: float32, enforce_eager: true, gpu_memory_utilization: 0.1, max_length: 256}"
+    arguments = [f"benchmark.path={path}", f"logging.save_dir={tmp_path / 'run'}", "generation.max_tokens_per_turn=8"]
+    tutor = [f"teacher_model.model_name_or_path={model}", f"teacher_model.vllm={options}"]
+    config = load(EvalConfig, "eval", ["--config-name", "mathdial", *arguments, *tutor], check_eval)
+    config.benchmark.prompts_paths["tutor"] = str(tmp_path / "short.txt")
+    (tmp_path / "short.txt").write_text("Say a number.", encoding="utf-8")
+    found = evaluate(config)
+    assert found["tutor"] == str(model) and found["policy"] is None and found["paid"] is None
+    assert found["turns"] == 3 == found["answered"] + sum(found["failures"].values())
+    assert set(found["failures"]) <= {"empty"}
+    config.benchmark.prompts_paths["tutor"] = str(tmp_path / "long.txt")
+    (tmp_path / "long.txt").write_text("Say a number. " * 300, encoding="utf-8")
+    assert evaluate(config)["failures"] == {"too long": 3}

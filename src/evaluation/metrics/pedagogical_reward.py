@@ -41,19 +41,25 @@ def check_scorer(config: EvalConfig) -> None:
 
 
 async def score_messages(config: EvalConfig, records: Sequence[ConversationRecord]) -> list[list[float]]:
-    """Score each teacher message of each conversation, in order. A score is the model's logit, unbounded. The engine is
-    started for this and shut down afterwards.
+    """Score each teacher message of each conversation, in order. Raises the same errors as `score_dialogues`."""
+    instruction = render(config.pedagogical_reward_prompt_path)
+    dialogues = [scored_dialogues(record, instruction) for record in records]
+    scores = iter(await score_dialogues(config, [dialogue for each in dialogues for dialogue in each]))
+    return [[next(scores) for _ in each] for each in dialogues]
+
+
+async def score_dialogues(config: EvalConfig, dialogues: Sequence[list[Message]]) -> list[float]:
+    """Score the last message of each dialogue, given those before it. A score is the model's logit, unbounded. The
+    engine is started for this and shut down afterwards.
 
     Raises:
         EngineFailure: if the model cannot be loaded, or its engine dies.
-        DataError: if a conversation is too long for the model.
+        DataError: if a dialogue is too long for the model.
     """
     from src.vllm.reward_engine import RewardEngine
 
     model = ModelConfig(config.pedagogical_reward_model, config.pedagogical_reward_vllm)
-    instruction = render(config.pedagogical_reward_prompt_path)
-    dialogues = [scored_dialogues(record, instruction) for record in records]
-    progress = EvaluationProgress(sum(map(len, dialogues)), "pedagogical reward", "messages")
+    progress = EvaluationProgress(len(dialogues), "pedagogical reward", "messages")
     engine = await RewardEngine.start(model, config.seed, config.generation)
     places = asyncio.Semaphore(model.vllm.max_num_seqs)
 
@@ -64,7 +70,7 @@ async def score_messages(config: EvalConfig, records: Sequence[ConversationRecor
         return found
 
     try:
-        return [await asyncio.gather(*map(score, each)) for each in dialogues]
+        return await asyncio.gather(*map(score, dialogues))
     finally:
         progress.close()
         engine.shutdown()

@@ -32,7 +32,7 @@ from src.rollout.prompts import render
 from src.rollout.requests import SampleRequest
 from src.rollout.reviews import MessageToReview
 from src.rollout.runner import Runner
-from src.rollout.thoughts import visible_text
+from src.rollout.thoughts import visible_messages
 from src.rollout.tokens import approximate_tokens
 from src.supervision.maths_rules import maths_faults
 
@@ -206,7 +206,7 @@ async def _play(
 
 
 def _leaks(record: ConversationRecord, place: int) -> bool:
-    said = [{"role": turn.role, "content": visible_text(turn.text)} for turn in record.turns]
+    said = visible_messages(record.turns)
     if said[place]["role"] != "teacher":
         return False
     about = MessageToReview(said[:place], said[place]["content"], record.problem, record.answer)
