@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
 
-.PHONY: help setup doctor quickstart quickstart-models small-tutor marooned marooned-models test test-engines \
+.PHONY: help setup doctor quickstart quickstart-models small-tutor small-tutor-controls marooned marooned-models test test-engines \
         test-others test-full chaos lint bench docs gpu-check openenv-check
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make quickstart         a tutor that learns on this machine, in minutes; ends with runs/quickstart/report.html'
 	@echo 'make quickstart-models  only the models that the quickstart starts from'
 	@echo 'make small-tutor        a real chat model of 135 million parameters learns to teach, in half an hour on two cores'
+	@echo 'make small-tutor-controls  the same without learning, and with shuffled rewards: neither may get better'
 	@echo 'make marooned           a sailor that learns the island game on this machine, with a supervisor of rules'
 	@echo 'make marooned-models    only the model that it starts from'
 	@echo 'make test               the tests'
@@ -41,6 +42,9 @@ quickstart-models: setup
 
 small-tutor: setup
 	@$(PYTHON_IN_VENV) -m src.launch.small_tutor $(ARGS)
+
+small-tutor-controls: setup
+	@$(PYTHON_IN_VENV) -m src.launch.controls small_tutor $(ARGS)
 
 marooned: setup
 	@$(PYTHON_IN_VENV) -m src.launch.marooned $(ARGS)

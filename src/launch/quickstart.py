@@ -274,10 +274,11 @@ def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
-    return run_command(arguments, __doc__, "The quickstart", _start)
+    return run_command(arguments, __doc__, "The quickstart", start)
 
 
-def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+    """Run the quickstart, make only its models, or with dry_run=true show what would be run."""
     quickstart = make_commands(without_dry_run(overrides))
     if is_dry_run(overrides):
         show(quickstart)

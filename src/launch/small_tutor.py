@@ -28,10 +28,11 @@ HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
-    return run_command(arguments, __doc__, "The small tutor", _start)
+    return run_command(arguments, __doc__, "The small tutor", start)
 
 
-def _start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+    """Find the model and run everything, have only the model, or with dry_run=true show what would be run."""
     own = without_dry_run(overrides)
     if is_dry_run(overrides):
         show(commands_without_models(NAME, own))
