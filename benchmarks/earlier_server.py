@@ -3,6 +3,8 @@
 python -m benchmarks.earlier_server lockstep+no_cache --config-name quickstart [overrides]
 """
 
+import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from src.classroom.teacher_prompt import system_message
 from src.errors import UnknownConversation
 from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
+from src.rollout.engines import Completion, Sampling
 from src.rollout.requests import SampleRequest, SampleResponse, StrictModel
 from src.rollout.runner import Runner
 from src.rollout.seats import POLICY_SEAT
@@ -33,6 +36,7 @@ from src.server.schemas import RewardResponse
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+logger = logging.getLogger(__name__)
 Engines = Mapping[str, Any]
 StartEngines = Callable[[dict[str, ModelConfig], EnvironmentConfig, int], Awaitable[Engines]]
 
@@ -76,6 +80,10 @@ class RestartedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """As `VllmEngine.generate`. A class has to have this method to count as a model that can be trained."""
+        return await self._engine.generate(prompt_ids, sampling)
+
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
         """End the engine, and start another with published weights; in place of `VllmEngine.load_policy`."""
         weights = check_policy(folder, policy)
@@ -93,8 +101,11 @@ class RestartedEngine:
 
     async def start_again(self) -> None:
         """Start the engine anew."""
+        started = time.monotonic()
         self._engine = await type(self._engine).start(self._model, self._seed, self._generation)
         self._ended = False
+        name, pids = self._model.model_name_or_path, self._engine.health().pids
+        logger.info("%s was loaded anew in %.1f s, by the processes %s", name, time.monotonic() - started, pids)
 
     def check_alive(self) -> None:
         """Raise an `EngineFailure` if the engine died by itself."""
