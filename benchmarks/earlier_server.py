@@ -107,6 +107,11 @@ class RestartedEngine:
         name, pids = self._model.model_name_or_path, self._engine.health().pids
         logger.info("%s was loaded anew in %.1f s, by the processes %s", name, time.monotonic() - started, pids)
 
+    def shutdown(self) -> None:
+        """End the engine's processes, unless the server ends while the engine is being started again."""
+        if not self._ended:
+            self.end()
+
     def check_alive(self) -> None:
         """Raise an `EngineFailure` if the engine died by itself."""
         if not self._ended:

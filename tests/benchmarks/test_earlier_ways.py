@@ -231,11 +231,14 @@ def test_publishing_ends_engines_and_starts_others(way, room, world, tmp_path, m
     assert engines["teacher"].policy == policy
 
 
-def test_an_engine_that_is_being_started_again_does_not_count_as_dead(room) -> None:
+def test_an_engine_that_is_being_started_again_does_not_count_as_dead(room, monkeypatch) -> None:
+    monkeypatch.setattr(Process, "happened", [])
     process = Process("model")
     engine = RestartedEngine(process, room.teacher_model, 1, room.generation)
     engine.end()
     engine.check_alive()
+    engine.shutdown()
+    assert process.ended and Process.happened == ["model", None], "ended once, also if the server ends now"
     asyncio.run(engine.start_again())
     engine._engine.ended = True
     with pytest.raises(AssertionError, match="it died"):
