@@ -1,6 +1,6 @@
 """A whole step of training (rollout, judging, gradients, publishing): this project against TRL alone, and its bound.
 
-    python -m benchmarks.whole_step quickstart [--models runs/quickstart] [--rounds 5] [--steps 4]
+    python -m benchmarks.whole_step quickstart [--models runs/quickstart] [--rounds 5] [--steps 4] [--folder …]
     python -m benchmarks.whole_step small_tutor
 
 The two take turns, so that what else runs on the machine meets both. Each round starts both programs anew. The times
@@ -9,57 +9,27 @@ play as many conversations on the same lessons, with the same prompts, limits, j
 messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`,
 without this project's changes to TRL and torch (src/grpo/log_probs.py, src/training/cpu.py).
 The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
+What is measured is kept in the folder, so the same command goes on where it was stopped.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from benchmarks.supervision_arms import Bench
-from config.load import ROOT
-from src.launch.small_tutor import find_model
-from src.results.run_folder import METRICS_NAME, read_lines
+from benchmarks.rounds import PROJECT, SHAPES, Round, Rounds, overrides_of, play_project, run_in
+from src.results.run_folder import read_lines
 
-PROJECT, BOUND, TRL_ALONE = "this project", "bound", "TRL alone"
-CONVERSATIONS = 64
-"""Of a batch of both configurations."""
+BOUND, TRL_ALONE = "bound", "TRL alone"
 
 
-@dataclass(frozen=True)
-class Round:
-    """A program's median seconds of a step, the mean reward of its steps, and the messages of a step."""
-
-    seconds: float
-    reward: float
-    messages: float
-
-    @classmethod
-    def of(cls, lines: Sequence[Mapping[str, Any]]) -> "Round":
-        """The figures of a program's lines, one for each step."""
-        seconds = median(after["time"] - before["time"] for before, after in pairwise(lines))
-        return cls(seconds, fmean(line["reward"] for line in lines), fmean(line["messages"] for line in lines))
-
-
-def play_project(folder: Path, overrides: Sequence[str], steps: int, port: int) -> Round:
-    """A short training by this project."""
-    own = [f"train.max_steps={steps + 1}", f"generation.server_port={port}", f"logging.save_dir={folder / 'run'}"]
-    _run(["./start_rl_training.sh", *overrides, *own], folder)
-    lines = [line for line in read_lines(folder / "run" / METRICS_NAME) if "reward" in line]
-    return Round.of([line | {"messages": CONVERSATIONS * line["conversation/messages"]} for line in lines])
-
-
-def replay_bound(folder: Path, overrides: Sequence[str], played: Round) -> Round:
-    """The bound of the training that `play_project` made in this folder's neighbour."""
-    run = folder.parent / "project" / "run"
-    _run([sys.executable, "-m", "benchmarks.step_bound", str(run), *overrides], folder)
+def replay_bound(folder: Path, project: Path, overrides: Sequence[str], played: Round) -> Round:
+    """The bound of the training that `play_project` made in the folder `project`."""
+    run_in([sys.executable, "-m", "benchmarks.step_bound", str(project / "run"), *overrides], folder)
     lines = (folder / "output.log").read_text().splitlines()
     seconds = json.loads(next(line for line in reversed(lines) if line.startswith("{")))["step"]
     return replace(played, seconds=median(seconds[1:]))
@@ -69,26 +39,8 @@ def play_trl_alone(folder: Path, overrides: Sequence[str], steps: int) -> Round:
     """A short training by TRL alone."""
     out = folder / "steps.jsonl"
     own = [f"train.max_steps={steps + 1}", f"logging.save_dir={folder / 'run'}"]
-    _run([sys.executable, "-m", "benchmarks.trl_alone", str(out), *overrides, *own], folder)
+    run_in([sys.executable, "-m", "benchmarks.trl_alone", str(out), *overrides, *own], folder)
     return Round.of(read_lines(out))
-
-
-def _run(command: Sequence[str], folder: Path) -> None:
-    folder.mkdir(parents=True)
-    with (folder / "output.log").open("w") as log:
-        done = subprocess.run(command, cwd=ROOT, check=False, stdout=log, stderr=subprocess.STDOUT)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with status {done.returncode}:\n{(folder / 'output.log').read_text()}")
-
-
-def overrides_of(shape: str, models: Path) -> list[str]:
-    """The training's overrides, with models of this machine."""
-    if shape == "small_tutor":
-        return ["--config-name", shape, f"teacher_model.model_name_or_path={find_model()}"]
-    if not (models / "sft" / "model").is_dir():
-        sys.exit(f"{models} has no fine-tuned model: run make quickstart-models, or give --models.")
-    ours = Bench(models, models.resolve(), steps=0, port=0).overrides(models)
-    return [each for each in ours if not each.startswith(("logging.save_dir", "generation.server_port"))]
 
 
 def report(rounds: Mapping[str, Sequence[Round]]) -> str:
@@ -110,24 +62,26 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> str:
 def main() -> None:
     """Measure, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", choices=["quickstart", "small_tutor"])
+    parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="counted steps of a round")
     parser.add_argument("--port", type=int, default=8061)
+    parser.add_argument("--folder", type=Path, help="default: runs/whole_step/SHAPE")
     arguments = parser.parse_args()
-    overrides = overrides_of(arguments.shape, arguments.models)
+    overrides, steps = overrides_of(arguments.shape, arguments.models), arguments.steps
+    folder = (arguments.folder or Path("runs/whole_step") / arguments.shape).resolve()
+    rounds = Rounds(folder, {"overrides": overrides, "steps": steps})
     found: dict[str, list[Round]] = {PROJECT: [], BOUND: [], TRL_ALONE: []}
-    with TemporaryDirectory() as kept:
-        for number in range(arguments.rounds):
-            own = Path(kept) / str(number)
-            ours = play_project(own / "project", overrides, arguments.steps, arguments.port)
-            alone = play_trl_alone(own / "trl", overrides, arguments.steps)
-            least = replay_bound(own / "bound", overrides, ours)
-            found[PROJECT].append(ours)
-            found[BOUND].append(least)
-            found[TRL_ALONE].append(alone)
-            print(f"round {number + 1}: {ours.seconds:.1f} s, {least.seconds:.1f} s, {alone.seconds:.1f} s", flush=True)
+    for number in range(arguments.rounds):
+        play = partial(play_project, overrides=overrides, steps=steps, port=arguments.port)
+        ours = rounds.measure(number, PROJECT, play)
+        alone = rounds.measure(number, TRL_ALONE, partial(play_trl_alone, overrides=overrides, steps=steps))
+        replay = partial(replay_bound, project=rounds.folder_of(number, PROJECT), overrides=overrides, played=ours)
+        found[PROJECT].append(ours)
+        found[BOUND].append(rounds.measure(number, BOUND, replay))
+        found[TRL_ALONE].append(alone)
+        rounds.end(number)
     print(report(found))
 
 

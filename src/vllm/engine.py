@@ -17,6 +17,7 @@ from src.vllm.engine_base import EngineProcess
 from src.vllm.weights_gate import WeightsGate
 
 if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -162,11 +163,17 @@ class VllmEngine(EngineProcess):
 
 def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncLLM":
     """Start vLLM with a model that generates text (`runner` "generate") or gives scores ("pooling")."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    return AsyncLLM.from_engine_args(engine_arguments(model, seed, sleep_mode, runner))
+
+
+def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncEngineArgs":
+    """vLLM's arguments for `load_engine`."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     options = model.vllm
-    arguments = AsyncEngineArgs(
+    return AsyncEngineArgs(
         model=model.model_name_or_path,
         runner=runner,
         load_format="safetensors",  # "auto" would fall back to pickles
@@ -188,7 +195,6 @@ def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) ->
         **_single_process(options),
         **adapter_arguments(model),
     )
-    return AsyncLLM.from_engine_args(arguments)
 
 
 def _sleep_mode_is_available() -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.whole_step import BOUND, CONVERSATIONS, PROJECT, TRL_ALONE, Round, overrides_of, report
+from benchmarks.rounds import CONVERSATIONS, PROJECT, Round, Rounds, overrides_of
+from benchmarks.whole_step import BOUND, TRL_ALONE, report
 from config.checks import check_train_rl
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
@@ -36,6 +37,34 @@ def test_both_shapes_have_batches_of_the_size_that_is_counted(tmp_path: Path) ->
         assert train.number_of_problems_per_batch * train.num_samples_per_problem == CONVERSATIONS
     with pytest.raises(SystemExit, match="make quickstart-models"):
         overrides_of("quickstart", tmp_path / "nowhere")
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    """A benchmark that was stopped in the middle of a program begins that program anew, and no other."""
+    played: list[Path] = []
+
+    def play(folder: Path) -> Round:
+        folder.mkdir(parents=True)
+        played.append(folder)
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return Round(float(len(played)), 0.5, 500)
+
+    rounds = Rounds(tmp_path / "kept", {"steps": 4})
+    assert rounds.measure(0, PROJECT, play) == Round(1.0, 0.5, 500)
+    with pytest.raises(KeyboardInterrupt):
+        rounds.measure(0, TRL_ALONE, play)
+    again = Rounds(tmp_path / "kept", {"steps": 4})
+    assert again.measure(0, PROJECT, play) == Round(1.0, 0.5, 500)
+    assert again.measure(0, TRL_ALONE, play) == Round(3.0, 0.5, 500)
+    assert again.measure(1, PROJECT, play) == Round(4.0, 0.5, 500)
+    assert played == [again.folder_of(0, name) for name in (PROJECT, TRL_ALONE, TRL_ALONE)] + [
+        again.folder_of(1, PROJECT)
+    ]
+    again.end(0)
+    assert not again.folder_of(0, PROJECT).exists() and again.folder_of(1, PROJECT).exists()
+    with pytest.raises(SystemExit, match="choose another --folder"):
+        Rounds(tmp_path / "kept", {"steps": 5})
 
 
 @pytest.mark.engines

@@ -1,0 +1,113 @@
+"""Rounds of a benchmark of whole steps: programs that train with one configuration, one after the other, and the
+figures of each, kept in a folder, so that the same command goes on where it was stopped."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.supervision_arms import Bench
+from config.load import ROOT
+from src.launch.small_tutor import find_model
+from src.results.run_folder import METRICS_NAME, read_lines
+
+PROJECT = "this project"
+SHAPES = ("quickstart", "small_tutor")
+CONVERSATIONS = 64
+"""Of a batch of both shapes."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A program's median seconds of a step, the mean reward of its steps, and the messages of a step."""
+
+    seconds: float
+    reward: float
+    messages: float
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, Any]]) -> "Round":
+        """The figures of a program's lines, one for each step."""
+        seconds = median(after["time"] - before["time"] for before, after in pairwise(lines))
+        return cls(seconds, fmean(line["reward"] for line in lines), fmean(line["messages"] for line in lines))
+
+
+class Rounds:
+    """The measured rounds of a folder.
+
+    Args:
+        settings: what all rounds of the folder have in common; a folder that was begun with others is refused.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]):
+        self._folder, self._results = folder, folder / "rounds.jsonl"
+        begun = folder / "settings.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not begun.is_file():
+            begun.write_text(json.dumps(settings), encoding="utf-8")
+        elif (others := json.loads(begun.read_text(encoding="utf-8"))) != settings:
+            sys.exit(f"{folder} holds rounds with {others}, not with {dict(settings)}: choose another --folder.")
+
+    def measure(self, number: int, program: str, play: Callable[[Path], Round]) -> Round:
+        """A program's figures in a round: those that are kept, or measured now.
+
+        Args:
+            play: runs the program in a folder, which is not there yet; after `end` it is removed.
+        """
+        kept = [line for line in read_lines(self._results) if (line["round"], line["program"]) == (number, program)]
+        if kept:
+            return Round(**{name: kept[0][name] for name in ("seconds", "reward", "messages")})
+        own = self.folder_of(number, program)
+        shutil.rmtree(own, ignore_errors=True)
+        found = play(own)
+        with self._results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"round": number, "program": program, **asdict(found)}) + "\n")
+        print(f"round {number + 1}, {program}: {found.seconds:.1f} s", flush=True)
+        return found
+
+    def folder_of(self, number: int, program: str) -> Path:
+        """The folder in which a program runs; once its round has ended it is not needed any more."""
+        return self._folder / f"round{number}" / program.replace(" ", "_")
+
+    def end(self, number: int) -> None:
+        """Remove the folders of a round whose programs are all measured."""
+        shutil.rmtree(self._folder / f"round{number}", ignore_errors=True)
+
+
+def play_project(
+    folder: Path, overrides: Sequence[str], steps: int, port: int, command: Sequence[str] = ("./start_rl_training.sh",)
+) -> Round:
+    """A short training by this project.
+
+    Args:
+        command: starts server and trainer; it is given the overrides.
+    """
+    own = [f"train.max_steps={steps + 1}", f"generation.server_port={port}", f"logging.save_dir={folder / 'run'}"]
+    run_in([*command, *overrides, *own], folder)
+    lines = [line for line in read_lines(folder / "run" / METRICS_NAME) if "reward" in line]
+    return Round.of([line | {"messages": CONVERSATIONS * line["conversation/messages"]} for line in lines])
+
+
+def run_in(command: Sequence[str], folder: Path) -> None:
+    """Run a program, which must end with status 0; what it prints goes into the folder's output.log."""
+    folder.mkdir(parents=True)
+    with (folder / "output.log").open("w") as log:
+        done = subprocess.run(command, cwd=ROOT, check=False, stdout=log, stderr=subprocess.STDOUT)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with status {done.returncode}:\n{(folder / 'output.log').read_text()}")
+
+
+def overrides_of(shape: str, models: Path) -> list[str]:
+    """The training's overrides, with models of this machine."""
+    if shape == "small_tutor":
+        return ["--config-name", shape, f"teacher_model.model_name_or_path={find_model()}"]
+    if not (models / "sft" / "model").is_dir():
+        sys.exit(f"{models} has no fine-tuned model: run make quickstart-models, or give --models.")
+    ours = Bench(models, models.resolve(), steps=0, port=0).overrides(models)
+    return [each for each in ours if not each.startswith(("logging.save_dir", "generation.server_port"))]
