@@ -26,8 +26,8 @@ class NewFile:
 class KeptFiles:
     """Files in shared memory that are written again and again, and stay mapped meanwhile.
 
-    The kernel fills every page of a new file with zeros before it is written to, and each page of a new mapping costs an
-    interruption; both together cost more than the copy. Here the pages are there, and writing is the copy alone.
+    The kernel fills every page of a new file with zeros before it is written to, and each page of a new mapping costs
+    an interruption; both together cost more than the copy. Here the pages are there, and writing is the copy alone.
     """
 
     def __init__(self) -> None:

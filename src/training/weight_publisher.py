@@ -89,8 +89,8 @@ class WeightPublisher:
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)
 
     def _write(self, folder: Path, in_memory: bool) -> None:
-        """Write the version. In memory whole weights go over those of the oldest version, if there are more than have to
-        be kept: no server reads that any more."""
+        """Write the version. In memory whole weights go over those of the oldest version, if there are more than have
+        to be kept: no server reads that any more."""
         trainer, whole_in_memory = self._trainer, in_memory and not self._trainer.has_adapter
         needed = weight_bytes(trainer.model, only_trained=trainer.has_adapter)
 
