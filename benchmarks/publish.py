@@ -3,9 +3,9 @@
     python -m benchmarks.publish [--gb 1] [--rounds 5] [--folder runs/publish]
 
 They publish the same model with random weights, in turns: they write it, take its fingerprint, mark the folder as
-complete, and, on disk, wait until it is there. Then a reader reads all of it, as an engine does that loads it. Versions in
-memory are written over old ones; the first few, which find none that is mapped, are reported by themselves. The earlier
-way through the disk, which copied each weight first and read the file again, is measured beside them.
+complete, and, on disk, wait until it is there. Then a reader reads all of it, as an engine does that loads it.
+Versions in memory are written over old ones; the first few, which find none that is mapped, are reported by themselves.
+The earlier way through the disk, which copied each weight first and read the file again, is measured beside them.
 """
 
 import argparse

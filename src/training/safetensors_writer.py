@@ -22,8 +22,8 @@ _MOST_THREADS = 8
 
 
 class SafetensorsWriter:
-    """A file that is being written; its header, for which room is left in front, comes last. The header's metadata has a
-    digest of names, types, shapes and values, taken block by block while a block is in the processor's cache.
+    """A file that is being written; its header, for which room is left in front, comes last. The header's metadata has
+    a digest of names, types, shapes and values, taken block by block while a block is in the processor's cache.
 
     Args:
         kept: overwrites a file in shared memory in place, if one is there.
