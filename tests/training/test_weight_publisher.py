@@ -156,6 +156,7 @@ def test_a_trainer_that_is_killed_while_it_publishes_leaves_whole_versions_only(
     done = subprocess.run([sys.executable, "-c", KILLED, str(run_folder), str(published)], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     assert versions_in(shared) == [*whole, f"v{published:06d}.unfinished"]
+    assert not (shared / f"v{published:06d}.unfinished" / "COMPLETE").exists(), "no version any more"
     for name in whole:
         check_policy(shared / name, PolicyVersion("run", int(name[1:])))
         assert (shared / name / "model.safetensors").read_bytes() == before[name]
