@@ -121,7 +121,7 @@ class TrainConfig:
 
     `publish_through`: `disk` writes published weights into the run folder; `memory` into the shared memory of the
     machine (/dev/shm), where server and trainer both are, and to disk every `publish_to_disk_every` steps and at the
-    end. Of either, the last `keep_published_policies` versions stay.
+    end. Of either, the last `keep_published_policies` versions stay; in memory one more, which the next one overwrites.
 
     `gpu_memory_gib`: the GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null
     takes this machine's.

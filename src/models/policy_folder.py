@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
+from safetensors import SafetensorError, safe_open
 
 from ..errors import ConfigError, DataError, StorageError
 from ..system.storage import flush, refuse_full_disk, storage_errors
@@ -20,6 +21,8 @@ from .pretrained import check_weights
 
 MARKER = "COMPLETE"
 SHARED_MEMORY = Path("/dev/shm")
+CONTENT_DIGEST = "content_xxh3_128"
+"""The key of a safetensors file's metadata for a digest of its content, by which `write_policy` need not read it."""
 
 
 def policies_folder(run_folder: Path) -> Path:
@@ -67,19 +70,27 @@ def _is_own_folder(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
-def write_policy(folder: Path, policy: PolicyVersion, save: Callable[[Path], None], needed: int = 0) -> None:
+def write_policy(
+    folder: Path, policy: PolicyVersion, save: Callable[[Path], None], needed: int = 0, over: Path | None = None
+) -> None:
     """Let `save` write a model, add the marker of its version, and rename the flushed folder to `folder`. Arguments and
-    errors are those of `write_whole`."""
+    errors are those of `write_whole`.
+
+    Args:
+        over: the folder of an old version, for `save` to overwrite; as a version it is gone before that begins.
+    """
 
     def save_and_mark(target: Path) -> None:
+        if over is not None:
+            (target / MARKER).unlink(missing_ok=True)
         save(target)
         marker = json.dumps({"run_id": policy.run_id, "version": policy.version, "weights": _fingerprint(target)})
         (target / MARKER).write_text(marker, encoding="utf-8")
 
-    write_whole(folder, save_and_mark, needed)
+    write_whole(folder, save_and_mark, needed, over)
 
 
-def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0) -> None:
+def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0, over: Path | None = None) -> None:
     """Let `save` fill a folder that gets its final name once everything in it is on disk: it is complete or not there.
 
     An existing folder of that name stays until the new one is complete and then is replaced. If `save` fails, its
@@ -87,6 +98,7 @@ def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0) -> 
 
     Args:
         needed: a lower bound of the folder's size in bytes, if known.
+        over: a folder on the same disk that `save` is to overwrite, in place of an empty one.
 
     Raises:
         StorageError: if the disk is full or not writable.
@@ -94,10 +106,14 @@ def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0) -> 
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     if unfinished.exists():
         shutil.rmtree(unfinished)
-    refuse_full_disk(folder, needed)
+    if over is None:
+        refuse_full_disk(folder, needed)
     try:
         with storage_errors(folder):
-            unfinished.mkdir(parents=True)
+            if over is None:
+                unfinished.mkdir(parents=True)
+            else:
+                over.rename(unfinished)
             save(unfinished)
             complete(unfinished, folder)
     except BaseException:
@@ -168,10 +184,20 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
 def remove_old_policies(folder: Path, keep: int, version: int) -> None:
     """Delete published versions in a folder: all but the newest `keep`, and those above `version`, the current one. A
     training that resumed at an earlier step publishes them anew."""
-    complete = sorted(path for path in folder.glob("v*") if (path / MARKER).is_file())
+    complete = _complete_policies(folder)
     past = [path for path in complete if path.name <= policy_name(version)]
     for path in set(complete) - set(past[-keep:]):
         shutil.rmtree(path)
+
+
+def oldest_policy(folder: Path, keep: int) -> Path | None:
+    """The oldest of the published versions in a folder; None if it holds no more than `keep`."""
+    complete = _complete_policies(folder)
+    return complete[0] if len(complete) > keep else None
+
+
+def _complete_policies(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("v*") if (path / MARKER).is_file())
 
 
 def _fingerprint(folder: Path) -> str:
@@ -179,8 +205,19 @@ def _fingerprint(folder: Path) -> str:
     digest = xxhash.xxh3_128()
     for path in sorted((*folder.glob("*.safetensors"), *folder.glob(ADAPTER_CONFIG))):
         digest.update(path.name.encode())
-        if not path.stat().st_size:  # nothing can be mapped of it
-            continue
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            digest.update(content)
+        noted = _noted_digest(path)
+        if noted is not None:
+            digest.update(noted.encode())
+        elif path.stat().st_size:  # nothing can be mapped of an empty file
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                digest.update(content)
     return digest.hexdigest()
+
+
+def _noted_digest(path: Path) -> str | None:
+    """The digest in a safetensors file's metadata; None if it has none, or is another file."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return (file.metadata() or {}).get(CONTENT_DIGEST)
+    except SafetensorError:
+        return None

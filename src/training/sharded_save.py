@@ -22,6 +22,7 @@ from src.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from src.training.collective import Result, on_main_process
 from src.training.context import TrainerContext
 from src.training.safetensors_writer import SafetensorsWriter
+from src.training.weight_files import KeptFiles
 
 logger = logging.getLogger(__name__)
 SHARD_BYTES = 1_000_000_000
@@ -61,6 +62,19 @@ def save_together(trainer: TrainerContext, write: Callable[[Save], None]) -> Non
         tokenizer.save_pretrained(folder)
 
     use_together(trainer, pieces, lambda: write(save))
+
+
+def save_weights_together(trainer: TrainerContext, write: Callable[[Save], None], kept: KeptFiles) -> None:
+    """Have the main process save the trained model's weights alone, without configuration and tokenizer; all processes
+    call this together. `write` and errors are as for `save_together`.
+
+    Args:
+        kept: overwrites the weights of an earlier save in place.
+    """
+    model = trained_model(trainer)
+    model = model.get_base_model() if isinstance(model, PeftModel) else model
+    pieces = gathered_weights(model, trainer.accelerator.is_main_process)
+    use_together(trainer, pieces, lambda: write(lambda folder: write_shards(pieces, folder, kept=kept)))
 
 
 def save_adapter_together(trainer: TrainerContext, write: Callable[[Save], None]) -> None:
@@ -205,20 +219,27 @@ def _are_converted_together(model: PreTrainedModel) -> bool:
     return any(len(conversion.target_patterns) > 1 for conversion in conversions)
 
 
-def write_shards(pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write weights into safetensors files of about `shard_bytes`; files of an earlier save are removed."""
-    for path in (*folder.glob("*.safetensors"), folder / SAFE_WEIGHTS_INDEX_NAME):
-        path.unlink(missing_ok=True)
+def write_shards(
+    pieces: Iterable[Weights], folder: Path, shard_bytes: int = SHARD_BYTES, kept: KeptFiles | None = None
+) -> None:
+    """Write weights into safetensors files of about `shard_bytes`; files of an earlier save are removed, or overwritten
+    in place with `kept`."""
+    (folder / SAFE_WEIGHTS_INDEX_NAME).unlink(missing_ok=True)
+    earlier = sorted(folder.glob("*.safetensors"))
+    for number, path in enumerate(earlier):
+        path.unlink() if kept is None else path.rename(_unfinished(folder, number))
     shards: list[SafetensorsWriter] = []
     for piece in pieces:
         for name, tensor in piece.items():
             if not shards or shards[-1].bytes >= shard_bytes or not shards[-1].has_room_for(tensor):
                 if shards:
                     shards[-1].close()
-                shards.append(SafetensorsWriter(_unfinished(folder, len(shards))))
+                shards.append(SafetensorsWriter(_unfinished(folder, len(shards)), kept))
             shards[-1].add(name, tensor)
     if shards:
         shards[-1].close()
+    for number in range(len(shards), len(earlier)):
+        _unfinished(folder, number).unlink(missing_ok=True)
     _give_names(folder, [shard.names for shard in shards], sum(shard.bytes for shard in shards))
 
 

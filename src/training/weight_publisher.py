@@ -8,6 +8,7 @@ from pathlib import Path
 from config.train_rl_model import TrainConfig
 from config.values import MEMORY
 from src.models.policy_folder import (
+    oldest_policy,
     open_shared_memory,
     policies_folder,
     policy_name,
@@ -20,7 +21,14 @@ from src.server.client import ClassroomClient
 from src.training.collective import on_main_process
 from src.training.context import TrainerContext
 from src.training.server_assignment import AssignedServer
-from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
+from src.training.sharded_save import (
+    Save,
+    save_adapter_together,
+    save_together,
+    save_weights_together,
+    weight_bytes,
+)
+from src.training.weight_files import KeptFiles
 
 
 class WeightPublisher:
@@ -50,6 +58,7 @@ class WeightPublisher:
         self._keep = train.keep_published_policies
         self._in_memory, self._disk_every = train.publish_through == MEMORY, train.publish_to_disk_every
         self._on_disk = 0
+        self._kept = KeptFiles()
         self.policy = PolicyVersion(run_id, -1)
 
     def sync_weights(self, last: bool = False) -> None:
@@ -73,13 +82,27 @@ class WeightPublisher:
             self._on_disk = step
         parent = on_main_process(accelerator, lambda: self._parent(in_memory))
         folder = parent / policy_name(self.policy.version)
-        needed = weight_bytes(self._trainer.model, only_trained=self._trainer.has_adapter)
-        save_trained = save_adapter_together if self._trainer.has_adapter else save_together
-        save_trained(self._trainer, lambda save: write_policy(folder, self.policy, save, needed))
+        self._write(folder, in_memory)
         self._trainer.gpus.make_room()
         self._server.once_per_server(accelerator, lambda: self._client.load_weights(self.policy, folder))
         on_main_process(accelerator, lambda: self._remove_old(last))
         self._trainer.record_metric("seconds/publish", time.monotonic() - started)
+
+    def _write(self, folder: Path, in_memory: bool) -> None:
+        """Write the version. In memory whole weights go over those of the oldest version, if there are more than have
+        to be kept: no server reads that any more."""
+        trainer, whole_in_memory = self._trainer, in_memory and not self._trainer.has_adapter
+        needed = weight_bytes(trainer.model, only_trained=trainer.has_adapter)
+
+        def write(save: Save) -> None:
+            over = oldest_policy(folder.parent, self._keep) if whole_in_memory else None
+            write_policy(folder, self.policy, save, needed, over)
+
+        if whole_in_memory:
+            save_weights_together(trainer, write, self._kept)
+        else:
+            save_trained = save_adapter_together if trainer.has_adapter else save_together
+            save_trained(trainer, write)
 
     def _parent(self, in_memory: bool) -> Path:
         return open_shared_memory(self._run_folder) if in_memory else policies_folder(self._run_folder)
@@ -89,5 +112,6 @@ class WeightPublisher:
         shared = shared_memory_folder(self._run_folder)
         if last:
             shutil.rmtree(shared, ignore_errors=True)
+            self._kept.forget()
         elif self._in_memory:
-            remove_old_policies(shared, self._keep, self.policy.version)
+            remove_old_policies(shared, self._keep + 1, self.policy.version)  # the next is written over the oldest

@@ -22,7 +22,7 @@ from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.record import ConversationRecord
 from src.classroom.rewards import REWARDS
 from src.errors import DataError, PolicyMismatch, UnknownConversation
-from src.models.policy_folder import policy_path, write_policy
+from src.models.policy_folder import oldest_policy, open_shared_memory, policy_name, policy_path, write_policy
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records
 from src.rollout.journal import read_journal
@@ -30,6 +30,7 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.engine_sleep import this_process
 from src.training.checkpoints import last_checkpoint
 from src.training.sharded_save import gathered_weights, write_shards
+from src.training.weight_files import KeptFiles
 from tests.conftest import ROOT, RunningServer, on_this_machine
 
 _STEPS = 2
@@ -220,6 +221,44 @@ def test_published_weights_are_loaded_in_place(
         stale = request_for(lessons, f"stale-{seed}-{other.version}", run_id=other.run_id, policy_version=other.version)
         with pytest.raises(PolicyMismatch, match="is loaded"):
             server.client.sample(stale)
+
+
+def test_weights_in_shared_memory_are_loaded_and_not_looked_at_again(
+    server: RunningServer, world: Path, lessons: list[str]
+) -> None:
+    """The file that an engine read is written over by a later version, which may not reach the engine by itself."""
+    shared, kept = open_shared_memory(server.run_folder), KeptFiles()
+    model = AutoModelForCausalLM.from_pretrained(world / "blank", dtype=torch.float32)
+    torch.manual_seed(13)
+
+    def publish(version: int) -> Path:
+        for parameter in model.parameters():
+            parameter.data.add_(0.03 * torch.randn_like(parameter))
+        folder = shared / policy_name(version)
+        save = lambda target: write_shards(gathered_weights(model, keep=True), target, kept=kept)  # noqa: E731
+        write_policy(folder, PolicyVersion("memory-test", version), save, over=oldest_policy(shared, 1))
+        return folder
+
+    def differences(version: int, request: str) -> torch.Tensor:
+        asked = request_for(lessons, request, groups=1, run_id="memory-test", policy_version=version)
+        return logprob_differences(reference, server.client.sample(asked)).abs()
+
+    reference = server.run_folder / "reference"
+    try:
+        for version in range(4):
+            files = {path.stat().st_ino for path in shared.glob("*/*.safetensors")}
+            folder = publish(version)
+            assert ((folder / "model.safetensors").stat().st_ino in files) is (version >= 2)
+            server.client.load_weights(PolicyVersion("memory-test", version), folder)
+        shutil.copytree(world / "blank", reference)
+        model.save_pretrained(reference)
+        assert differences(3, "memory").max() < 1e-3
+        read = (folder / "model.safetensors").stat().st_ino
+        publish(4), publish(5)
+        assert (shared / policy_name(5) / "model.safetensors").stat().st_ino == read
+        assert differences(3, "memory-written-over").max() < 1e-3
+    finally:
+        shutil.rmtree(shared)
 
 
 ENGINE_ALONE = """

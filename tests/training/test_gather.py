@@ -10,12 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedModel, Qwen3Config
 from transformers.core_model_loading import Chunk, WeightConverter
 
+from src.models.policy_folder import CONTENT_DIGEST
 from src.training.safetensors_writer import SafetensorsWriter
 from src.training.sharded_save import gathered_weights, write_shards
+from src.training.weight_files import KeptFiles
 
 _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _CONFIGS = {
@@ -122,3 +125,38 @@ def test_weights_of_an_earlier_save_go(tmp_path: Path) -> None:
         files = {path.name for path in tmp_path.iterdir()}
         expected = {f"model-0000{number + 1}-of-00003.safetensors" for number in range(3)}
         assert files == ({"model.safetensors"} if count == 1 else expected | {"model.safetensors.index.json"})
+
+
+def test_files_in_memory_are_overwritten_with_fewer_and_with_more_weights(tmp_path: Path) -> None:
+    kept = KeptFiles()
+    for count, shard_bytes in ((3, 100), (1, 100), (4, 1000), (2, 8), (5, 8), (5, 8)):
+        weights = {f"w{number}": torch.full((5,), 10.0 * count + number) for number in range(count)}
+        write_shards([weights], tmp_path, shard_bytes, kept)
+        found = weights_in(tmp_path)
+        assert found.keys() == weights.keys() and all(torch.equal(found[name], each) for name, each in weights.items())
+        assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_digest_depends_on_every_part_and_not_on_the_threads(tmp_path: Path, monkeypatch) -> None:
+    def digest(weights: dict[str, torch.Tensor], threads: int = 1) -> str:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        writer = SafetensorsWriter(tmp_path / "w.safetensors")
+        for name, tensor in weights.items():
+            writer.add(name, tensor)
+        writer.close()
+        assert all(torch.equal(load_file(tmp_path / "w.safetensors")[name], each) for name, each in weights.items())
+        with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
+            return file.metadata()[CONTENT_DIGEST]
+
+    large = torch.arange(700_001, dtype=torch.float32)  # several blocks, and a part of one
+    base = {"a": large, "b": torch.ones(3)}
+    assert len({digest(base, threads) for threads in (1, 2, 3, 8)}) == 1
+    others = []
+    for place in (0, 65_535, 65_536, 131_072, 700_000):
+        changed = large.clone()
+        changed[place] += 1
+        others.append({**base, "a": changed})
+    swapped = torch.cat([large[65_536:131_072], large[:65_536], large[131_072:]])
+    others += [{**base, "a": swapped}, {"b": base["b"], "a": large}, {"a": large, "c": base["b"]}]
+    others += [{**base, "b": torch.ones(3, 1)}, {**base, "b": torch.ones(3).view(torch.int32)}]
+    assert len({digest(each) for each in (base, *others)}) == 1 + len(others)

@@ -34,11 +34,12 @@ class LoadingServer:
     def __init__(self, run_folder: Path):
         self.run_folder = run_folder
         self.loaded: list[tuple[int, Path, torch.Tensor]] = []
+        self.fingerprints: dict[int, str] = {}
 
     def load_weights(self, policy: PolicyVersion, folder: Path) -> None:
         folder = inside_run_folder(self.run_folder, str(folder))
-        check_policy(folder, policy)
-        weight = load_file(folder / "model.safetensors")["model.norm.weight"]
+        self.fingerprints[policy.version] = check_policy(folder, policy)
+        weight = load_file(folder / "model.safetensors")["model.norm.weight"].clone()  # the file is written over later
         self.loaded.append((policy.version, folder, weight))
 
 
@@ -58,8 +59,8 @@ def publisher(trainer, run_folder: Path, train: TrainConfig) -> WeightPublisher:
     return WeightPublisher(trainer, trainer.server, AssignedServer(0, "", True), run_folder, "run", train)
 
 
-def publish(trainer, through: WeightPublisher, steps: int, last: bool = False) -> None:
-    for step in range(steps):
+def publish(trainer, through: WeightPublisher, steps: int, last: bool = False, from_step: int = 0) -> None:
+    for step in range(from_step, steps):
         trainer.state.global_step = step
         with torch.no_grad():
             trainer.model.model.norm.weight.fill_(step)
@@ -78,7 +79,8 @@ def test_the_server_gets_each_version_and_the_disk_some_of_them(trainer, tmp_pat
     ]
     on_disk = [version for version, folder, _ in trainer.server.loaded if folder.is_relative_to(run_folder)]
     assert on_disk == [4], "every four steps"
-    assert versions_in(shared) == ["v000005", "v000006"], "keep_published_policies is 2"
+    kept = ["v000003", "v000005", "v000006"]
+    assert versions_in(shared) == kept, "keep_published_policies is 2, and the next one is written over the oldest"
     assert versions_in(run_folder / "policy") == ["v000004"]
     assert shared.stat().st_mode & 0o777 == 0o700
 
@@ -95,31 +97,74 @@ def test_through_the_disk_nothing_is_in_memory(trainer, tmp_path: Path) -> None:
     assert not shared_memory_folder(tmp_path / "run").exists()
 
 
+def test_a_version_in_memory_is_written_over_the_oldest_one(trainer, tmp_path: Path) -> None:
+    shared, files = shared_memory_folder(tmp_path / "run"), []
+    through = publisher(trainer, tmp_path / "run", TrainConfig(publish_through="memory"))
+    for steps in range(1, 9):
+        publish(trainer, through, steps, from_step=steps - 1)
+        files.append((shared / f"v{steps - 1:06d}" / "model.safetensors").stat().st_ino)
+        assert load_file(shared / f"v{steps - 1:06d}" / "model.safetensors")["model.norm.weight"].unique() == steps - 1
+    assert len(set(files[:3])) == 3 and files[3:6] == files[:3] and files[6:] == files[:2]
+    assert {path.name for path in (shared / "v000007").iterdir()} == {"model.safetensors", "COMPLETE"}
+
+
+def test_equal_weights_have_one_fingerprint_in_memory_and_on_disk(trainer, tmp_path: Path) -> None:
+    """Or the conversations of a training that was killed would be played again after it published anew."""
+    run_folder, shared = tmp_path / "run", shared_memory_folder(tmp_path / "run")
+    through = publisher(trainer, run_folder, TrainConfig(publish_through="memory"))
+    fingerprints = {}
+    for version, fill, last in ((0, 1, False), (1, 2, False), (2, 1, False), (3, 1, False), (4, 1, True)):
+        trainer.state.global_step = version
+        with torch.no_grad():
+            trainer.model.model.norm.weight.fill_(fill)
+            trainer.model.model.norm.weight[-1] = 1.0
+        through.sync_weights(last=last)
+        fingerprints[version] = trainer.server.fingerprints[version]
+    assert not shared.exists()
+    assert fingerprints[0] == fingerprints[2] == fingerprints[3] == fingerprints[4] != fingerprints[1]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from src.models.policy_folder import open_shared_memory, policy_name, write_policy
+import torch
+from src.models.policy_folder import oldest_policy, open_shared_memory, policy_name, write_policy
 from src.models.policy_version import PolicyVersion
+from src.training.sharded_save import write_shards
+from src.training.weight_files import KeptFiles
 
-def die_half_way(target):
-    (target / "model.safetensors").write_bytes(b"half of it")
+def pieces():
+    for number in range(3):
+        yield {f"model.w{number}": torch.full((1000,), 9.0)}
     os.kill(os.getpid(), signal.SIGKILL)
 
-write_policy(open_shared_memory(Path(sys.argv[1])) / policy_name(3), PolicyVersion("run", 3), die_half_way)
+shared = open_shared_memory(Path(sys.argv[1]))
+save = lambda folder: write_shards(pieces(), folder, kept=KeptFiles())
+write_policy(shared / policy_name(int(sys.argv[2])), PolicyVersion("run", 9), save, over=oldest_policy(shared, 2))
 """
 
 
-def test_a_trainer_that_is_killed_while_it_publishes_leaves_whole_versions_only(trainer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("published", [2, 3])
+def test_a_trainer_that_is_killed_while_it_publishes_leaves_whole_versions_only(
+    trainer, published: int, tmp_path: Path
+) -> None:
+    """Whether its files are new, or those of an old version."""
     run_folder, shared = tmp_path / "run", shared_memory_folder(tmp_path / "run")
-    publish(trainer, publisher(trainer, run_folder, MEMORY), 3)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(run_folder)], cwd=ROOT)
+    publish(trainer, publisher(trainer, run_folder, MEMORY), published)
+    whole = [f"v{version:06d}" for version in range(published)][-2:]
+    before = {name: (shared / name / "model.safetensors").read_bytes() for name in whole}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(run_folder), str(published)], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
-    assert versions_in(shared) == ["v000001", "v000002", "v000003.unfinished"]
-    check_policy(shared / "v000002", PolicyVersion("run", 2))
-    with pytest.raises(DataError):
-        check_policy(shared / "v000003", PolicyVersion("run", 3))
+    assert versions_in(shared) == [*whole, f"v{published:06d}.unfinished"]
+    assert not (shared / f"v{published:06d}.unfinished" / "COMPLETE").exists(), "no version any more"
+    for name in whole:
+        check_policy(shared / name, PolicyVersion("run", int(name[1:])))
+        assert (shared / name / "model.safetensors").read_bytes() == before[name]
+    for name in (f"v{published:06d}", f"v{published:06d}.unfinished"):
+        with pytest.raises(DataError):
+            check_policy(shared / name, PolicyVersion("run", published))
     remove_leftovers(run_folder)
-    assert versions_in(shared) == ["v000001", "v000002"], "the next trainer clears up"
+    assert versions_in(shared) == whole, "the next trainer clears up"
 
 
 def test_a_folder_of_somebody_else_is_used_by_neither_side(tmp_path: Path, monkeypatch) -> None:
