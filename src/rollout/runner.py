@@ -24,8 +24,8 @@ from .usage import BATCH
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 8192
-"""The number of episodes whose rewards stay in memory, at half a kilobyte each: the largest batch twice, since the next one
-may be played while a trainer asks for this one's. The journal has the others."""
+"""The number of episodes whose rewards stay in memory, at half a kilobyte each: the largest batch twice, since the
+next one may be played while a trainer asks for this one's. The journal has the others."""
 
 
 class Runner(Generic[E, R]):

@@ -120,8 +120,8 @@ class ListIndex:
         return [row for path in files for row in self._rows_of(path)]
 
     def ids(self, files: Sequence[Path]) -> frozenset[str]:
-        """The ids of the conversations in these files. Only the last answer stays in memory: the page asks again and again
-        for those of the newest step, and the rows of every step would stay."""
+        """The ids of the conversations in these files. Only the last answer stays in memory: the page asks again
+        and again for those of the newest step, and the rows of every step would stay."""
         stamp = [(path, *_stamp(path)) for path in files]
         with self._lock:
             if self._newest[0] != stamp:
