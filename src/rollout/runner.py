@@ -23,8 +23,9 @@ from .usage import BATCH
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 100_000
-"""The number of episodes whose rewards stay in memory, at a few hundred bytes each."""
+REMEMBERED = 8192
+"""The number of episodes whose rewards stay in memory, at half a kilobyte each: the largest batch twice, since the
+next one may be played while a trainer asks for this one's. The journal has the others."""
 
 
 class Runner(Generic[E, R]):
@@ -136,7 +137,7 @@ class Runner(Generic[E, R]):
 
     def _remember(self, trajectory: Trajectory) -> None:
         self.rewards[trajectory.id] = trajectory.rewards
-        if len(self.rewards) > _REMEMBERED:
+        if len(self.rewards) > REMEMBERED:
             del self.rewards[next(iter(self.rewards))]
 
     def _body(self, request: SampleRequest) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from config.checks import reward_names, reward_weights
@@ -26,7 +26,7 @@ from src.rollout.registry import environment_of
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.trajectory import Trajectory
 from src.server.auth import token_for
-from src.server.error_responses import add_error_answers, answer_with_message
+from src.server.error_responses import ERROR_RESPONSES, add_error_answers, answer_with_message
 from src.server.gpu_lease import GpuLease
 from src.server.judge_check import open_judge_check
 from src.server.listening import uvicorn_options
@@ -144,7 +144,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
                 app.state.judge_check.close()
             service.environment.seats.shutdown()
 
-    app = FastAPI(title="Classroom", lifespan=lifespan)
+    app = FastAPI(title="Classroom", lifespan=lifespan, responses=ERROR_RESPONSES)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
     app.state.judge_check = None
     add_error_answers(app)
@@ -276,7 +276,7 @@ def _add_status_routes(app: FastAPI) -> None:
             finished_conversations=service.runner.finished,
         )
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         service = _service(request)
         POLICY_VERSION.set(service.environment.seats.policy.policy.version)

@@ -3,10 +3,34 @@
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
+import src.errors
 from src.errors import ClassroomError, DataError
 from src.rollout.text import without_surrogates
 from src.system.keys import without_keys
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every error response: what was given, the rule, and the fix."""
+
+    detail: str
+
+
+def _documented() -> dict[int | str, dict]:
+    """By status: which errors are answered with it."""
+    meanings = {400: ["a request that is no HTTP"], 500: ["an error that the server does not expect"]}
+    for error in vars(src.errors).values():
+        if isinstance(error, type) and issubclass(error, ClassroomError) and error is not ClassroomError:
+            meanings.setdefault(error.status, []).append((error.__doc__ or "").split(". ")[0].split(" The ")[0])
+    return {
+        status: {"model": ErrorAnswer, "description": " ".join(" or ".join(texts).split())}
+        for status, texts in sorted(meanings.items())
+    }
+
+
+ERROR_RESPONSES = _documented()
+"""The error responses of every route, for the OpenAPI document."""
 
 
 def add_error_answers(app: FastAPI) -> None:

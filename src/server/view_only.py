@@ -11,7 +11,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import DataError
 from src.results.evaluation_files import CONVERSATIONS_NAME
 from src.server.auth import token_for
-from src.server.error_responses import add_error_answers
+from src.server.error_responses import ERROR_RESPONSES, add_error_answers
 from src.server.listening import uvicorn_options
 from src.server.middleware import add_request_checks
 from src.system.keys import print_error
@@ -42,7 +42,7 @@ def view(arguments: Sequence[str]) -> int:
 def create_viewer(run_folder: Path, token: str | None, allowed_hosts: Sequence[str] = ()) -> FastAPI:
     """The application of the page for a run folder, to which it writes nothing but decisions at the teacher's desk; no
     model is loaded. Without a token it answers under this machine's own names and `allowed_hosts`."""
-    app = FastAPI(title="Classroom viewer")
+    app = FastAPI(title="Classroom viewer", responses=ERROR_RESPONSES)
     add_error_answers(app)
     add_request_checks(app, token, allowed_hosts, page_files())
     add_viewer(app, run_folder, live=False)

@@ -112,19 +112,29 @@ class ListIndex:
     def __init__(self) -> None:
         self._rows: dict[Path, tuple[tuple[int, int], list[ConversationRow]]] = {}
         self._problems: dict[str, str] = {}
+        self._newest: tuple[object, frozenset[str]] = (None, frozenset())
         self._lock = Lock()
 
     def rows(self, files: Sequence[Path]) -> list[ConversationRow]:
         """All rows of these files, in order."""
         return [row for path in files for row in self._rows_of(path)]
 
+    def ids(self, files: Sequence[Path]) -> frozenset[str]:
+        """The ids of the conversations in these files. Only the last answer stays in memory: the page asks again
+        and again for those of the newest step, and the rows of every step would stay."""
+        stamp = [(path, *_stamp(path)) for path in files]
+        with self._lock:
+            if self._newest[0] != stamp:
+                found = (pq.read_table(path, columns=["id"])["id"].to_pylist() for path in files)
+                self._newest = stamp, frozenset(each for ids in found for each in ids)
+            return self._newest[1]
+
     def problem(self, problem_id: str) -> str | None:
         """The text of a problem; None if no file read so far holds it."""
         return self._problems.get(problem_id)
 
     def _rows_of(self, path: Path) -> list[ConversationRow]:
-        stat = path.stat()
-        stamp = (stat.st_mtime_ns, stat.st_size)
+        stamp = _stamp(path)
         with self._lock:
             if path not in self._rows or self._rows[path][0] != stamp:
                 self._rows[path] = (stamp, self._read(path))
@@ -141,3 +151,9 @@ class ListIndex:
                     more = {"sampling": played_by or None, "file": path, "position": len(rows)}
                     rows.append(row_of(plain_record(record), **more))
         return rows
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written again."""
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size

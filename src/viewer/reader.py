@@ -47,7 +47,7 @@ class RunReader:
         """The conversations that are not in a file yet, finished ones included."""
         sets = self.sets()
         newest = sets.steps.get(sets.latest_step, []) if sets.latest_step is not None else []
-        written = {row.id for row in self.index.rows(newest)}
+        written = self.index.ids(newest)
         return [tail.row(each) for tail, each in self.tails.conversations(sets.settled_until(), written)]
 
     def rows(self, where: str) -> list[ConversationRow]:

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.chaos import judge_calls, soak
+from tests.chaos import judge_calls, openapi, soak
 from tests.chaos.cases import Case, Result, Results, Settings, in_shard
 
 PARTS: dict[str, tuple[Callable[[Settings], list[Case]], Callable[[Sequence[Result]], str]]] = {
     "judge": (judge_calls.cases, judge_calls.summary),
     "soak": (soak.cases, soak.summary),
+    "openapi": (openapi.cases, openapi.summary),
 }
 """By part: its cases, and its results as a table."""
 
@@ -33,10 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, default=1000, help="batches of the soak")
     parser.add_argument("--kills", type=int, default=20, help="for each program")
     parser.add_argument("--stopped", type=float, default=60.0, help="seconds for which a program is stopped")
+    parser.add_argument("--requests", type=int, default=200, help="of each kind to each route")
     parser.add_argument("--folder", type=Path, default=Path("runs/chaos"))
     parser.add_argument("--again", action="store_true", help="also play cases that were played already")
     options = parser.parse_args(arguments)
-    settings = Settings(options.folder.resolve(), options.calls, options.batches, options.kills, options.stopped)
+    settings = Settings(
+        options.folder.resolve(), options.calls, options.batches, options.kills, options.stopped, options.requests
+    )
     results = Results(settings.folder)
     by_part = {part: PARTS[part][0](settings) for part in options.only}
     cases = [case for of_part in by_part.values() for case in of_part]

@@ -28,14 +28,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a suite: its folder, how many judge calls, batches of the soak and kills of each program there
-    are, and for how many seconds a program is stopped."""
+    """The settings of a suite: its folder, how many judge calls, batches of the soak, kills of each program and
+    requests of each kind to each route there are, and for how many seconds a program is stopped."""
 
     folder: Path
     calls: int
     batches: int
     kills: int
     stopped_s: float
+    requests: int = 200
 
     @property
     def world(self) -> Path:

@@ -1,0 +1,52 @@
+"""What the server holds of finished conversations is bounded; the files on the disk answer for the others."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import src.rollout.runner
+from config.values import LARGEST_BATCH
+from src.results.rollout_files import write_rollouts
+from src.rollout.requests import SampleRequest
+from src.viewer.filters import ListQuery
+from src.viewer.reader import RunReader
+from tests.support.scripted_room import Room
+
+SIZE, BATCHES, REMEMBERED = 4, 12, 8
+
+
+def request(step: int) -> SampleRequest:
+    return SampleRequest(
+        problems=["fractions"] * SIZE, answers=["1/2"] * SIZE, request_id=f"r{step}", seed=1, step=step
+    )
+
+
+def test_rewards_of_the_last_conversations_are_in_memory_and_all_others_in_the_journal(
+    room: Room, generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(src.rollout.runner, "REMEMBERED", REMEMBERED)
+    service = room.open(generation, keep=2)
+    rewards, held = {}, []
+    for step in range(BATCHES):
+        for each in asyncio.run(service.sample(request(step))).conversations:
+            rewards[each.id] = each.reward
+        held.append(len(service.runner.rewards))
+    assert held[2:] == [REMEMBERED] * (BATCHES - 2), "no more is held after more batches"
+    assert list(service.runner.rewards) == list(rewards)[-REMEMBERED:]
+    assert {each: service.reward("pedagogical", each) for each in rewards} == rewards
+
+
+def test_a_whole_batch_stays_in_memory_while_the_next_one_is_played() -> None:
+    assert 2 * LARGEST_BATCH <= src.rollout.runner.REMEMBERED <= 4 * LARGEST_BATCH
+
+
+def test_looking_at_what_is_played_now_keeps_no_rows_of_earlier_steps(room: Room, generation, tmp_path: Path) -> None:
+    service, reader = room.open(generation), RunReader(room.folder)
+    for step in range(BATCHES):
+        records = asyncio.run(service.sample(request(step))).conversations
+        assert [row.id for row in reader.playing()] == [each.id for each in records]
+        write_rollouts(room.folder, step, 0, records)
+        assert reader.page(ListQuery(where="now")).total == 0, "the step is in its file"
+        assert reader.index.ids(reader.sets().files(f"step-{step}")) == {each.id for each in records}
+    assert not reader.index._rows and not reader.index._problems
