@@ -191,7 +191,8 @@ def make(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
         cwd=folder,
-        env={**ours, "PYTHON": sys.executable, **environment},
+        # The machine's own pip may have constraints, which the made-up packages would break.
+        env={**ours, "PIP_CONSTRAINT": os.devnull, "PYTHON": sys.executable, **environment},
         capture_output=True,
         text=True,
         check=False,
