@@ -6,7 +6,7 @@ becomes a segment, which is compressed in the background (journal_segments.py), 
 
 The events, and the field that says what each is about:
 
-    weights       policy        the teacher's weights were loaded: their folder and fingerprint, and what was loaded before
+    weights       policy        the teacher's weights were loaded: their folder and fingerprint, and those before
     batch         request       a request began: its problems, its body, and the weights
     draft         conversation  a message of a supervised teacher, before its review
     review        conversation  the review of a draft that the teacher has to write again
@@ -159,7 +159,7 @@ class Journal:
         return None if position is None else self.read_at(position)
 
     def earlier_weights(self) -> tuple[PolicyVersion, str] | None:
-        """The policy, and the fingerprint of its weights, that was loaded before the last one; None if there is none."""
+        """The policy that was loaded before the last one, and the fingerprint of its weights; None if there is none."""
         event = self.loaded_weights()
         before = event and event.get("before")  # journals of earlier versions of this program do not have it
         return (PolicyVersion(**before["version"]), before["weights"]) if before else None

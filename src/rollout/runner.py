@@ -91,7 +91,8 @@ class Runner(Generic[E, R]):
         try:
             with self.schedule.register(len(plays)) as registration:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._play(replace(play, registration=registration), dialogues)) for play in plays]
+                    own = [replace(play, registration=registration) for play in plays]
+                    tasks = [group.create_task(self._play(play, dialogues)) for play in own]
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
                 await api.drain()

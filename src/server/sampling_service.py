@@ -40,7 +40,8 @@ class _Batch:
     """The run of one request, finished or not.
 
     `weights` is a fingerprint of the weights that it began with (None: it has not begun). `given_up` means that other
-    weights replaced them. `played` is set once the policy is not needed any more. `readers` counts the connections that wait for the answer, which is serialised once for all.
+    weights replaced them. `played` is set once the policy is not needed any more. `readers` counts the connections that
+    wait for the answer, which is serialised once for all.
     """
 
     digest: str

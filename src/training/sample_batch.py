@@ -184,8 +184,8 @@ class ClassroomRollout:
         return batch
 
     def _take(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleResponse:
-        """This rank's part of the batch, which was begun one batch ago, save the first. The next one is begun as soon as
-        the policy is not needed in this one any more, while its judge still reads."""
+        """This rank's part of the batch, which was begun one batch ago, save the first. The next one is begun as soon
+        as the policy is not needed in this one any more, while its judge still reads."""
         step = trainer.state.global_step
         batch = self._next.take(step)
         if batch is None:
