@@ -13,8 +13,8 @@ itself.
 
 Two ceilings stand beside each ratio, from the parts of a step of `waits` by its journal and log: the playing until the
 last message, the judging after it, and the rest, which is training and publishing. No weights are more than a batch
-older, so a step is never shorter than half the sum. Beyond that, the judging is all that can be hidden where engines and
-trainer share their cores; with cores of their own, a step is never shorter than playing, or than the rest.
+older, so a step is never shorter than half the sum. Beyond that, the judging is all that can be hidden where engines
+and trainer share their cores; with cores of their own, a step is never shorter than playing, or than the rest.
 """
 
 import time
