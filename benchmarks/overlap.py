@@ -1,4 +1,5 @@
-"""How much faster a training is if the next batch is played while this one is trained on, with a judge far away.
+"""How much faster a training is if the next batch is played while this one is judged and trained on, with a judge far
+away.
 
     waits_2, overlaps_2         a judge that answers after 2 s, with train.max_staleness 0 and 1
     waits_0.5, overlaps_0.5     one that answers after 0.5 s
@@ -7,8 +8,13 @@
 
 They train the quickstart with the rubric behind HTTP, from the models of `make quickstart-models`. A step's time is
 that from one line of metrics.jsonl to the next; the first two are left out. The arms of a seed run one after the other,
-so on a machine with other work give several seeds. The ceiling is the ratio if rollout and training overlapped
-completely, on cores of their own. Every third version plays the held-out lessons, judged by the rubric itself.
+so on a machine with other work give several seeds. Every third version plays the held-out lessons, judged by the rubric
+itself.
+
+Two ceilings stand beside each ratio, from the parts of a step of `waits` by its journal and log: the playing until the
+last message, the judging after it, and the rest, which is training and publishing. No weights are more than a batch
+older, so a step is never shorter than half the sum. Beyond that, the judging is all that can be hidden where engines
+and trainer share their cores; with cores of their own, a step is never shorter than playing, or than the rest.
 """
 
 import time
@@ -24,6 +30,7 @@ from benchmarks.supervision_arms import run
 from src.classroom.record import ConversationRecord
 from src.results.run_folder import METRICS_NAME, read_lines
 from src.rollout.intervals import mean_with_ci
+from src.rollout.journal import JOURNAL_NAME, read_journal, request_of
 from tests.support.judge_endpoint import Behaviour, Exchange, judge_endpoint, says
 
 DELAYS_S = (2.0, 0.5)
@@ -49,7 +56,30 @@ class OverlapBench(NoiseBench):
         logged = [line for line in read_lines(self.folder / arm / str(seed) / METRICS_NAME) if "reward" in line]
         steps = [after["time"] - before["time"] for before, after in pairwise(logged)][_WARM_UP:]
         parts = {name: median(line[f"seconds/{name}"] for line in logged[_WARM_UP:]) for name in ("rollout", "train")}
+        played = played_and_judged(self.folder / arm / str(seed) / JOURNAL_NAME)[_WARM_UP:]
+        parts |= {name: median(each[place] for each in played) for place, name in enumerate(("play", "judge"))}
         return {**super().figures(arm, seed, step, records), "seconds": median(steps), **parts}
+
+
+def played_and_judged(journal: Path) -> list[tuple[float, float]]:
+    """Of each batch in a journal, in order: the seconds from its begin to its last message, and from there to its last
+    conversation's end."""
+    begun: dict[str, float] = {}
+    last: dict[str, dict[str, float]] = defaultdict(dict)
+    for event in read_journal(journal):
+        if event["event"] == "batch":
+            begun.setdefault(event["request"], event["time"])
+        elif event["event"] in ("turn", "conversation"):
+            last[request_of(event["conversation"])][event["event"]] = event["time"]
+    whole = {request: ends for request, ends in last.items() if len(ends) == 2}
+    return [(ends["turn"] - begun[request], ends["conversation"] - ends["turn"]) for request, ends in whole.items()]
+
+
+def ceilings(step_s: float, play_s: float, judge_s: float) -> tuple[float, float]:
+    """How many times as fast a step can become at most, where engines and trainer share their cores, and with cores of
+    their own, from the parts of a step without overlap."""
+    rest_s = step_s - play_s - judge_s
+    return step_s / max(step_s - judge_s, step_s / 2), step_s / max(play_s, rest_s, step_s / 2)
 
 
 def answers_after(seconds: float) -> Callable[[dict, int], Behaviour]:
@@ -79,14 +109,14 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         if not seeds:
             continue
         ratio = median(waits[seed]["seconds"] / overlaps[seed]["seconds"] for seed in seeds)
-        ceiling = median(
-            (each["rollout"] + each["train"]) / max(each["rollout"], each["train"]) for each in map(waits.get, seeds)
-        )
+        found = [ceilings(each["seconds"], each["play"], each["judge"]) for each in map(waits.get, seeds)]
+        shared, apart = (median(each) for each in zip(*found, strict=True))
+        parts = [median(waits[seed][name] for seed in seeds) for name in ("play", "judge")]
         out.append(f"judge {delay_s:g} s away, seeds {seeds}: a step takes")
-        for name, found in (("waits", waits), ("overlaps", overlaps)):
-            shown = ", ".join(f"{found[seed]['seconds']:.2f}" for seed in seeds)
-            reward = fmean(fmean(found[seed]["rewards"].values()) for seed in seeds)
-            out.append(f"  {name:9}{shown} s; held-out reward after {found[seeds[0]]['step']} steps {reward:.3f}")
+        for name, arm in (("waits", waits), ("overlaps", overlaps)):
+            shown = ", ".join(f"{arm[seed]['seconds']:.2f}" for seed in seeds)
+            reward = fmean(fmean(arm[seed]["rewards"].values()) for seed in seeds)
+            out.append(f"  {name:9}{shown} s; held-out reward after {arm[seeds[0]]['step']} steps {reward:.3f}")
         gaps: dict[str, list[float]] = defaultdict(list)
         for seed in seeds:
             for lesson, reward in overlaps[seed]["rewards"].items():
@@ -94,7 +124,9 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         gap = mean_with_ci(gaps)
         low, high = gap["ci95"]
         out.append(
-            f"  {ratio:.2f} x as fast (ceiling {ceiling:.2f}); reward {gap['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+            f"  {ratio:.2f} x as fast (at most {shared:.2f} on shared cores, {apart:.2f} on cores of their own: "
+            f"{parts[0]:.2f} s of playing, {parts[1]:.2f} s of judging after it); "
+            f"reward {gap['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
         )
     return "\n".join(out)
 

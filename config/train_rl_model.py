@@ -116,8 +116,8 @@ class TrainConfig:
     the batch is full or `resample_up_to` times as many groups would have been played, and leaves the rest out.
 
     `max_staleness`: how many versions older than the trained weights those may be that a batch is played with. 0 plays
-    each batch with the current weights; 1 plays the next batch while this one is trained on, for judges and engines
-    that do not compute on the trainer's device, and corrects for the difference as for the engine's.
+    each batch with the current weights; 1 plays the next batch while this one is judged and trained on, and corrects
+    for the difference as for the engine's.
 
     `publish_through`: `disk` writes published weights into the run folder; `memory` into the shared memory of the
     machine (/dev/shm), where server and trainer both are, and to disk every `publish_to_disk_every` steps and at the

@@ -14,7 +14,7 @@ from config.values import GROUP, SUPERVISOR_REWARD
 from src.classroom.conversation import END_OF_CONVERSATION, ClassroomRules, Conversation, Solution, State
 from src.classroom.judging import JudgePanel
 from src.classroom.metrics import batch_metrics
-from src.classroom.phases import PHASES
+from src.classroom.phases import DIALOGUE, PHASES
 from src.classroom.post_test_turn import PostTestTurn
 from src.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts, refuse_long_opening
 from src.classroom.record import ConversationRecord
@@ -183,6 +183,10 @@ class Classroom(Environment[Conversation, ReplayedState]):
     def batch_metrics(cls, records: Sequence[ConversationRecord]) -> dict[str, float]:
         """Metrics of a batch, as means over its conversations."""
         return batch_metrics(records)
+
+    def needs_policy(self, episode: Conversation) -> bool:
+        """Whether the dialogue goes on. Judge, post-test and solutions do not need the teacher."""
+        return episode.state in DIALOGUE
 
     async def advance(self, play: Play) -> None:
         """Do what the conversation's current state asks for. A refusal by a model or a full context ends the

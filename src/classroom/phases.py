@@ -4,8 +4,9 @@ from src.classroom.conversation import State
 from src.rollout.scheduler import Phase
 
 DIALOGUE_SEATS = ("teacher", "student", "supervisor")
+DIALOGUE = (State.TEACHER_TURN, State.SUPERVISOR_TURN, State.STUDENT_TURN)
 PHASES = (
-    Phase("dialogue", (State.TEACHER_TURN, State.SUPERVISOR_TURN, State.STUDENT_TURN), DIALOGUE_SEATS),
+    Phase("dialogue", DIALOGUE, DIALOGUE_SEATS),
     Phase("judging", (State.JUDGE_TURN,), ("judge",)),
     Phase("solutions", (State.POST_TEST, State.GENERATE_SOLUTION), ("student",)),
     Phase("rewards", (State.REWARD_TURN,), ("reward",)),

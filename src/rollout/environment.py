@@ -208,6 +208,11 @@ class Environment(ABC, Generic[E, R]):
     def is_recorded(self, replayed: R) -> bool:
         """Whether the journal holds the finished episode."""
 
+    def needs_policy(self, episode: E) -> bool:
+        """Whether the policy may still be asked in an episode. Once it may not, that stays so, and other
+        weights can be loaded while the rest of it goes on."""
+        return not episode.finished
+
     @abstractmethod
     async def advance(self, play: Play[E, R]) -> None:
         """Do what the episode's state asks for, write it to the journal, and put the episode into the next state."""

@@ -6,7 +6,7 @@ becomes a segment, which is compressed in the background (journal_segments.py), 
 
 The events, and the field that says what each is about:
 
-    weights       policy        the teacher's weights were loaded: their folder and fingerprint
+    weights       policy        the teacher's weights were loaded: their folder and fingerprint, and those before
     batch         request       a request began: its problems, its body, and the weights
     draft         conversation  a message of a supervised teacher, before its review
     review        conversation  the review of a draft that the teacher has to write again
@@ -37,6 +37,7 @@ from typing import Any, BinaryIO
 from pydantic_core import to_jsonable_python
 
 from ..errors import StorageError
+from ..models.policy_version import PolicyVersion
 from ..system.storage import storage_errors
 from .journal_index import UNFINISHED, IndexedFile, JournalIndex, decompress, read_index
 from .journal_segments import JournalStream, Segment, segments_folder, segments_of
@@ -156,6 +157,20 @@ class Journal:
         found = (file.index.weights for file in reversed(self._files))
         position = next((each for each in found if each is not None), None)
         return None if position is None else self.read_at(position)
+
+    def earlier_weights(self) -> tuple[PolicyVersion, str] | None:
+        """The policy that was loaded before the last one, and the fingerprint of its weights; None if there is none."""
+        event = self.loaded_weights()
+        before = event and event.get("before")  # journals of earlier versions of this program do not have it
+        return (PolicyVersion(**before["version"]), before["weights"]) if before else None
+
+    def write_weights(self, policy: PolicyVersion, weights: str, path: Path) -> None:
+        """Append a `weights` event; weights that were loaded already are loaded again without effect."""
+        last = self.loaded_weights()
+        before = last and {"version": last["version"], "weights": last["weights"]}
+        if last and (PolicyVersion(**last["version"]), last["weights"]) == (policy, weights):
+            before = last.get("before")
+        self.append("weights", policy=str(policy), version=policy, weights=weights, path=str(path), before=before)
 
     def events(self, conversation_id: str) -> list[dict[str, Any]]:
         """The events of a conversation so far, in order."""

@@ -6,7 +6,7 @@ The engines batch whatever is ready to be sampled. An episode is scored as soon 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -57,9 +57,12 @@ class Runner(Generic[E, R]):
         self.running = self.finished = 0
         self.rewards: dict[str, Mapping[str, float | None]] = {}
 
-    async def sample(self, request: SampleRequest) -> SampleResponse:
+    async def sample(self, request: SampleRequest, when_played: Callable[[], None] = lambda: None) -> SampleResponse:
         """Play and score one episode per entry of the request. Events that the journal holds from the same weights are
         replayed, not repeated.
+
+        Args:
+            when_played: called once the policy is not needed any more: other weights may be loaded from then on.
 
         Raises:
             PolicyMismatch: if the loaded weights are not those that the request names, or change while it is played,
@@ -71,7 +74,7 @@ class Runner(Generic[E, R]):
         """
         environment = self.environment
         BATCH.set(request.request_id)
-        policy, weights = environment.seats.policy.policy, environment.seats.policy.weights
+        policy, weights = self.weights_for(request)
         check_policy(request, policy)
         self._journal.append(
             "batch",
@@ -83,10 +86,14 @@ class Runner(Generic[E, R]):
             **_problems_once(request),
         )
         plays = await self._open(request, weights)
+        dialogues = _UnfinishedDialogues(environment, plays, when_played)
+        if dialogues.open:
+            check_policy(request, environment.seats.policy.policy)
         try:
             with self.schedule.register(len(plays)) as registration:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._play(replace(play, registration=registration))) for play in plays]
+                    own = [replace(play, registration=registration) for play in plays]
+                    tasks = [group.create_task(self._play(play, dialogues)) for play in own]
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
                 await api.drain()
@@ -102,6 +109,22 @@ class Runner(Generic[E, R]):
             usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
 
+    def weights_for(self, request: SampleRequest) -> tuple[PolicyVersion | None, str]:
+        """The policy that a request is played with, and the fingerprint of its weights: what is loaded, or what was
+        loaded before, if the request began with that."""
+        begun = self._journal.begun(request.request_id)
+        if begun is not None and begun["body"] == self._body(request) and self.began_before(request, begun["weights"]):
+            return request.wanted_policy, begun["weights"]
+        return self.environment.seats.policy.policy, self.environment.seats.policy.weights
+
+    def began_before(self, request: SampleRequest, weights: str) -> bool:
+        """Whether a request asks for the policy that was loaded before the present one, and these were its weights. It
+        may still wait for its judge; the policy answers no more in it."""
+        wanted = request.wanted_policy
+        if wanted is None or wanted == self.environment.seats.policy.policy:
+            return False
+        return self._journal.earlier_weights() == (wanted, weights)
+
     async def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
         siblings: dict[str, Siblings] = {}
         plays = []
@@ -116,7 +139,7 @@ class Runner(Generic[E, R]):
             plays.append(play)
         return plays
 
-    async def _play(self, play: Play[E, R]) -> Trajectory:
+    async def _play(self, play: Play[E, R], dialogues: "_UnfinishedDialogues") -> Trajectory:
         episode = play.episode
         self.running += 1
         try:
@@ -124,6 +147,7 @@ class Runner(Generic[E, R]):
                 await play.registration.wait_for_phase(episode.state)
                 await self._turnstile.go_through()
                 await self.environment.advance(play)
+                dialogues.update(play)
         finally:
             self.running -= 1
             play.registration.deregister_one()
@@ -143,6 +167,30 @@ class Runner(Generic[E, R]):
     def _body(self, request: SampleRequest) -> str:
         """A hash of the request and the environment's identity: if it changes, the batch begins anew."""
         return hashlib.sha256(repr((request.digest, *self.environment.identity)).encode()).hexdigest()
+
+
+class _UnfinishedDialogues:
+    """The episodes of a request in which the policy may still be asked.
+
+    Args:
+        when_played: called once, when there are none.
+
+    Attributes:
+        open: their positions in the request.
+    """
+
+    def __init__(self, environment: Environment, plays: Sequence[Play], when_played: Callable[[], None]):
+        self._needs_policy, self._when_played = environment.needs_policy, when_played
+        self.open = {play.index for play in plays if environment.needs_policy(play.episode)}
+        if not self.open:
+            when_played()
+
+    def update(self, play: Play) -> None:
+        """Look at an episode again."""
+        if play.index in self.open and not self._needs_policy(play.episode):
+            self.open.discard(play.index)
+            if not self.open:
+                self._when_played()
 
 
 def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:

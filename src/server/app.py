@@ -40,6 +40,7 @@ from src.server.schemas import (
     JudgeCheckResponse,
     LoadWeightsRequest,
     LoadWeightsResponse,
+    PlayedResponse,
     RewardRequest,
     RewardResponse,
     SleepRequest,
@@ -204,6 +205,10 @@ def _add_sampling_routes(app: FastAPI, record: type[Trajectory], names: Sequence
     @app.post("/sample_conversations", response_model=SampleResponse[record])
     async def sample_conversations(body: SampleRequest, request: Request) -> Response:
         return await unless_disconnected(request, _service(request).sample_as_json(body))
+
+    @app.post("/play_conversations", response_model=PlayedResponse)
+    async def play_conversations(body: SampleRequest, request: Request) -> Response:
+        return await unless_disconnected(request, _service(request).play_as_json(body))
 
     @app.post("/check_judge", response_model=JudgeCheckResponse)
     async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:

@@ -161,6 +161,17 @@ class ClassroomClient:
         answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
         return SampleResponse[self._record].model_validate(answer)
 
+    def play(self, body: SampleRequest) -> None:
+        """Have the server play a batch, as `sample` does, and return when no message of the policy is missing in it.
+        `sample` with the same body then waits for its judge.
+
+        Raises:
+            DeadlineExceeded: after `sample_timeout_s` seconds.
+            ClassroomError: the server's error.
+        """
+        what = f"the messages of request {body.request_id}"
+        self._insist("POST", "/play_conversations", body.model_dump(), self._sample_timeout_s, what)
+
     def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
         """One reward for each conversation id; None for one without a verdict."""
         body = {"conversations": list(conversations)}

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, Schedule
 from src.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from src.server.engine_sleep import EngineSleep
 from src.server.open_models import open_seats
+from src.server.schemas import PlayedResponse
 
 if TYPE_CHECKING:
     from config.eval_model import EvalConfig
@@ -39,13 +40,15 @@ class _Batch:
     """The run of one request, finished or not.
 
     `weights` is a fingerprint of the weights that it began with (None: it has not begun). `given_up` means that other
-    weights replaced them. `readers` counts the connections that wait for the answer, which is serialised once for all.
+    weights replaced them. `played` is set once the policy is not needed any more. `readers` counts the connections that
+    wait for the answer, which is serialised once for all.
     """
 
     digest: str
     task: "asyncio.Task[SampleResponse]"
     weights: str | None = None
     given_up: bool = False
+    played: asyncio.Event = field(default_factory=asyncio.Event)
     readers: int = 0
     body: "asyncio.Task[bytes] | None" = None
 
@@ -99,8 +102,9 @@ class SamplingService:
         return self._journal
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """The answer to a request. It runs now, unless it ran or runs already with the teacher's current weights. What
-        the journal holds of it from these weights is replayed, not repeated.
+        """The answer to a request. It runs now, unless it ran or runs already with the teacher's current weights, or
+        with those before, if it asks for their policy. What the journal holds of it from these weights is replayed, not
+        repeated.
 
         Raises:
             RequestConflict: if the id was used with another body.
@@ -114,6 +118,19 @@ class SamplingService:
         """The answer to a request as JSON; raises as `sample` does."""
         return await (await self._batch(request)).as_json()
 
+    async def play_as_json(self, request: SampleRequest) -> bytes:
+        """Run a request as `sample` does; answers when the policy is not needed in it any more, perhaps long before it
+        is judged. Raises as `sample` does."""
+        batch = await self._batch(request)
+        played = asyncio.create_task(batch.played.wait())
+        try:
+            await asyncio.wait((played, batch.task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            played.cancel()
+        if batch.task.done():
+            batch.task.result()
+        return PlayedResponse(request_id=request.request_id).model_dump_json().encode()
+
     async def _batch(self, request: SampleRequest) -> _Batch:
         if len(request.problems) > LARGEST_BATCH:
             raise DataError(
@@ -125,6 +142,8 @@ class SamplingService:
             if batch.digest != digest:
                 raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
             if batch.weights in (None, self.environment.seats.policy.weights):
+                break
+            if self._runner.began_before(request, batch.weights):
                 break
             await self._give_up(request.request_id, batch)
         if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
@@ -208,7 +227,7 @@ class SamplingService:
         teacher = self.environment.seats.policy
         async with self._engine_sleep.room_for_loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
-        self._journal.append("weights", policy=str(policy), version=policy, weights=teacher.weights, path=str(folder))
+        self._journal.write_weights(policy, teacher.weights, folder)
 
     async def restore_policy(self, timeout_s: float) -> None:
         """Load the weights that the previous server had, if their folder still exists, so that its unfinished batch can
@@ -229,9 +248,9 @@ class SamplingService:
 
     async def _run(self, request: SampleRequest) -> SampleResponse:
         batch = self._batches[request.request_id]
-        batch.weights = self.environment.seats.policy.weights
+        _, batch.weights = self._runner.weights_for(request)
         try:
-            response = await self._runner.sample(request)
+            response = await self._runner.sample(request, batch.played.set)
         except BaseException as failure:
             self._forget(request.request_id, batch)
             if isinstance(failure, EngineFailure):

@@ -13,6 +13,13 @@ LARGEST_BODY = 64 * 1024**2
 """The most bytes in a request's body: 16 KiB for each conversation of the largest batch."""
 
 
+class PlayedResponse(BaseModel):
+    """Answer of `/play_conversations`: the policy is not needed in this request any more, so other weights may be
+    loaded."""
+
+    request_id: str
+
+
 class RewardRequest(StrictModel):
     """Body of `POST /get_{name}_reward`: conversation ids."""
 

@@ -58,7 +58,7 @@ class ClassroomRollout:
         on_batch: called with (step, conversations) on every rank, after they were written.
         groups: leaves groups without variance out, or replaces them; None if all are kept.
         curriculum: draws the problems of each batch; None for those that TRL asks for.
-        ahead: whether the next batch is played while one is trained on.
+        ahead: whether the next batch is played while one is judged and trained on.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ClassroomRollout:
         self._on_batch = on_batch
         self._groups = groups
         self._curriculum = curriculum
-        self._next = NextBatch(self._sample) if ahead else None
+        self._next = NextBatch(client.play, self._sample) if ahead else None
         self._first = True
 
     def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
@@ -119,7 +119,8 @@ class ClassroomRollout:
             metrics |= self._curriculum.record(step, batch.played)
         if self._next is not None:
             metrics["policy/staleness"] = fmean(staleness(records, trainer.policy))
-            self._begin_next(trainer)
+            if self._curriculum is not None:  # it draws by the rewards of these
+                self._begin_next(trainer)
         for seat in dict.fromkeys(gather_object([seat for each in batch.usage for seat in each])):
             metrics |= usage_metrics(seat, gather_object([each.get(seat) for each in batch.usage]))
         for name, value in metrics.items():
@@ -142,15 +143,15 @@ class ClassroomRollout:
         return self._curriculum.choose(trainer.accelerator, len(prompts), step)
 
     def wait_for_next(self) -> bool:
-        """Wait until this rank's part of the next batch is played, before new weights are loaded. Returns whether
-        batches are played ahead at all."""
+        """Wait until the policy is not needed any more in this rank's part of the next batch, before new weights are
+        loaded. Returns whether batches are played ahead at all."""
         if self._next is None:
             return False
         self._next.wait()
         return True
 
     def _begin_next(self, trainer: TrainerContext) -> None:
-        """Have the next batch played with the weights that are loaded now, while this one is trained on."""
+        """Have the next batch played with the weights that are loaded now, while this one is judged and trained on."""
         step = trainer.state.global_step + trainer.steps_of_batch
         if step < trainer.state.max_steps:
             problems = self._problems_of(step, trainer.prompts_of(step), trainer)
@@ -159,13 +160,12 @@ class ClassroomRollout:
     def _play(self, prompts: Sequence[str], trainer: TrainerContext) -> PlayedBatch:
         """Play a batch, with what the filter of groups does to it; all ranks call this together."""
         accelerator, step = trainer.accelerator, trainer.state.global_step
-        ahead = self._next.take(step) if self._next is not None else None
 
         def sample(problem_ids: Sequence[str], attempt: int) -> SampleResponse | None:
             if not problem_ids:
                 return None
-            if ahead is not None and attempt == 0:
-                response = ahead()
+            if self._next is not None and attempt == 0:
+                response = self._take(problem_ids, trainer)
             else:
                 response = self._sample(self._request(problem_ids, trainer, attempt, step))
             write_rollouts(self._run_folder, step, accelerator.process_index, response.conversations, attempt)
@@ -182,6 +182,19 @@ class ClassroomRollout:
         if self._groups is not None:
             self._groups.apply(accelerator, batch, step, list(dict.fromkeys(prompts)), play)
         return batch
+
+    def _take(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleResponse:
+        """This rank's part of the batch, which was begun one batch ago, save the first. The next one is begun as soon
+        as the policy is not needed in this one any more, while its judge still reads."""
+        step = trainer.state.global_step
+        batch = self._next.take(step)
+        if batch is None:
+            self._next.start(self._request(prompts, trainer, 0, step))
+            batch = self._next.take(step)
+        batch.played.result()
+        if self._curriculum is None:
+            self._begin_next(trainer)
+        return batch.answer.result()
 
     def _request(self, prompts: Sequence[str], trainer: TrainerContext, attempt: int, step: int) -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]

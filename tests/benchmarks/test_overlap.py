@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 
 from benchmarks.group_judge_noise import RULE, Errors
-from benchmarks.overlap import OverlapBench, answers_after, report
+from benchmarks.overlap import OverlapBench, answers_after, ceilings, played_and_judged, report
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.classroom.verdicts import answer_schema
 from src.results.run_folder import METRICS_NAME
+from src.rollout.journal import Journal
 from tests.support.judge_endpoint import Call, Exchange
 
 
@@ -56,8 +57,34 @@ def test_a_steps_time_is_that_between_lines_without_the_first_ones(tmp_path: Pat
         for step, at in enumerate((0.0, 50.0, 90.0, 96.0, 102.0, 108.0), start=1)
     ]
     (folder / METRICS_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal = Journal(folder)
+    for batch in range(3):
+        journal.append("batch", request=f"r{batch}")
+        for event in ("turn", "conversation"):
+            journal.append(event, conversation=f"r{batch}-0000")
     figures = bench.figures("waits_2", 1, 6, [])
     assert (figures["seconds"], figures["rollout"], figures["train"]) == (6.0, 8.5, 1.0)
+
+
+def test_playing_ends_with_the_last_message_and_judging_with_the_last_conversation(tmp_path: Path) -> None:
+    lines = [
+        {"event": "batch", "time": 10.0, "request": "r"},
+        {"event": "turn", "time": 11.0, "conversation": "r-0000"},
+        {"event": "turn", "time": 12.5, "conversation": "r-0001"},
+        {"event": "conversation", "time": 12.0, "conversation": "r-0000"},
+        {"event": "batch", "time": 13.0, "request": "next"},
+        {"event": "turn", "time": 13.5, "conversation": "next-0000"},
+        {"event": "conversation", "time": 14.5, "conversation": "r-0001"},
+    ]
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert played_and_judged(path) == [(2.5, 2.0)], "a batch that was not finished does not count"
+
+
+def test_ceilings_of_a_step_by_hand() -> None:
+    assert ceilings(6.0, 3.0, 2.0) == (1.5, 2.0)
+    assert ceilings(6.0, 1.0, 4.0) == (2.0, 2.0), "no batch is older than one"
+    assert ceilings(6.0, 4.0, 1.0) == (1.2, 1.5)
 
 
 def test_the_report_has_the_ratio_its_ceiling_and_the_difference_in_reward() -> None:
@@ -68,8 +95,8 @@ def test_the_report_has_the_ratio_its_ceiling_and_the_difference_in_reward() -> 
             "seed": seed,
             "step": step,
             "seconds": seconds,
-            "rollout": 6.0,
-            "train": 2.0,
+            "play": 4.0,
+            "judge": 2.0,
             "rewards": {"a": reward, "b": reward + 0.1},
         }
         for arm, (seconds, reward) in arms.items()
@@ -77,6 +104,9 @@ def test_the_report_has_the_ratio_its_ceiling_and_the_difference_in_reward() -> 
         for step in (0, 24)
     ]
     printed = report(lines)
-    assert "1.60 x as fast (ceiling 1.33)" in printed and "reward -0.100 [-0.100, -0.100]" in printed
+    assert (
+        "1.60 x as fast (at most 1.33 on shared cores, 2.00 on cores of their own: 4.00 s" in printed
+        and "reward -0.100 [-0.100, -0.100]" in printed
+    )
     assert "waits    8.00, 8.00 s; held-out reward after 24 steps 0.950" in printed
     assert report(lines[:4]) == "", "without both arms of a seed there is nothing to compare"

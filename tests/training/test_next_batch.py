@@ -1,6 +1,9 @@
-"""The next batch is played while this one is trained on: the same problems, older weights, one policy in each."""
+"""The next batch is played while this one is judged and trained on: the same problems, older weights, one policy in
+each."""
 
 import threading
+import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,42 +31,57 @@ def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Server:
-    """Answers like a server, writes down what it is asked for and which weights it holds, and may fail."""
+    """Answers like a server, writes down what it is asked for and which weights it holds, and may fail. With a
+    `slow_judge`, a batch is judged only when the one after it was begun."""
 
-    def __init__(self, trainer: OfflineTrainer, fails_at: int | None = None):
+    def __init__(self, trainer: OfflineTrainer, fails_at: int | None = None, slow_judge: bool = False):
         self.answer = trainer.rollout_func._client.sample
         self.requests: list[SampleRequest] = []
         self.threads: list[str] = []
         self.loaded: list[tuple[int, int]] = []
         self.playing, self.fails_at = 0, fails_at
+        self.events: list[str] = []
+        self.begun: dict[int, threading.Event] = defaultdict(threading.Event)
+        self.slow_judge = slow_judge
 
-    def sample(self, request: SampleRequest):
+    def play(self, request: SampleRequest) -> None:
         self.playing += 1
         self.requests.append(request)
         self.threads.append(threading.current_thread().name)
-        try:
-            if request.step == self.fails_at:
-                raise EngineFailure("The teacher's engine died.")
-            response = self.answer(request)
-            for record in response.conversations:
-                for place, turn in enumerate(record.turns):
-                    if turn.policy is not None:
-                        record.turns[place] = replace(turn, policy=request.wanted_policy)
-            return response
-        finally:
-            self.playing -= 1
+        self.events.append(f"play {request.step}")
+        self.begun[request.step].set()
+        time.sleep(0.02)  # so that weights that are loaded too early meet a batch
+        self.playing -= 1
+        if request.step == self.fails_at:
+            raise EngineFailure("The teacher's engine died.")
+
+    def sample(self, request: SampleRequest):
+        if not self.begun[request.step].is_set():
+            self.play(request)
+        if self.slow_judge and request.step + 1 < STEPS:
+            assert self.begun[request.step + 1].wait(30), "the next batch waits for the judge"
+        response = self.answer(request)
+        for record in response.conversations:
+            for place, turn in enumerate(record.turns):
+                if turn.policy is not None:
+                    record.turns[place] = replace(turn, policy=request.wanted_policy)
+        self.events.append(f"judged {request.step}")
+        return response
 
     def load(self, version: int) -> None:
         assert self.playing == 0, "new weights while a batch is played"
         self.loaded.append((version, len(self.requests)))
+        self.events.append(f"load {version}")
 
 
-def train(folder: Path, model: Path, *overrides: str, steps: int = STEPS, fails_at: int | None = None):
+def train(folder: Path, model: Path, *overrides: str, steps: int = STEPS, fails_at: int | None = None, **own):
     """Whole steps of the real trainer without a server. Returns the trainer and what its server saw."""
     options = [f"train.max_steps={steps}", "train.mu=1", "train.beta=0", "logging.save_steps=100", *overrides]
     trainer = offline_trainer(folder, model, options, lambda index, each: conversation(index, each, seed=1), PROBLEMS)
-    server = Server(trainer, fails_at)
+    server = Server(trainer, fails_at, **own)
     trainer.rollout_func._client = server
+    if trainer.rollout_func._next is not None:
+        trainer.rollout_func._next._play = server.play
 
     def publish(last: bool = False) -> None:
         trainer.rollout_func.wait_for_next()
@@ -95,7 +113,21 @@ def test_the_same_problems_are_played_one_version_earlier(extra: tuple[str, ...]
 def test_a_batch_is_asked_for_while_one_is_trained_on_and_weights_wait_for_it(model: Path, tmp_path: Path) -> None:
     _, server = train(tmp_path, model, AHEAD)
     assert server.loaded == [(0, 0), (1, 2), (2, 3), (3, 4), (4, 5)], "at each loading, one more batch was asked for"
-    assert [name.startswith("next batch") for name in server.threads] == [False, True, True, True, True]
+    assert all(name.startswith("next batch") for name in server.threads)
+
+
+def test_the_next_batch_is_begun_while_the_judge_reads_this_one(model: Path, tmp_path: Path) -> None:
+    _, server = train(tmp_path, model, AHEAD, slow_judge=True)
+    seen = server.events.index
+    for step in range(STEPS - 1):
+        assert seen(f"play {step}") < seen(f"play {step + 1}") < seen(f"judged {step}") < seen(f"load {step + 1}")
+        assert seen(f"load {step}") < seen(f"play {step + 1}"), "by the weights trained on the batch before"
+
+
+def test_a_curriculum_waits_for_the_rewards_that_decide_its_problems(model: Path, tmp_path: Path) -> None:
+    _, server = train(tmp_path, model, AHEAD, "dataset.curriculum=true")
+    seen = server.events.index
+    assert all(seen(f"judged {step}") < seen(f"play {step + 1}") for step in range(STEPS - 1))
 
 
 def test_with_several_updates_on_a_batch_the_next_one_is_that_many_steps_older(model: Path, tmp_path: Path) -> None:
