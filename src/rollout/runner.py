@@ -82,10 +82,15 @@ class Runner(Generic[E, R]):
             **_problems_once(request),
         )
         plays = await self._open(request, weights)
+        played: list[Trajectory | None] = [None] * len(plays)
         try:
             with self.schedule.register(len(plays)) as registration:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._play(replace(play, registration=registration))) for play in plays]
+                    for index in range(len(plays)):
+                        await self._turnstile.go_through()
+                        play, plays[index] = plays[index], None  # so that each is freed as it ends, not all at once
+                        group.create_task(self._play_into(played, replace(play, registration=registration)))
+                        del play
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
                 await api.drain()
@@ -96,7 +101,7 @@ class Runner(Generic[E, R]):
         return SampleResponse(
             request_id=request.request_id,
             policy=policy,
-            conversations=[task.result() for task in tasks],
+            conversations=played,
             reward_weights=self.reward_weights,
             usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
@@ -114,6 +119,9 @@ class Runner(Generic[E, R]):
             group.episodes.append(episode)
             plays.append(play)
         return plays
+
+    async def _play_into(self, played: list[Trajectory | None], play: Play[E, R]) -> None:
+        played[play.index] = await self._play(play)
 
     async def _play(self, play: Play[E, R]) -> Trajectory:
         episode = play.episode
