@@ -5,13 +5,19 @@ of the time is the server's own.
 
 The real application plays lessons of the quickstart's classroom over HTTP, with the quickstart's tokenizer, templates,
 judge and journal, in a process of its own. The table gives the medians of the rounds, which take the sizes in turns.
-Per message: the server's milliseconds by the clock, from the request to the last byte of its answer, and its milliseconds
-of CPU time. Then the longest time for which the event loop answered nobody: the one in
-which it used the most CPU time, by the clock and in CPU time, which a busy machine does not lengthen. The rest after each
-batch, in which the server looks for garbage, is part of it. Then the bytes per conversation that the journal
-writes (before it compresses them), the memory that the batch takes at most, and the time of a reward look-up for the
-whole batch. The slope is by how much the logarithm of a figure rises with that of the size: 0 if a figure is the same at
-all sizes, 1 if it is proportional to them. The causes of the longest blocks follow.
+
+ms/message, CPU ms/message  the server's milliseconds by the clock, from the request to the last byte of its answer, and
+                            of CPU time
+longest block ms            the time for which the event loop answered nobody, in the block in which it used the most
+                            CPU time, and that CPU time, which other work on the machine does not lengthen; the server's
+                            search for garbage in the rest after each batch is among the blocks
+journal bytes/conv.         before the journal compresses them
++ memory MB                 the most memory in the batch, beyond that before it
+look-up ms                  a reward look-up for the whole batch
+
+The slope is by how much the logarithm of a figure rises with that of the size: 0 if a figure is the same at all sizes,
+1 if it is proportional to them. The causes of the longest blocks follow.
+
 RUN_FOLDER holds the quickstart's models (`make quickstart-models`; the default is runs/quickstart), of which only the
 tokenizer is read.
 """
@@ -61,8 +67,9 @@ _MB = 1024**2
 @dataclass(frozen=True)
 class Figures:
     """One batch: milliseconds per message by the clock and of CPU time, the longest block of the event loop in
-    milliseconds by the clock and of CPU time, journal bytes per conversation, the most memory beyond that before it in MB, milliseconds of a look-up
-    of all rewards."""
+    milliseconds by the clock and of CPU time, journal bytes per conversation, the most memory beyond that before it in
+    MB, milliseconds of a look-up of all rewards.
+    """
 
     message_ms: float
     message_cpu_ms: float
@@ -198,8 +205,8 @@ def models_of(config: TrainRLConfig) -> str:
 
 
 def slope(by_size: dict[int, float]) -> float:
-    """By how much the logarithm of a figure rises with that of the size: 0 for a constant one, 1 for a proportional one.
-    A figure of 0 counts as one in a thousand."""
+    """By how much the logarithm of a figure rises with that of the size: 0 for a constant one, 1 for a proportional
+    one. A figure of 0 counts as one in a thousand."""
     sizes, figures = map(log, by_size), (log(max(figure, 1e-3)) for figure in by_size.values())
     return linear_regression(list(sizes), list(figures)).slope
 

@@ -10,10 +10,11 @@ from src.server import garbage
 
 
 @pytest.fixture
-def full_collections(monkeypatch):
+def collections(monkeypatch):
+    """The generations that are collected, in order."""
     monkeypatch.setattr(garbage, "_SECONDS_BETWEEN_LOOKS", 0)
     made: list[int] = []
-    monkeypatch.setattr(garbage.gc, "collect", lambda: made.append(1))
+    monkeypatch.setattr(garbage.gc, "collect", made.append)
     yield made
     gc.unfreeze()
 
@@ -23,23 +24,27 @@ async def _look(times: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_it_collects_once_after_each_time_of_playing_and_never_in_it(full_collections):
-    async def play() -> list[int]:
+def test_it_collects_once_after_each_time_of_playing_and_never_in_it(collections, monkeypatch):
+    monkeypatch.setattr(garbage, "_RESTS_BETWEEN", 3)
+
+    async def play() -> list[list[int]]:
         service = SimpleNamespace(running=[], runner=SimpleNamespace(finished=0))
         task = asyncio.create_task(garbage.collect_at_rest(service))
-        counts = []
-        for running, finished in (([], 0), (["a"], 3), (["a"], 9), ([], 9), ([], 9), (["b"], 9), (["b"], 12), ([], 12)):
+        found = []
+        for running, finished in (([], 0), (["a"], 3), (["a"], 3), ([], 9), ([], 9), (["b"], 12), ([], 14), ([], 20)):
             service.running, service.runner.finished = running, finished
             await _look(5)
-            counts.append(len(full_collections))
+            found.append(list(collections))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return counts
+        return found
 
-    assert asyncio.run(play()) == [1, 1, 1, 2, 2, 2, 2, 3]
+    full, short = 2, 1
+    begun, once, twice = [full], [full, short], [full, short, short]
+    assert asyncio.run(play()) == [begun, begun, begun, once, once, once, twice, [*twice, full]]
 
 
-def test_python_starts_none_meanwhile_and_may_again_afterwards(full_collections):
+def test_python_starts_none_meanwhile_and_may_again_afterwards(collections):
     async def during() -> tuple[int, ...]:
         task = asyncio.create_task(
             garbage.collect_at_rest(SimpleNamespace(running=["a"], runner=SimpleNamespace(finished=0)))
