@@ -53,8 +53,8 @@ def test_two_servers_halve_what_one_does_when_its_slots_are_full():
 
 
 def test_the_judge_reads_while_others_are_sampled_but_not_in_phases():
-    """The first is read until 0.5 s and then sampled alone at 10 tokens/s until the second is read, at 1 s: 5 of its
-    10 tokens. Then both get 8 tokens/s: the first ends 5/8 s later, at 1.625, the second has 5 left, until 2.125.
+    """Both get 8 tokens/s. The short one ends at 1.25 s, and its judge takes 5 s; the long one goes on alone, 10 tokens
+    in 1 s."""
     conversations = [Conversation(0, (10,), 5.0), Conversation(0, (20,), 1.0)]
     assert play(RATES, conversations, 1).judged == pytest.approx(6.25)
     assert play(RATES, conversations, 1, PHASED).judged == pytest.approx(7.25)
