@@ -96,4 +96,4 @@ def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
         assert whole == (await service.sample(request)).model_dump_json().encode()
 
     asyncio.run(play())
-    assert sum(between) == 900 and max(between) <= 32
+    assert sum(between) == 900 and max(between) <= 16
