@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from math import log
 from multiprocessing.connection import Connection
@@ -115,6 +115,11 @@ def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connect
     server = uvicorn.Server(uvicorn_options(src.server.app.create_app(config, folder), "127.0.0.1", port))
 
     def answer() -> None:
+        with suppress(EOFError):  # the benchmark was ended
+            answer_all()
+        server.should_exit = True
+
+    def answer_all() -> None:
         before = (0.0, 0, 0)
         while connection.recv() is not None:
             now = (time.process_time(), journal.end, _memory("VmHWM"))
@@ -125,7 +130,6 @@ def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connect
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             before = (time.process_time(), journal.end, _memory("VmRSS"))
             connection.send(asdict(costs))
-        server.should_exit = True
 
     threading.Thread(target=answer, daemon=True).start()
     server.run()
