@@ -4,28 +4,44 @@ of the time is the server's own.
     python -m benchmarks.conversations_at_once [RUN_FOLDER] [--sizes 64 256 1024 4096] [--rounds 5]
 
 The real application plays lessons of the quickstart's classroom over HTTP, with the quickstart's tokenizer, templates,
-judge and journal. The table gives the medians of the rounds, which take the sizes in turns: milliseconds per message,
-the longest time for which the event loop answered nobody, the bytes per conversation that the journal writes (before it
-compresses them), the memory that the batch takes at most, and the time of a reward look-up for the whole batch.
+judge and journal, in a process of its own. The table gives the medians of the rounds, which take the sizes in turns.
+
+ms/message, CPU ms/message  the server's milliseconds by the clock, from the request to the last byte of its answer, and
+                            of CPU time
+longest block ms            the time for which the event loop answered nobody, in the block in which it used the most
+                            CPU time, and that CPU time, which other work on the machine does not lengthen; the server's
+                            search for garbage in the rest after each batch is among the blocks
+journal bytes/conv.         before the journal compresses them
++ memory MB                 the most memory in the batch, beyond that before it
+look-up ms                  a reward look-up for the whole batch
+
+The slope is by how much the logarithm of a figure rises with that of the size: 0 if a figure is the same at all sizes,
+1 if it is proportional to them. The causes of the longest blocks follow.
+
 RUN_FOLDER holds the quickstart's models (`make quickstart-models`; the default is runs/quickstart), of which only the
 tokenizer is read.
 """
 
 import argparse
 import asyncio
-import resource
+import multiprocessing
 import socket
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, fields
+from math import log
+from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 
 import requests
 import uvicorn
 
 import src.server.app
+from benchmarks.loop_watch import LoopWatch
 from config.checks import check_train_rl, reward_weights
 from config.load import load
 from config.train_rl_model import TrainRLConfig
@@ -37,96 +53,154 @@ from src.rollout.registry import environment_of
 from src.rollout.requests import SampleRequest
 from src.rollout.runner import Runner
 from src.rollout.seats import Seats
-from src.server.client import ClassroomClient
+from src.server.listening import uvicorn_options
 from src.server.sampling_service import SamplingService
 from src.toy_language.rubric_judge import RubricJudge
 from tests.support.scripted_engine import ScriptedEngine
 
-_BEAT_S = 0.005
+_TIMEOUT_S = 3600
+_REST_S = 1.5
+"""After each batch; the server then looks for garbage."""
+_MB = 1024**2
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One batch: milliseconds per message, the longest block of the event loop in milliseconds, journal bytes per
-    conversation, the growth of the process's peak memory in MB, milliseconds of a look-up of all rewards."""
+    """One batch: milliseconds per message by the clock and of CPU time, the longest block of the event loop in
+    milliseconds by the clock and of CPU time, journal bytes per conversation, the most memory beyond that before it in
+    MB, milliseconds of a look-up of all rewards.
+    """
 
-    per_message_ms: float
-    longest_block_ms: float
+    message_ms: float
+    message_cpu_ms: float
+    block_ms: float
+    block_cpu_ms: float
     journal_bytes: float
     memory_mb: float
     look_up_ms: float
 
 
-class Heartbeat:
-    """Notices how long an event loop is blocked."""
+@dataclass(frozen=True)
+class Costs:
+    """What the server's process measured of itself between two calls: seconds of CPU time, bytes of its journal, bytes
+    of memory, the longest block in seconds by the clock and of CPU time, and where it was."""
 
-    def __init__(self) -> None:
-        self.longest = 0.0
+    cpu_s: float
+    journal: int
+    memory: int
+    block_s: float
+    block_cpu_s: float
+    cause: str
 
-    async def beat(self) -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(_BEAT_S)
-            self.longest = max(self.longest, time.perf_counter() - before - _BEAT_S)
+
+def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connection) -> None:
+    """Serve the application with scripted engines. Each message on `connection` is answered with the `Costs` since the
+    last one; None ends the server."""
+    config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+    weights, tokenizer = reward_weights(config), load_tokenizer("teacher_model", models_of(config))
+    engines = {
+        "teacher": ScriptedEngine(tokenizer, lambda _: "Good. What do you do at home today?"),
+        "student": ScriptedEngine(tokenizer, lambda _: "I cook soup at home today."),
+    }
+    journal, watch = Journal(folder), LoopWatch()
+    environment = environment_of(config).open_with(config, Seats(engines, judge=RubricJudge()), journal, weights)
+    service = SamplingService(Runner(environment, journal, weights), journal, keep=1)
+    beating = []
+
+    async def open_service(*_: object) -> SamplingService:
+        beating.append(asyncio.create_task(watch.beat()))
+        return service
+
+    src.server.app.open_service = open_service
+    server = uvicorn.Server(uvicorn_options(src.server.app.create_app(config, folder), "127.0.0.1", port))
+
+    def answer() -> None:
+        with suppress(EOFError):  # the benchmark was ended
+            answer_all()
+        server.should_exit = True
+
+    def answer_all() -> None:
+        before = (0.0, 0, 0)
+        while connection.recv() is not None:
+            now = (time.process_time(), journal.end, _memory("VmHWM"))
+            costs = Costs(now[0] - before[0], now[1] - before[1], now[2] - before[2], *watch.longest)
+            for engine in engines.values():
+                engine.calls.clear()
+            watch.reset()
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            before = (time.process_time(), journal.end, _memory("VmRSS"))
+            connection.send(asdict(costs))
+
+    threading.Thread(target=answer, daemon=True).start()
+    server.run()
+
+
+def _memory(name: str) -> int:
+    """This process's memory in bytes: `VmRSS` now, `VmHWM` at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 class Server:
-    """The application with scripted engines, on a port of this machine."""
+    """The application with scripted engines, in a process and on a port of its own."""
 
-    def __init__(self, config: TrainRLConfig, folder: Path):
-        weights, tokenizer = reward_weights(config), load_tokenizer("teacher_model", models_of(config))
-        engines = {
-            "teacher": ScriptedEngine(tokenizer, lambda _: "Good. What do you do at home today?"),
-            "student": ScriptedEngine(tokenizer, lambda _: "I cook soup at home today."),
-        }
-        self.journal = Journal(folder)
-        seats = Seats(engines, judge=RubricJudge())
-        environment = environment_of(config).open_with(config, seats, self.journal, weights)
-        self.service = SamplingService(Runner(environment, self.journal, weights), self.journal, keep=1)
-        self.heartbeat = Heartbeat()
-
-        async def open_service(*_: object) -> SamplingService:
-            self._beating = asyncio.create_task(self.heartbeat.beat())
-            return self.service
-
-        src.server.app.open_service = open_service
+    def __init__(self, overrides: Sequence[str], folder: Path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        config.generation.server_port = self.port
-        app = src.server.app.create_app(config, folder)
-        self._server = uvicorn.Server(uvicorn.Config(app, port=self.port, log_level="warning"))
-        self._thread = threading.Thread(target=self._server.run)
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        overrides = [*overrides, f"generation.server_port={port}"]
+        processes = multiprocessing.get_context("spawn")
+        self._connection, other = processes.Pipe()
+        self._process = processes.Process(target=serve, args=(overrides, folder, port, other), daemon=True)
 
     def __enter__(self) -> "Server":
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.02)
-        return self
+        self._process.start()
+        while True:
+            try:
+                requests.get(f"{self.url}/health", timeout=10).raise_for_status()
+                return self
+            except requests.ConnectionError:
+                if not self._process.is_alive():
+                    raise
+                time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
-        self._beating.cancel()
-        self._server.should_exit = True
-        self._thread.join()
+        self._connection.send(None)
+        self._process.join()
 
-    def play(self, problems: list[str], count: int, number: int) -> Figures:
-        """Play a batch of conversations."""
+    def costs(self) -> Costs:
+        """What the server cost since the last call."""
+        self._connection.send("costs")
+        return Costs(**self._connection.recv())
+
+    def play(self, problems: Sequence[str], count: int, number: int) -> tuple[Figures, str]:
+        """Play a batch of conversations. Returns its figures, and where the longest block was."""
         own = [problems[place // 8 % len(problems)] for place in range(count)]
         request = SampleRequest(
             problems=own, answers=[""] * count, request_id=f"n{count}-{number}", seed=number, step=number
         )
-        url = f"http://127.0.0.1:{self.port}"
-        written, memory = self.journal.end, peak_mb()
-        self.heartbeat.longest = 0.0
+        body = request.model_dump_json()
+        self.costs()
         started = time.perf_counter()
-        records = ClassroomClient(url, 3600, 600, 60).sample(request).conversations
-        seconds, block = time.perf_counter() - started, self.heartbeat.longest
-        ids, asked = [each.id for each in records], time.perf_counter()
-        requests.post(f"{url}/get_pedagogical_reward", json={"conversations": ids}, timeout=600).raise_for_status()
+        with closing(self._post("/sample_conversations", body)) as answer:
+            records = answer.json()["conversations"]
+        seconds = time.perf_counter() - started
+        time.sleep(_REST_S)
+        costs = self.costs()
+        ids, asked = [each["id"] for each in records], time.perf_counter()
+        self._post("/get_pedagogical_reward", None, {"conversations": ids})
         looked_up = time.perf_counter() - asked
-        messages = sum(len(each.turns) for each in records)
-        grown = (self.journal.end - written) / count
-        return Figures(1000 * seconds / messages, 1000 * block, grown, peak_mb() - memory, 1000 * looked_up)
+        messages = sum(len(each["turns"]) for each in records)
+        own_ms = (1000 * seconds / messages, 1000 * costs.cpu_s / messages, 1000 * costs.block_s)
+        own_ms = (*own_ms, 1000 * costs.block_cpu_s)
+        return Figures(*own_ms, costs.journal / count, costs.memory / _MB, 1000 * looked_up), costs.cause
+
+    def _post(self, path: str, body: str | None, content: object = None) -> requests.Response:
+        headers = {"Content-Type": "application/json"} if content is None else None
+        answer = requests.post(self.url + path, data=body, json=content, headers=headers, timeout=_TIMEOUT_S)
+        answer.raise_for_status()
+        return answer
 
 
 def models_of(config: TrainRLConfig) -> str:
@@ -134,9 +208,43 @@ def models_of(config: TrainRLConfig) -> str:
     return models_in_use(config, reward_weights(config))["teacher"].model_name_or_path
 
 
-def peak_mb() -> float:
-    """This process's peak memory so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def slope(by_size: dict[int, float]) -> float:
+    """By how much the logarithm of a figure rises with that of the size: 0 for a constant one, 1 for a proportional
+    one. A figure of 0 counts as one in a thousand."""
+    sizes, figures = map(log, by_size), (log(max(figure, 1e-3)) for figure in by_size.values())
+    return linear_regression(list(sizes), list(figures)).slope
+
+
+def show(found: dict[int, list[tuple[Figures, str]]]) -> None:
+    """Print the table of medians with their slopes, the ratio of the largest size to the smallest, and the causes."""
+    titles = (
+        "ms/message",
+        "CPU ms/message",
+        "longest block ms",
+        "CPU ms of it",
+        "journal bytes/conv.",
+        "+ memory MB",
+        "look-up ms",
+    )
+    print("conversations", *(f"{title:>20}" for title in titles))
+    names = [each.name for each in fields(Figures)]
+    medians = {
+        name: {size: median(getattr(each, name) for each, _ in rounds) for size, rounds in found.items()}
+        for name in names
+    }
+    for size in found:
+        print(f"{size:13}", *(f"{medians[name][size]:20.3f}" for name in names))
+    smallest, largest = min(found), max(found)
+    if smallest < largest:
+        print(f"{'slope':>13}", *(f"{slope(medians[name]):20.2f}" for name in names))
+    pairs = list(zip(found[largest], found[smallest], strict=True))
+    for name, what in (("message_ms", "by the clock"), ("message_cpu_ms", "in CPU time")):
+        ratio = median(getattr(large, name) / getattr(small, name) for (large, _), (small, _) in pairs)
+        print(f"a message costs {ratio:.2f} × as much at {largest} as at {smallest} {what} (median of the rounds)")
+    for size, rounds in found.items():
+        longest, cause = max((each.block_cpu_ms, cause) for each, cause in rounds)
+        where = cause or "too short to be looked at"
+        print(f"the longest block at {size} of all rounds: {longest:.0f} ms of CPU time, {where}")
 
 
 def main() -> None:
@@ -148,21 +256,13 @@ def main() -> None:
     own = ["--config-name", "quickstart", f"logging.save_dir={arguments.run_folder}"]
     config = load(TrainRLConfig, "train_rl", own, check_train_rl)
     problems = [problem.text for problem in load_problems(config.dataset.train_datasets)]
-    found: dict[int, list[Figures]] = {size: [] for size in arguments.sizes}
-    with tempfile.TemporaryDirectory() as folder, Server(config, Path(folder)) as server:
+    found: dict[int, list[tuple[Figures, str]]] = {size: [] for size in arguments.sizes}
+    with tempfile.TemporaryDirectory() as folder, Server(own, Path(folder)) as server:
         server.play(problems, min(arguments.sizes), 0)  # warms up
         for number in range(1, arguments.rounds + 1):
             for size in arguments.sizes:
                 found[size].append(server.play(problems, size, number))
-    print("conversations   ms/message   longest block ms   journal bytes/conversation   + peak MB   look-up ms")
-    for size, rounds in found.items():
-        columns = zip(*(vars(each).values() for each in rounds), strict=True)
-        first, block, journal, memory, look_up = (median(column) for column in columns)
-        print(f"{size:13} {first:12.3f} {block:18.0f} {journal:28.0f} {memory:11.0f} {look_up:12.1f}")
-    smallest, largest = min(found), max(found)
-    pairs = zip(found[largest], found[smallest], strict=True)
-    ratio = median(large.per_message_ms / small.per_message_ms for large, small in pairs)
-    print(f"a message costs {ratio:.2f} × as much at {largest} as at {smallest} (median of the rounds)")
+    show(found)
 
 
 if __name__ == "__main__":

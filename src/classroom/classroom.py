@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from config.base import GenerationConfig, JudgeModelConfig
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PROMPTS_IN_MEMORY = 512
+
 
 class Classroom(Environment[Conversation, ReplayedState]):
     """An environment that plays conversations with the models in `seats` under the rules in `generation`.
@@ -85,6 +88,7 @@ class Classroom(Environment[Conversation, ReplayedState]):
             self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, seats.teacher.frame)
         self._tools = TeacherTools(generation, seats)
+        self._encode_once = lru_cache(_PROMPTS_IN_MEMORY)(self._encode)  # conversations of a group begin alike
         attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
         self._panel = JudgePanel(seats, journal, rules.judge_rules, attempts, options)
         self._supervised_turn = SupervisedTurn(generation.supervisor, seats, self._forced_ids)
@@ -388,7 +392,10 @@ class Classroom(Environment[Conversation, ReplayedState]):
         setup, text = conversation.setup, conversation.problem.text
         turns = conversation.turns if turns is None else turns
         messages = first_messages(self._generation, text, setup.student_name, setup.type, turns)
-        return self._tools.encode_chat(messages) + self._forced_ids
+        return [*self._encode_once(*((message["role"], message["content"]) for message in messages)), *self._forced_ids]
+
+    def _encode(self, *messages: tuple[str, str]) -> tuple[int, ...]:
+        return tuple(self._tools.encode_chat([{"role": role, "content": text} for role, text in messages]))
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
         """The chat for the student's model: persona as system, teacher as user, student as assistant."""

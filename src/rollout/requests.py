@@ -79,7 +79,8 @@ class SampleRequest(StrictModel):
         """The problem of each conversation; conversations on the same one share the object."""
         material = self.post_test_material or [None] * len(self.problems)
         asked = list(zip(self.problems, self.answers, strict=True))
-        made = {pair: Problem.of(*pair, given) for pair, given in reversed(list(zip(asked, material, strict=True)))}
+        first = dict(reversed(list(zip(asked, material, strict=True))))
+        made = {pair: Problem.of(*pair, given) for pair, given in first.items()}
         return [made[pair] for pair in asked]
 
     @property

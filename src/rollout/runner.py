@@ -89,11 +89,16 @@ class Runner(Generic[E, R]):
         dialogues = _UnfinishedDialogues(environment, plays, when_played)
         if dialogues.open:
             check_policy(request, environment.seats.policy.policy)
+        played: list[Trajectory | None] = [None] * len(plays)
         try:
             with self.schedule.register(len(plays)) as registration:
                 async with asyncio.TaskGroup() as group:
-                    own = [replace(play, registration=registration) for play in plays]
-                    tasks = [group.create_task(self._play(play, dialogues)) for play in own]
+                    for index in range(len(plays)):
+                        await self._turnstile.go_through()
+                        play, plays[index] = plays[index], None  # so that each is freed as it ends, not all at once
+                        own = replace(play, registration=registration)
+                        group.create_task(self._play_into(played, own, dialogues))
+                        del play, own
         except BaseExceptionGroup as failures:
             for api in environment.seats.apis.values():
                 await api.drain()
@@ -104,7 +109,7 @@ class Runner(Generic[E, R]):
         return SampleResponse(
             request_id=request.request_id,
             policy=policy,
-            conversations=[task.result() for task in tasks],
+            conversations=played,
             reward_weights=self.reward_weights,
             usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
         )
@@ -138,6 +143,11 @@ class Runner(Generic[E, R]):
             group.episodes.append(episode)
             plays.append(play)
         return plays
+
+    async def _play_into(
+        self, played: list[Trajectory | None], play: Play[E, R], dialogues: "_UnfinishedDialogues"
+    ) -> None:
+        played[play.index] = await self._play(play, dialogues)
 
     async def _play(self, play: Play[E, R], dialogues: "_UnfinishedDialogues") -> Trajectory:
         episode = play.episode

@@ -7,7 +7,7 @@ and the server would answer nobody for seconds. An episode goes through a turnst
 import asyncio
 from collections import deque
 
-_PER_PASS = 16
+_PER_PASS = 8
 
 
 class Turnstile:

@@ -27,6 +27,7 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.trajectory import Trajectory
 from src.server.auth import token_for
 from src.server.error_responses import ERROR_RESPONSES, add_error_answers, answer_with_message
+from src.server.garbage import collect_at_rest
 from src.server.gpu_lease import GpuLease
 from src.server.judge_check import open_judge_check
 from src.server.listening import uvicorn_options
@@ -123,7 +124,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
         with _keep_startup_failure(app):
             service = await open_service(config, reward_weights(config), own_folder)
         app.state.service = service
-        watch = asyncio.create_task(_stop_when_engine_dies(app))
+        tasks = [asyncio.create_task(_stop_when_engine_dies(app))]
         try:
             with _keep_startup_failure(app):
                 if isinstance(service.environment, Classroom):
@@ -136,10 +137,12 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             elif isinstance(service.environment, Marooned):
                 app.state.table = GameTable.of(config, service.environment.seats, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
+            tasks.append(asyncio.create_task(collect_at_rest(service)))
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
             yield
         finally:
-            watch.cancel()
+            for task in tasks:
+                task.cancel()
             service.engine_sleep.close()
             if app.state.judge_check is not None:
                 app.state.judge_check.close()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FREED_AT_ONCE = 64
+
 
 @dataclass
 class _Batch:
@@ -260,13 +262,18 @@ class SamplingService:
                     f"Request {request.request_id} was given up: other weights were loaded, and it was asked for again."
                 ) from None
             raise
-        self._drop_oldest()
+        await self._drop_oldest()
         return response
 
-    def _drop_oldest(self) -> None:
+    async def _drop_oldest(self) -> None:
         done = [name for name, batch in self._batches.items() if batch.task.done()]
         for name in done[: -self._keep]:
-            del self._batches[name]
+            task = self._batches.pop(name).task
+            records = [] if task.cancelled() or task.exception() else list(task.result().conversations)
+            del task
+            while records:  # freeing thousands of records at once would block the event loop
+                del records[-_FREED_AT_ONCE:]
+                await asyncio.sleep(0)
 
 
 def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:

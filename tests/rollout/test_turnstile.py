@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from src.classroom.teacher_tools import TeacherTools
 from src.rollout.requests import SampleRequest
 from src.rollout.turnstile import Turnstile
 from tests.support.scripted_engine import ScriptedEngine
@@ -61,6 +62,16 @@ def test_it_works_again_after_a_rest():
     assert asyncio.run(twice()) == 0
 
 
+def test_the_prompt_of_a_group_is_encoded_once(room, generation, monkeypatch):
+    encoded, encode_chat = [], TeacherTools.encode_chat
+    monkeypatch.setattr(TeacherTools, "encode_chat", lambda *given: encoded.append(1) or encode_chat(*given))
+    service = room.open(generation)
+    request = SampleRequest(problems=["a"] * 8 + ["b"] * 8, answers=[""] * 16, request_id="r", seed=1, step=0)
+    records = asyncio.run(service.sample(request)).conversations
+    assert len(encoded) == 2
+    assert len({tuple(record.prompt_ids) for record in records}) == 2
+
+
 def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
     """An answer to a request that comes meanwhile waits for a few conversations, and not for all of them."""
     said, between = 0, []
@@ -85,4 +96,4 @@ def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
         assert whole == (await service.sample(request)).model_dump_json().encode()
 
     asyncio.run(play())
-    assert sum(between) == 900 and max(between) <= 64
+    assert sum(between) == 900 and max(between) <= 16
