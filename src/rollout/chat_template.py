@@ -59,7 +59,13 @@ def encode_dialogue(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mes
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Token ids of plain text; spellings of special tokens are encoded as ordinary characters."""
-    return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    return list(_text_ids(tokenizer, len(tokenizer), text))
+
+
+@lru_cache(maxsize=8192)
+def _text_ids(tokenizer: "PreTrainedTokenizerBase", size: int, text: str) -> tuple[int, ...]:
+    """A student is shown the whole dialogue at each of its turns: what one turn encoded is there for the next."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
 def encode_further_markup(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[int]:

@@ -88,10 +88,12 @@ class VllmEngine(EngineProcess):
                 f"A prompt of {len(prompt_ids)} tokens does not fit into {self._model.model_name_or_path}'s context: "
                 f"vllm.max_length is {self._model.vllm.max_length}. Raise it, or shorten problems and conversations."
             )
-        params = self._sampling_params(sampling, room)
+        from vllm.inputs.engine import tokens_input
+
+        # A prompt without a type would first go through vLLM's tokenising thread.
+        params, prompt = self._sampling_params(sampling, room), tokens_input(list(prompt_ids))
         async with self._gate.turn():
             policy, weights = self.policy, self.weights
-            prompt = {"prompt_token_ids": list(prompt_ids)}
             request = self._engine.generate(prompt, params, uuid4().hex, lora_request=self.adapter)
             output = (await self._finish(request)).outputs[0]
         ids = tuple(output.token_ids)
