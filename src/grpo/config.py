@@ -11,7 +11,7 @@ from config.train_rl_model import TrainRLConfig
 from config.values import GROUP
 from src.errors import ConfigError
 from src.results.trackers import report_to
-from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from src.system.distributed import communication_backend, keep_deepspeed_from_compiling, let_fsdp_run_on_cpus
 from src.training.model_loading import weights_dtype
 
 _COMPUTING_S = 1800
@@ -26,6 +26,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
             are judged together.
     """
     keep_deepspeed_from_compiling()
+    let_fsdp_run_on_cpus()
     train, generation = config.train, config.generation
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
     passes = _micro_batches(batch, train.per_device_train_batch_size)

@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Optional
+from functools import wraps
+from typing import Any, Optional
 
 import torch
 
@@ -27,6 +29,34 @@ def keep_deepspeed_from_compiling() -> None:
         import deepspeed.ops
 
         deepspeed.ops.__compatible_ops__ = {}
+
+
+def uses_fsdp(environment: Mapping[str, str]) -> bool:
+    """Whether `accelerate launch` was configured for FSDP, going by the environment of the processes it started."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def let_fsdp_run_on_cpus() -> None:
+    """Have accelerate use its FSDP settings in processes on CPUs, too. It drops them there without a word, and would
+    train with DDP; torch itself runs FSDP2 over gloo. Call it before the first `Accelerator` is made."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    if torch.cuda.is_available() or not uses_fsdp(os.environ):
+        return
+    make = AcceleratorState.__init__
+
+    @wraps(make)
+    def make_with_fsdp(self: AcceleratorState, *arguments: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        make(self, *arguments, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None and self.distributed_type is DistributedType.MULTI_CPU:
+            if self.mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self.mixed_precision)
+            self.fsdp_plugin = fsdp_plugin
+        if getattr(self, "fsdp_plugin", None) is not None:  # the state is one for all its instances, and made anew
+            self.distributed_type = DistributedType.FSDP
+
+    AcceleratorState.__init__ = make_with_fsdp
 
 
 def is_first_to_say(message: str) -> bool:
