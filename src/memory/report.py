@@ -194,7 +194,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         adapter=adapter,
     )
     memory = trainer_memory(job)
-    zero = f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
+    zero = "FSDP2" if launch.fsdp else f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
     learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
     found.lines.append(
         f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "

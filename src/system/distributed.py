@@ -9,6 +9,8 @@ from typing import Any, Optional
 
 import torch
 
+from ..errors import ConfigError
+
 _STORE_TIMEOUT = timedelta(seconds=10)
 
 
@@ -34,6 +36,33 @@ def keep_deepspeed_from_compiling() -> None:
 def uses_fsdp(environment: Mapping[str, str]) -> bool:
     """Whether `accelerate launch` was configured for FSDP, going by the environment of the processes it started."""
     return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
+    """Refuse settings of accelerate's FSDP with which a training would not be what it is without.
+
+    Args:
+        has_reference: whether a reference model is loaded beside the one that is trained.
+
+    Raises:
+        ConfigError: naming the setting, and its value that works.
+    """
+    if not uses_fsdp(environment):
+        return
+    if environment.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError("accelerate is set to FSDP1, which is not supported: set fsdp_version: 2, as in config/fsdp.")
+    if environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
+        raise ConfigError(
+            f"fsdp_state_dict_type is {environment.get('FSDP_STATE_DICT_TYPE')}, but checkpoints of that type are "
+            "pickles that torch loads without restrictions: set fsdp_state_dict_type: FULL_STATE_DICT, as in "
+            "config/fsdp."
+        )
+    if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false") == "true" and has_reference:
+        raise ConfigError(
+            "fsdp_cpu_ram_efficient_loading is true, but TRL gives the weights of the reference model to the first "
+            "process alone then: set it to false, train.beta to 0, or train an adapter (its reference is the model "
+            "without it)."
+        )
 
 
 def let_fsdp_run_on_cpus() -> None:
