@@ -190,7 +190,7 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         state_bytes=state_bytes(train.optimizer, launch.zero_stage),
         reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
         checkpointing=train.gradient_checkpointing,
-        tokens=rows * length,
+        tokens=max(length, train.max_tokens_per_micro_batch or rows * length),
         adapter=adapter,
     )
     memory = trainer_memory(job)
