@@ -2,7 +2,8 @@
 
     python -m benchmarks.micro_batches RUN_FOLDER MODEL_FOLDER --rows 8 --tokens 4096 [--steps 5] [--dtype bfloat16]
 
-For each of the last steps of RUN_FOLDER, its conversations are divided three ways: as they were played, sorted by length, and by `train.max_tokens_per_micro_batch`. Each micro-batch goes forward and backward through the model with
+For each of the last steps of RUN_FOLDER, its conversations are divided three ways: as they were played, sorted by
+length, and by `train.max_tokens_per_micro_batch`. Each micro-batch goes forward and backward through the model with
 log-probs of the sampled tokens only; the three ways take turns on each step. Prints the number of micro-batches, the
 share of their tokens that is padding, the largest micro-batch in tokens, and the median of the seconds.
 """

@@ -158,17 +158,8 @@ class TrlHooks(GRPOTrainer):
     def _fill_by_tokens(self, rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
         masks = (torch.cat([row[name] for row in rows]) for name in ("prompt_mask", "completion_mask"))
         packs = self._packs(*masks)
-        filled = []
-        for pack in packs:
-            chosen = [rows[row] for row in pack]
-            filled.append(
-                {
-                    name: torch.cat([each[name] for each in chosen])
-                    if torch.is_tensor(value) and value.dim()
-                    else value
-                    for name, value in chosen[0].items()
-                }
-            )
+        of_rows = [name for name, value in rows[0].items() if torch.is_tensor(value) and value.dim()]
+        filled = [rows[0] | {name: torch.cat([rows[row][name] for row in pack]) for name in of_rows} for pack in packs]
         return [*[None] * (len(rows) - len(packs)), *filled]
 
     def _packs(self, prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> list[list[int]]:
