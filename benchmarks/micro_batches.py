@@ -99,7 +99,9 @@ def main() -> None:
     options = parser.parse_args()
     prepare_cpu(options.dtype)
     dtype = getattr(torch, options.dtype)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        options.model, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
     seconds: dict[str, list[float]] = {}
     figures: dict[str, list[tuple[int, float, int]]] = {}
     batches = read_steps(options.run, options.steps)
