@@ -24,6 +24,7 @@ TRAINING = [
     "train.num_samples_per_problem=4",
     "train.per_device_train_batch_size=2",
     "train.learning_rate=3e-3",
+    "train.lr_scheduler_type=constant",  # others depend on where the first launch ends
     "train.max_grad_norm=0.05",
     "judge_model.max_failed_share=1",
     "logging.save_steps=2",
