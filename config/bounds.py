@@ -178,6 +178,7 @@ BOUNDS: dict[type, dict[str, Range]] = {
             2, COUNT, "GRPO compares the conversations of a group and needs at least 2"
         ),
         "per_device_train_batch_size": at_least(1, COUNT),
+        "max_tokens_per_micro_batch": at_least(1, COUNT),
         "learning_rate": at_least(0, 1000),
         "epochs": at_least(0, COUNT),
         "max_steps": at_least(0, STEPS, "it must be at least 1, or -1 to count epochs", also=-1),

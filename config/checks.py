@@ -126,6 +126,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     _check_batch(config)
+    _check_micro_batches(config)
     check_hub(config.huggingface)
     _check_training(config.train)
     _check_groups(config)
@@ -366,6 +367,26 @@ def _check_groups(config: TrainRLConfig) -> None:
         raise ConfigError(
             f"train.groups_without_variance is {mode}, but an episode of the environment {config.environment} is "
             f"trained on in many rows, and its messages have rewards of their own: set it to {KEEP}."
+        )
+
+
+def _check_micro_batches(config: TrainRLConfig) -> None:
+    """Micro-batches of uneven numbers of rows must add up to the same gradient."""
+    train = config.train
+    if train.max_tokens_per_micro_batch is None:
+        return
+    said = f"train.max_tokens_per_micro_batch is {train.max_tokens_per_micro_batch}, but "
+    fix = "set it to null, and train.per_device_train_batch_size to a number of rows."
+    if train.loss_type == BNPO:
+        raise ConfigError(
+            f"{said}train.loss_type={BNPO} takes the mean of each micro-batch, which would depend on how the batch is "
+            f"divided: take dapo, or {fix}"
+        )
+    if train.algorithm == PPO:
+        raise ConfigError(f"{said}train.algorithm={PPO} divides its batches by rows: {fix}")
+    if config.supervisor_model is not None or most_rows(config) is not None:
+        raise ConfigError(
+            f"{said}with a supervisor, or where each message is a row, batches are divided by rows: {fix}"
         )
 
 

@@ -110,6 +110,9 @@ class TrainConfig:
     `importance_sampling_correction` corrects for the difference between the engine's log-probs and the trainer's, in
     TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
 
+    A micro-batch has `per_device_train_batch_size` rows, or with `max_tokens_per_micro_batch` as many rows of like
+    length as fit into so many tokens, padding included; a longer row is alone.
+
     `groups_without_variance`: what becomes of groups whose conversations all have the same reward, by its standard
     deviation (with turn credit: and whose messages have the same turn rewards). They teach nothing. `keep` trains on
     them, `drop` leaves them out, so that the others weigh more; `resample` plays further problems in their place, until
@@ -131,6 +134,7 @@ class TrainConfig:
     number_of_problems_per_batch: int = 16
     num_samples_per_problem: int = 8
     per_device_train_batch_size: int = 2
+    max_tokens_per_micro_batch: int | None = None
     learning_rate: float = 5e-7
     lr_scheduler_type: str = "constant"
     optimizer: str = "adamw_bnb_8bit"

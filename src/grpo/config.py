@@ -11,7 +11,7 @@ from config.train_rl_model import TrainRLConfig
 from config.values import GROUP
 from src.errors import ConfigError
 from src.results.trackers import report_to
-from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from src.system.distributed import communication_backend, keep_deepspeed_from_compiling, let_fsdp_run_on_cpus
 from src.training.model_loading import weights_dtype
 
 _COMPUTING_S = 1800
@@ -26,14 +26,17 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
             are judged together.
     """
     keep_deepspeed_from_compiling()
+    let_fsdp_run_on_cpus()
     train, generation = config.train, config.generation
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
-    passes = _micro_batches(batch, train.per_device_train_batch_size)
+    by_tokens = train.max_tokens_per_micro_batch is not None
+    rows = 1 if by_tokens else train.per_device_train_batch_size  # by tokens: at most as many micro-batches as rows
+    passes = _micro_batches(batch, rows)
     if config.judge_model.mode == GROUP:
         _check_whole_groups(batch, train.num_samples_per_problem)
     return GRPOConfig(
         output_dir=str(run_folder / "checkpoints"),
-        per_device_train_batch_size=train.per_device_train_batch_size,
+        per_device_train_batch_size=rows,
         gradient_accumulation_steps=passes,
         steps_per_generation=passes,
         num_generations=train.num_samples_per_problem,

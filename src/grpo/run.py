@@ -10,6 +10,7 @@ from src.grpo.config import grpo_config
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.models.lora import check_adapter
 from src.models.precision import check_precision
+from src.system.distributed import check_fsdp
 from src.training.cpu import prepare_cpu
 from src.training.session import training_session
 
@@ -25,11 +26,12 @@ def train_with(config: TrainRLConfig, trainer: type[ClassroomGRPOTrainer]) -> No
 
     Raises:
         ConfigError: if an adapter does not fit its model, a checkpoint does not fit the configuration, or accelerate is
-            configured for another precision.
+            configured for another precision, or for an FSDP that cannot train as is wanted.
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
     check_precision(config.train.dtype, os.environ)
+    check_fsdp(os.environ, has_reference=config.train.beta > 0 and config.teacher_model.adapter is None)
     if not torch.cuda.is_available():
         prepare_cpu(config.train.dtype)
     if config.teacher_model.adapter is not None:

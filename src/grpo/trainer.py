@@ -60,6 +60,8 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
         self.correction_weight = config.train.corrections.weight
         groups = GroupFilter.of(config, [problem.id for problem in session.problems])
         self.leaves_out_groups = groups is not None
+        self.tokens_per_micro_batch = config.train.max_tokens_per_micro_batch
+        planner = self.planner_of(config)
         rollout = ClassroomRollout(
             {problem.id: problem for problem in session.problems},
             session.client,
@@ -70,7 +72,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
             config.judge_model.max_failed_share,
             JudgeMonitor(config, session.client, session.run_folder),
             environment_of(config).batch_metrics,
-            self.planner_of(config),
+            planner,
             config.supervisor_model is not None,
             self._keep_corrections,
             groups,

@@ -16,6 +16,7 @@ from trl.trainer.utils import pad
 
 from src.grpo.log_probs import Cut, mask_of, scoring_only
 from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
+from src.grpo.token_packing import pack_rows, split_to
 from src.training.checkpoints import EpochOrderSampler
 from src.training.row_batch import ROWS, ConversationRows, padded
 from src.training.sample_batch import LEFT_OUT
@@ -31,6 +32,7 @@ SIGNATURES = {
         *("compute_aux_loss", "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask"),
         *("spatial_shapes", "num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
     ),
+    "_prepare_inputs": ("generation_batch",),
     "_generate_and_score_completions": ("inputs",),
     "_generate": ("prompts",),
     "_compute_loss": ("model", "inputs"),
@@ -40,7 +42,7 @@ SIGNATURES = {
 """The parameters of the methods that are overridden or called."""
 ATTRIBUTES = (
     *("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm", "reward_func_names", "_tokenizer"),
-    *("current_gradient_accumulation_steps", "temperature", "loss_type", "_buffered_inputs", "num_iterations"),
+    *("current_gradient_accumulation_steps", "temperature", "loss_type", "_buffered_inputs", "num_iterations", "_step"),
 )
 """Attributes of a `GRPOTrainer` that are read or set."""
 
@@ -53,12 +55,15 @@ class TrlHooks(GRPOTrainer):
         shuffle_rewards: whether rewards are permuted over the batch: a control that must learn nothing.
         correction_weight: the weight of the cross-entropy of corrections in the loss.
         leaves_out_groups: whether conversations of a batch may be left out of its training.
+        tokens_per_micro_batch: the most tokens of a micro-batch, padding included; None if it has a number of rows.
     """
 
     correct_mismatch: bool
     shuffle_rewards: bool
     correction_weight: float = 0.0
     leaves_out_groups: bool = False
+    tokens_per_micro_batch: int | None = None
+    _filled: list[dict[str, Any] | None] | None = None
     _rows: BatchRows | None = None
     _logps: torch.Tensor | None = None
     _wanted: torch.Tensor | None = None
@@ -120,15 +125,52 @@ class TrlHooks(GRPOTrainer):
         """TRL's method on micro-batches that are cut to their longest row, for the tokens in `_wanted` only. Where no
         gradient is computed, there is no dropout: the engine sampled without the adapter's dropout, too."""
         wanted = attention_mask[:, -logits_to_keep:].bool() if self._wanted is None else self._wanted
-        own = (each.split(batch_size or len(input_ids)) for each in (input_ids, attention_mask, wanted))
+        whole, order = (input_ids, attention_mask, wanted), None
+        if self.tokens_per_micro_batch is not None and batch_size is not None:
+            packs = self._packs(attention_mask[:, :-logits_to_keep], attention_mask[:, -logits_to_keep:])
+            own = (tuple(each[pack] for each in whole) for pack in packs)
+            order = torch.tensor([row for pack in packs for row in pack], device=input_ids.device).argsort()
+        else:
+            own = zip(*(each.split(batch_size or len(input_ids)) for each in whole), strict=True)
         with nullcontext() if torch.is_grad_enabled() else _without_dropout(self.model):
-            scored = [self._score_micro_batch(model, *each, **named) for each in zip(*own, strict=True)]
+            scored = [self._score_micro_batch(model, *each, **named) for each in own]
         logps, entropies, aux_losses = zip(*scored, strict=True)
+        if order is not None:
+            logps, entropies = (None if each[0] is None else [torch.cat(each)[order]] for each in (logps, entropies))
+            entropies = entropies or [None]
         found = torch.cat(logps)
         if torch.is_grad_enabled():
             self._logps = found  # for the cross-entropy, which needs no forward pass of its own
         entropy = None if entropies[0] is None else torch.cat(entropies)
         return found, entropy, None if aux_losses[0] is None else torch.stack(aux_losses).mean()
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any] | None:
+        """TRL's method; with `tokens_per_micro_batch` it gives micro-batches that are filled by tokens. TRL has one
+        micro-batch for each row then, of which the first are None: there are fewer than rows, and the last one must be
+        real, because gradients are exchanged with it."""
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.tokens_per_micro_batch is None:
+            return inputs
+        if self._buffered_inputs is not self._filled:
+            self._filled = self._buffered_inputs = self._fill_by_tokens(self._buffered_inputs)
+        return self._filled[self._step % self.args.steps_per_generation]
+
+    def _fill_by_tokens(self, rows: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+        masks = (torch.cat([row[name] for row in rows]) for name in ("prompt_mask", "completion_mask"))
+        packs = self._packs(*masks)
+        of_rows = [name for name, value in rows[0].items() if torch.is_tensor(value) and value.dim()]
+        filled = [rows[0] | {name: torch.cat([rows[row][name] for row in pack]) for name in of_rows} for pack in packs]
+        return [*[None] * (len(rows) - len(packs)), *filled]
+
+    def _packs(self, prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> list[list[int]]:
+        """The rows of each micro-batch, as many micro-batches on every rank."""
+        if self._may_cut_columns:
+            prompts, completions = (mask.sum(dim=1).tolist() for mask in (prompt_mask, completion_mask))
+        else:
+            prompts, completions = ([mask.size(1)] * len(mask) for mask in (prompt_mask, completion_mask))
+        packs = pack_rows(prompts, completions, self.tokens_per_micro_batch)
+        counts = self.accelerator.gather(torch.tensor([len(packs)], device=prompt_mask.device))
+        return split_to(packs, int(counts.max()))
 
     @contextmanager
     def _scoring(self, wanted: torch.Tensor | None) -> Iterator[None]:
@@ -218,12 +260,17 @@ class TrlHooks(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss on what the policy sampled, plus the weighted cross-entropy of the corrections, each divided by
-        the number of its own tokens (or rows): more corrections do not thin out the rest."""
+        the number of its own tokens (or rows): more corrections do not thin out the rest. A micro-batch without rows
+        has a loss of 0, which no weight has a part in."""
+        if inputs is None:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         wanted = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         if "correction_targets" in inputs:
             wanted |= inputs["correction_targets"].bool()
         with self._scoring(wanted):
             loss = super()._compute_loss(model, inputs)
+        if self.tokens_per_micro_batch is not None and self.loss_type in PER_ROW_LOSSES:
+            loss = loss * len(wanted)  # TRL took the mean over these rows, and divides by the number of all
         if "row_scale" not in inputs:
             return loss
         if self.loss_type in PER_ROW_LOSSES:

@@ -40,7 +40,8 @@ def with_accelerate_config(flags: Sequence[str]) -> list[str]:
     if given is None:
         return ["--config_file", f"config/deepspeed/{'1GPU' if gpu_is_there() else '1CPU'}.yaml", *flags]
     if not Path(given).is_file():
-        shipped = ", ".join(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "config/deepspeed").glob("*.yaml")))
+        files = (path for kind in ("deepspeed", "fsdp") for path in (ROOT / "config" / kind).glob("*.yaml"))
+        shipped = ", ".join(sorted(str(path.relative_to(ROOT)) for path in files))
         raise ConfigError(f"--config_file {given}: there is no such file. There are: {shipped}.")
     try:
         yaml.safe_load(Path(given).read_text(encoding="utf-8"))

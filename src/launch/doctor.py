@@ -310,9 +310,14 @@ def _deepspeed(root: Path, gpus: int) -> Finding:
     chosen = f"config/deepspeed/{'1GPU' if gpus else '1CPU'}.yaml"
     if not (root / chosen).is_file():
         return Finding(ERROR, "DeepSpeed", f"{chosen} is missing", "restore it: git checkout config/deepspeed")
-    more = sorted(path.name for path in (root / "config/deepspeed").glob("*GPU.yaml") if path.name != "1GPU.yaml")
+    more = sorted(
+        str(path.relative_to(root / "config"))
+        for kind in ("deepspeed", "fsdp")
+        for path in (root / "config" / kind).glob("*GPU.yaml")
+        if path.name != "1GPU.yaml"
+    )
     if gpus > 1 and more:
-        advice = f"for more of the {gpus} GPUs: --config_file config/deepspeed/… ({', '.join(more)})"
+        advice = f"for more of the {gpus} GPUs: --config_file config/… ({', '.join(more)})"
         return Finding(WARNING, "DeepSpeed", f"{chosen} is taken without --config_file: one GPU", advice)
     return Finding(OK, "DeepSpeed", f"{chosen} is taken without --config_file")
 

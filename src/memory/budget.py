@@ -72,6 +72,7 @@ class Launch:
         processes: number of processes on all `machines` together.
         zero_stage: DeepSpeed's ZeRO stage; 0 means no DeepSpeed.
         optimizer_on_host, weights_on_host: whether DeepSpeed offloads optimizer states or weights to the host.
+        fsdp: whether FSDP2 splits weights, gradients and optimizer states over the processes.
     """
 
     processes: int = 1
@@ -79,6 +80,7 @@ class Launch:
     optimizer_on_host: bool = False
     weights_on_host: bool = False
     machines: int = 1
+    fsdp: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,10 @@ def total(parts: Sequence[Part]) -> int:
 
 def trainer_memory(job: TrainerJob) -> TrainerMemory:
     """The memory of one process for weights, gradients, optimizer, reference model and activations, split over the
-    processes as ZeRO splits them."""
-    if job.launch.zero_stage:
+    processes as ZeRO or FSDP2 splits them."""
+    if job.launch.fsdp:
+        held, gradients, step = _with_fsdp(job)
+    elif job.launch.zero_stage:
         held, gradients, step = _with_zero(job)
     else:
         held, gradients, step = _without_zero(job)
@@ -204,14 +208,31 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
     return held, [*gradients, *copies], tuple(gradients)
 
 
+def _with_fsdp(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
+    """With FSDP2: trained weights, their gradients and optimizer states are float32 and split. A layer's weights are
+    gathered in the training's precision; those of head and embedding stay so between forward and backward pass. TRL
+    gathers a reference model whole while it scores."""
+    shape, size, processes = job.shape, job.number_bytes, job.launch.processes
+    share = _share(job.trained, processes)
+    held = [Part("weights (32 bit)", share * 4), Part("optimizer states", share * job.state_bytes)]
+    if job.adapter is not None:
+        held[0] = Part("adapter (32 bit)", share * 4)
+        held.insert(0, Part(f"weights ({8 * size} bit)", _share(shape.parameters, processes) * size))
+    if job.reference:
+        held.append(Part("reference model (32 bit)", _share(shape.parameters, processes) * 4))
+    gradients = Part("gradients", share * 4)
+    whole = Part("weights gathered for head and embedding", shape.head * size)
+    return held, [gradients, whole], (gradients,)
+
+
 def activations(job: TrainerJob) -> list[Part]:
     """What the forward pass of a micro-batch keeps for the backward pass."""
     shape, layer = job.shape, layer_activations(job.shape, job.number_bytes) * job.tokens
     layer += adapter_activations(job) * job.tokens // shape.layers
     if not job.checkpointing:
         return [Part("activations", layer * shape.layers), Part("output head", head_memory(job))]
-    # Without DeepSpeed, trained weights are float32, and so are the hidden states between layers.
-    stream = job.number_bytes if job.launch.zero_stage or job.adapter else 4
+    # Without DeepSpeed and FSDP, trained weights are float32, and so are the hidden states between layers.
+    stream = job.number_bytes if job.launch.zero_stage or job.launch.fsdp or job.adapter else 4
     return [
         Part("activations kept (checkpoints)", shape.layers * shape.hidden * stream * job.tokens),
         # The head's backward pass ends before the first layer is recomputed, so only the larger of the two counts.

@@ -46,6 +46,9 @@ def trainer_process(job: TrainerJob, on_cpu: bool) -> list[Part]:
     share = -(-job.trained // launch.processes)
     if launch.zero_stage != 3:
         parts.append(Part("largest matrix, as weights are read", 4 * job.shape.head))
+    if launch.fsdp:  # a checkpoint is gathered by one process; that of a machine counts as if each did its share
+        whole = job.trained * (4 + job.state_bytes)
+        parts.append(Part("a checkpoint's weights and optimizer states", -(-whole // launch.processes)))
     if launch.optimizer_on_host:
         parts.append(Part("master weights, gradients (32 bit)", share * 8))
         parts.append(Part("optimizer states", share * job.state_bytes))

@@ -190,11 +190,11 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         state_bytes=state_bytes(train.optimizer, launch.zero_stage),
         reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
         checkpointing=train.gradient_checkpointing,
-        tokens=rows * length,
+        tokens=max(length, train.max_tokens_per_micro_batch or rows * length),
         adapter=adapter,
     )
     memory = trainer_memory(job)
-    zero = f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
+    zero = "FSDP2" if launch.fsdp else f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
     learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
     found.lines.append(
         f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "

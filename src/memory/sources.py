@@ -132,13 +132,14 @@ def launch_of_flags(flags: Sequence[str]) -> Launch:
     """How `accelerate launch` with these flags (`--config_file` among them) would start the trainer.
 
     Raises:
-        NotEstimated: for any parallelism other than DeepSpeed's and DDP's.
+        NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
     if arguments.use_fsdp:
-        raise NotEstimated("accelerate would use FSDP, which is not reckoned here")
+        found = _fsdp(arguments.num_processes or 1, str(arguments.fsdp_version), str(arguments.fsdp_offload_params))
+        return replace(found, machines=arguments.num_machines or 1)
     if not arguments.use_deepspeed:
         return Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
     found = _deepspeed(
@@ -155,12 +156,13 @@ def launch_of_environment(environment: Mapping[str, str]) -> Launch:
     """How `accelerate launch` started this process; a single process if it was not used.
 
     Raises:
-        NotEstimated: for any parallelism other than DeepSpeed's and DDP's.
+        NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
     """
     processes = int(environment.get("WORLD_SIZE", "1"))
     machines = processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
-    if environment.get("ACCELERATE_USE_FSDP") == "true":
-        raise NotEstimated("accelerate uses FSDP, which is not reckoned here")
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        found = _fsdp(processes, environment.get("FSDP_VERSION", "1"), environment.get("FSDP_OFFLOAD_PARAMS", "false"))
+        return replace(found, machines=machines)
     if environment.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return Launch(processes, machines=machines)
     prefix = "ACCELERATE_DEEPSPEED_"
@@ -173,6 +175,14 @@ def launch_of_environment(environment: Mapping[str, str]) -> Launch:
         environment.get(f"{prefix}CONFIG_FILE"),
     )
     return replace(found, machines=machines)
+
+
+def _fsdp(processes: int, version: str, offload: str) -> Launch:
+    if version != "2":
+        raise NotEstimated("accelerate would use FSDP1, which is not supported")
+    if offload.lower() == "true":
+        raise NotEstimated("FSDP2 would keep the weights in host memory, which is not reckoned here")
+    return Launch(processes, fsdp=True)
 
 
 def _deepspeed(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl.trainer.utils import FusedCausalLMOutput
 
-from src.training.sharded_save import VALUE_HEAD
+from src.training.sharded_save import VALUE_HEAD, whole
 
 HEAD_FILE = "value_head.safetensors"
 """The head's file in a checkpoint."""
@@ -84,7 +84,7 @@ def head_weights(head: ValueHead) -> dict[str, Tensor]:
     from deepspeed import zero
 
     with zero.GatheredParameters(list(head.parameters())):
-        return {name: each.float().to("cpu", copy=True) for name, each in head.state_dict().items()}
+        return {name: whole(each).float().to("cpu", copy=True) for name, each in head.state_dict().items()}
 
 
 def write_head(weights: dict[str, Tensor], path: Path) -> None:

@@ -2,10 +2,14 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Optional
+from functools import wraps
+from typing import Any, Optional
 
 import torch
+
+from ..errors import ConfigError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
 
@@ -27,6 +31,61 @@ def keep_deepspeed_from_compiling() -> None:
         import deepspeed.ops
 
         deepspeed.ops.__compatible_ops__ = {}
+
+
+def uses_fsdp(environment: Mapping[str, str]) -> bool:
+    """Whether `accelerate launch` was configured for FSDP, going by the environment of the processes it started."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
+    """Refuse settings of accelerate's FSDP with which a training would not be what it is without.
+
+    Args:
+        has_reference: whether a reference model is loaded beside the one that is trained.
+
+    Raises:
+        ConfigError: naming the setting, and its value that works.
+    """
+    if not uses_fsdp(environment):
+        return
+    if environment.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError("accelerate is set to FSDP1, which is not supported: set fsdp_version: 2, as in config/fsdp.")
+    if environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
+        raise ConfigError(
+            f"fsdp_state_dict_type is {environment.get('FSDP_STATE_DICT_TYPE')}, but checkpoints of that type are "
+            "pickles that torch loads without restrictions: set fsdp_state_dict_type: FULL_STATE_DICT, as in "
+            "config/fsdp."
+        )
+    if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false") == "true" and has_reference:
+        raise ConfigError(
+            "fsdp_cpu_ram_efficient_loading is true, but TRL gives the weights of the reference model to the first "
+            "process alone then: set it to false, train.beta to 0, or train an adapter (its reference is the model "
+            "without it)."
+        )
+
+
+def let_fsdp_run_on_cpus() -> None:
+    """Have accelerate use its FSDP settings in processes on CPUs, too. It drops them there without a word, and would
+    train with DDP; torch itself runs FSDP2 over gloo. Call it before the first `Accelerator` is made."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    if torch.cuda.is_available() or not uses_fsdp(os.environ):
+        return
+    make = AcceleratorState.__init__
+
+    @wraps(make)
+    def make_with_fsdp(self: AcceleratorState, *arguments: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        make(self, *arguments, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None and self.distributed_type is DistributedType.MULTI_CPU:
+            if self.mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self.mixed_precision)
+            self.fsdp_plugin = fsdp_plugin
+        if getattr(self, "fsdp_plugin", None) is not None:  # the state is one for all its instances, and made anew
+            self.distributed_type = DistributedType.FSDP
+
+    AcceleratorState.__init__ = make_with_fsdp
 
 
 def is_first_to_say(message: str) -> bool:

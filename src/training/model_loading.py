@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
+from transformers.distributed.fsdp import is_fsdp_enabled
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer import grpo_trainer
 
@@ -26,9 +27,11 @@ def weights_dtype(dtype: str, has_adapter: bool) -> str:
 
 def device_for_weights() -> torch.device | None:
     """The device that this process loads models onto; None for the host's memory: on CPUs that is the device itself,
-    and ZeRO-3 partitions weights as it reads them."""
+    ZeRO-3 partitions weights as it reads them, and FSDP's efficient loading takes them from the first process's host
+    memory."""
     device = PartialState().device
-    return None if device.type == "cpu" or is_deepspeed_zero3_enabled() else device
+    on_host = device.type == "cpu" or is_deepspeed_zero3_enabled() or is_fsdp_enabled()
+    return None if on_host else device
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Saves the trained model, partitioned between processes or not, without a second copy in memory: weights are gathered
-and written one by one."""
+"""Saves the trained model, split between processes by ZeRO-3 or FSDP2 or not, without a second copy in memory: weights
+are gathered and written one by one."""
 
 import json
 import logging
@@ -13,6 +13,7 @@ from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
@@ -147,8 +148,10 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
     for name, tensor in tensors.items():
         layer = layers.get(id(tensor))
         with zero.GatheredParameters([tensor, *(adapter_weights(layer) if layer else ())]):
+            if keep or isinstance(tensor, DTensor):  # FSDP's are merged and gathered by all processes together
+                found = whole(_merged(tensor, layer) if layer else tensor)
             if keep:
-                piece[name] = (_merged(tensor, layer) if layer else tensor).detach().to("cpu", copy=together)
+                piece[name] = found.detach().to("cpu", copy=together)
             if keep and not together:
                 yield revert_weight_conversion(model, piece)
                 piece = {}
@@ -165,9 +168,16 @@ def gathered_adapter(model: PeftModel, keep: bool) -> Iterator[Weights]:
         if not tensor.requires_grad or _is_of_critic(name):
             continue
         with zero.GatheredParameters([tensor]):
+            found = whole(tensor)
             if keep:
-                held = {name: tensor.detach().to("cpu", copy=True)}
+                held = {name: found.detach().to("cpu", copy=True)}
                 yield get_peft_model_state_dict(model, held, _ADAPTER, save_embedding_layers=False)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that FSDP2 has split between processes, gathered; any other as it is. All processes call this
+    together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _is_of_critic(name: str) -> bool:

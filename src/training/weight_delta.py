@@ -21,6 +21,7 @@ from src.training.sharded_save import (
     gathered_weights,
     trained_model,
     use_together,
+    whole,
 )
 
 logger = logging.getLogger(__name__)
@@ -94,4 +95,4 @@ def _of_adapter(layers: Sequence[LoraLayer]) -> Movement:
 
 
 def _square(tensor: torch.Tensor) -> float:
-    return tensor.detach().float().square().sum(dtype=torch.float64).item()
+    return whole(tensor.detach()).float().square().sum(dtype=torch.float64).item()

@@ -78,7 +78,7 @@ def test_the_written_config_loads_again_as_the_same(folder, tmp_path):
     "path", sorted((ROOT / "config").rglob("*.yaml")), ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_every_yaml_belongs_to_a_program_and_parses(path):
-    assert path.parent.name in (*SCHEMAS, "deepspeed")
+    assert path.parent.name in (*SCHEMAS, "deepspeed", "fsdp")
     assert isinstance(yaml.safe_load(path.read_text()), dict)
 
 

@@ -171,6 +171,17 @@ def test_accelerate_takes_the_shipped_configs(path):
     assert "use_cpu" not in yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "config/fsdp").glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_takes_the_shipped_configs_of_fsdp(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    loaded = load_config_from_file(str(path))
+    assert loaded.distributed_type == "FSDP" and loaded.fsdp_config["fsdp_version"] == 2
+    assert loaded.num_processes == int(re.search(r"(\d)[CG]PU", path.name)[1])
+    assert loaded.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+    assert not loaded.fsdp_config["fsdp_cpu_ram_efficient_loading"]
+
+
 # --- the installer, on requirements that need no network -------------------------------------------------------------
 
 

@@ -173,6 +173,17 @@ def test_zero_3_splits_everything_over_four_processes(qwen):
     assert sizes(memory.step) == {"gradients": 2_011_234_048, "gradients (32 bit)": 4_000_000_000}
 
 
+def test_fsdp2_splits_everything_over_four_processes_in_32_bits(qwen):
+    memory = trainer_memory(job(read_shape(qwen), Launch(4, fsdp=True)))
+    assert sizes(memory.held) == {
+        "weights (32 bit)": 1_005_617_024 * 4,
+        "optimizer states": 1_005_617_024 * 2,
+        "reference model (32 bit)": 1_005_617_024 * 4,
+        "CUDA context": CONTEXT,
+    }
+    assert sizes(memory.step) == {"gradients": 1_005_617_024 * 4}
+
+
 def test_zero_1_and_2_split_the_master_weights_but_not_the_weights(qwen):
     first, second = (trainer_memory(job(read_shape(qwen), Launch(4, zero_stage=stage))) for stage in (1, 2))
     assert sizes(first.held) == sizes(second.held)
@@ -360,6 +371,7 @@ def test_a_model_that_is_not_there_is_said_and_refuses_nothing(qwen):
         (["--config_file", "config/deepspeed/zero2_4GPU.yaml"], Launch(4, 2)),
         (["--config_file", "config/deepspeed/zero3_4GPU.yaml"], Launch(4, 3)),
         (["--config_file", "config/deepspeed/zero3_4GPU.yaml", "--num_processes=8", "--zero_stage", "2"], Launch(8, 2)),
+        (["--config_file", "config/fsdp/4GPU.yaml"], Launch(4, fsdp=True)),
         (["--config_file", "config/deepspeed/1GPU.yaml", "--offload_optimizer_device", "cpu"], Launch(1, 2, True)),
     ],
 )
@@ -377,8 +389,11 @@ def test_the_launch_is_what_accelerate_told_this_process(tmp_path):
     file = tmp_path / "zero.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}))
     assert launch_of_environment(told | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}) == Launch(4, 1, True)
-    with pytest.raises(NotEstimated, match="FSDP"):
-        launch_of_environment({"ACCELERATE_USE_FSDP": "true"})
+    fsdp = {"WORLD_SIZE": "4", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    assert launch_of_environment(fsdp) == Launch(4, fsdp=True)
+    for other in ({"FSDP_VERSION": "1"}, {"FSDP_OFFLOAD_PARAMS": "true"}):
+        with pytest.raises(NotEstimated, match="FSDP"):
+            launch_of_environment(fsdp | other)
 
 
 def dry_run(program: str, *arguments: str) -> subprocess.CompletedProcess:

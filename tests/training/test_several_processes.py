@@ -37,7 +37,7 @@ _TRAINING = [
 
 
 def launch(
-    accelerate_config: str, overrides: list[str], timeout_s: float = 600, **environment: str
+    accelerate_config: str, overrides: list[str], timeout_s: float = 600, kind: str = "deepspeed", **environment: str
 ) -> subprocess.CompletedProcess:
     command = [
         *(
@@ -45,7 +45,7 @@ def launch(
             "-m",
             "src.launch.accelerate_launch",
             "--config_file",
-            f"config/deepspeed/{accelerate_config}.yaml",
+            f"config/{kind}/{accelerate_config}.yaml",
         ),
         *("--main_process_port", str(free_port()), "train_rl.py", *overrides),
     ]
