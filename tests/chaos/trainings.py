@@ -1,8 +1,8 @@
 """Whole trainings of the suite: the real trainer, a server, a judge and a supervisor behind an API in a process of its
 own, and the launcher in some. What dies is started again with its own command.
 
-Each training is compared with one that was left alone: the same steps, problems, personas and supervised passes, nothing
-played, judged or paid twice, nothing lost, no key in a file.
+Each training is compared with one that was left alone: the same steps, problems, personas and supervised passes,
+nothing played, judged or paid twice, nothing lost, no key in a file.
 """
 
 import json
@@ -21,7 +21,7 @@ from src.launch.commands import server_command, trainer_command
 from src.system.processes import Child, Signals
 from tests.chaos.cases import Case, LeftOut, Result, Settings, table
 from tests.chaos.programs import KEYS, files_with_keys, wait_for
-from tests.conftest import ROOT, free_port
+from tests.conftest import free_port
 from tests.support import paid_api, scripted_launcher, scripted_server
 from tests.support.judged_room import PRICES, write_rule
 from tests.support.kills import PHASES, Outcome, Run, differences, outcome_of, play
@@ -160,6 +160,7 @@ def provider_overrides(folder: Path, port: int) -> list[str]:
         "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt",
         "guards.canaries=false",  # the provider draws its verdicts
         "train.corrections.min_examples=8",
+        "generation.max_tokens_per_turn=32",  # a message that is cut off is judged by rules
     ]
 
 

@@ -9,8 +9,8 @@ import psutil
 
 from tests.chaos.cases import Case, Settings
 from tests.chaos.programs import wait_for
-from tests.chaos.trainings import LIMIT_S, ROOT, Training, training_case
-from tests.conftest import free_port
+from tests.chaos.trainings import LIMIT_S, Training, training_case
+from tests.conftest import ROOT, free_port
 from tests.support import scripted_server
 from tests.support.kills import Watch, play
 
@@ -30,15 +30,14 @@ def _second_ones(training: Training, settings: Settings, generator: random.Rando
     wait_for(lambda: training.go_on() and watch.phase() == "judging", "a batch that is judged", LIMIT_S)
     elsewhere = f"logging.save_dir={training.folder.parent / 'other'}"
     here, there = training.overrides, [*training.overrides, elsewhere]
+    other_port = f"generation.server_port={free_port()}"
     provider = psutil.Process(training.provider.pid)
     provider.suspend()
     try:
         wrong = [
             refused(training.trainer_command_with(here), "as train_rl already"),
             refused(training.trainer_command_with(there), "belongs to the run in"),
-            refused(
-                scripted_server.command([*here, f"generation.server_port={free_port()}"]), "as vllm_server already"
-            ),
+            refused(scripted_server.command([*here, other_port]), "as vllm_server already"),
             refused(scripted_server.command(there), f"{training.port}"),
         ]
     finally:

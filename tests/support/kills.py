@@ -215,8 +215,8 @@ def play(
     generator: random.Random,
     limit_s: float = _RUN_LIMIT_S,
 ) -> Counter:
-    """Let a run go on to its end, and strike once in each of the wanted phases, one after the other; returns the strikes
-    by phase.
+    """Let a run go on to its end, and strike once in each of the wanted phases, one after the other; returns the
+    strikes by phase.
 
     Args:
         strike: returns the id of the process that it hit; None if it could not do it at the moment.

@@ -1,4 +1,4 @@
-"""`./start_rl_training.sh` with scripted engines: the launcher and the trainer are real, the server is scripted_server.py.
+"""`./start_rl_training.sh` with scripted engines: launcher and trainer are real, the server is scripted_server.py.
 
 python -m tests.support.scripted_launcher --config-name quickstart logging.save_dir=…
 """

@@ -3,8 +3,8 @@
     python -m tests.support.scripted_server --config-name quickstart logging.save_dir=…
 
 It takes the same arguments. Teacher and student say one of a few lines, drawn at random, so that rewards differ. Each
-message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is not set). Each engine has a process
-that does nothing; the engine dies with it.
+message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is not set). Each engine has a
+process that does nothing; the engine dies with it.
 """
 
 import asyncio
