@@ -30,6 +30,7 @@ def request(lessons: list[str]) -> SampleRequest:
         request_id="chaos-step000000-rank0of1",
         seed=1,
         step=0,
+        supervised=True,
     )
 
 
