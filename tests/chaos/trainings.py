@@ -5,9 +5,11 @@ Each training is compared with one that was left alone: the same steps, problems
 nothing played, judged or paid twice, nothing lost, no key in a file.
 """
 
+import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import time
@@ -179,22 +181,34 @@ def keys_in_environment() -> Iterator[None]:
 
 
 def undisturbed(settings: Settings) -> Outcome:
-    """The outcome of a training that was left alone, with scripted engines; played where it is not there."""
+    """The outcome of a training that was left alone, with scripted engines; played where it is not there. Other shards
+    wait for it meanwhile.
+
+    Raises:
+        RuntimeError: if even this training is not as it has to be.
+    """
     folder = settings.folder / "undisturbed"
-    done = folder / "done"
-    if not done.exists():
-        print("  first, a training that is left alone", flush=True)
-        with keys_in_environment(), Signals() as signals:
-            training = Training(folder, settings.world, signals)
-            try:
-                play(training, [], lambda _: None, random.Random(0), LIMIT_S)
-            finally:
-                training.stop()
-        wrong = [*differences(outcome_of(folder / "run"), outcome_of(folder / "run"), STEPS), *spent_wrongly(training)]
-        if wrong:
-            raise RuntimeError(f"The training that was left alone is not as it has to be: {wrong}")
-        done.touch()
+    with (settings.folder / "undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            _play_undisturbed(folder, settings)
+            (folder / "done").touch()
     return outcome_of(folder / "run")
+
+
+def _play_undisturbed(folder: Path, settings: Settings) -> None:
+    print("  first, a training that is left alone", flush=True)
+    with keys_in_environment(), Signals() as signals:
+        training = Training(folder, settings.world, signals)
+        try:
+            play(training, [], lambda _: None, random.Random(0), LIMIT_S)
+        finally:
+            training.stop()
+    outcome = outcome_of(folder / "run")
+    wrong = [*differences(outcome, outcome, STEPS), *spent_wrongly(training)]
+    if wrong:
+        raise RuntimeError(f"The training that was left alone is not as it has to be: {wrong}")
 
 
 def ledgers(folder: Path) -> dict[str, Counter]:
