@@ -14,11 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.chaos import judge_calls, openapi, soak
+from tests.chaos import damage, judge_calls, kills, network, openapi, soak, trainings, twice
 from tests.chaos.cases import Case, Result, Results, Settings, in_shard
 
 PARTS: dict[str, tuple[Callable[[Settings], list[Case]], Callable[[Sequence[Result]], str]]] = {
     "judge": (judge_calls.cases, judge_calls.summary),
+    "kill": (kills.kill_cases, trainings.summary),
+    "stop": (kills.stop_cases, trainings.summary),
+    "disk": (damage.disk_cases, trainings.summary),
+    "damage": (damage.damage_cases, trainings.summary),
+    "twice": (twice.cases, trainings.summary),
+    "network": (network.cases, trainings.summary),
     "soak": (soak.cases, soak.summary),
     "openapi": (openapi.cases, openapi.summary),
 }
@@ -52,13 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part, of_part in by_part.items():
         found = results.of(of_part)
         wrong |= any(result.wrong for result in found)
-        print(f"\n{part}: {len(found)} of {len(of_part)} cases\n\n{PARTS[part][1](found)}")
+        left_out = sum(bool(result.left_out) for result in found)
+        played = f"{len(found) - left_out} of {len(of_part)} cases" + (f", {left_out} left out" if left_out else "")
+        print(f"\n{part}: {played}\n\n{PARTS[part][1](found)}")
     return 1 if wrong else 0
 
 
 def _play(case: Case, settings: Settings, results: Results, again: bool) -> None:
     known = results.get(case)
-    if known is not None and not known.wrong and not again:
+    if known is not None and not (known.wrong or known.left_out or again):
         return
     folder = settings.folder / case.part / case.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -67,7 +75,8 @@ def _play(case: Case, settings: Settings, results: Results, again: bool) -> None
     started = time.monotonic()
     result = case.play(folder, settings)
     results.keep(case, result)
-    print(f"  {'; '.join(result.wrong) or 'as it has to be'} ({time.monotonic() - started:.0f} s)", flush=True)
+    told = "; ".join(result.wrong) or (f"left out: {result.left_out}" if result.left_out else "as it has to be")
+    print(f"  {told} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,17 @@ from tests.support.kills import make_world
 
 @dataclass
 class Result:
-    """The result of a case: its figures, and what was not as it has to be."""
+    """The result of a case: its figures, what was not as it has to be, and why it could not be played on this machine
+    (empty if it was played). A case that was left out has not passed."""
 
     figures: dict
     wrong: list[str] = field(default_factory=list)
+    left_out: str = ""
+    name: str = ""
+
+
+class LeftOut(Exception):
+    """A case cannot be played on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Results:
         return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
     def keep(self, case: Case, result: Result) -> None:
+        result.name = case.name
         unfinished = self._path(case).with_suffix(".unfinished")
         unfinished.write_text(json.dumps(vars(result), indent=1), encoding="utf-8")
         os.replace(unfinished, self._path(case))

@@ -73,6 +73,9 @@ class Run:
         more: further overrides of both programs.
     """
 
+    longest_delay_s = 0.3
+    """How long after the first sign of a phase a strike may come."""
+
     def __init__(
         self, config_name: str, folder: Path, world: Path, steps: int, signals: Signals, more: Sequence[str] = ()
     ):
@@ -193,33 +196,52 @@ def kill(pid: int) -> None:
         psutil.Process(pid).send_signal(signal.SIGKILL)
 
 
+def killing(target: str) -> Callable[[Run], int | None]:
+    """Kills the target of a run; returns its process id, None if it is not running at the moment."""
+
+    def strike(run: Run) -> int | None:
+        pid = run.pid_of(target)
+        if pid is not None:
+            kill(pid)
+        return pid
+
+    return strike
+
+
 def play(
-    run: Run, target: str | None, kills: int, generator: random.Random, strike: Callable[[int], None] = kill
+    run: Run,
+    wanted: Sequence[str],
+    strike: Callable[[Run], int | None],
+    generator: random.Random,
+    limit_s: float = _RUN_LIMIT_S,
 ) -> Counter:
-    """Let a run go on to its end, and kill `target` this many times on the way; returns the kills by phase.
+    """Let a run go on to its end, and strike once in each of the wanted phases, one after the other; returns the
+    strikes by phase.
 
     Args:
-        strike: what is done to the target's process instead of killing it.
+        strike: returns the id of the process that it hit; None if it could not do it at the moment.
+
+    Raises:
+        TimeoutError: if the run does not end within `limit_s` seconds.
     """
     done: Counter = Counter()
-    wanted = [run.phases[i % len(run.phases)] for i in range(kills)] if target else []
+    wanted = list(wanted)
     watch, moving_since = Watch(run.folder), None
-    deadline = time.monotonic() + _RUN_LIMIT_S
+    deadline = time.monotonic() + limit_s
     while run.go_on():
         if time.monotonic() > deadline:
-            raise SystemExit(f"The run in {run.folder} did not end within {_RUN_LIMIT_S:g} s; its logs are there.")
+            raise TimeoutError(f"The run in {run.folder} did not end within {limit_s:g} s; its logs are there.")
         phase = watch.phase()
         if phase is not None and moving_since is None:
-            moving_since = time.monotonic()  # the program that was killed last is working again
+            moving_since = time.monotonic()  # the program that was hit last is working again
         impatient = moving_since is not None and time.monotonic() - moving_since > _PHASE_LIMIT_S
         if wanted and phase is not None and (phase == wanted[0] or impatient):
-            time.sleep(generator.uniform(0, 0.3))
-            pid = run.pid_of(target)
+            time.sleep(generator.uniform(0, run.longest_delay_s))
+            pid = strike(run)
             if pid is not None:
-                strike(pid)
                 done[phase] += 1
                 wanted.pop(0)
-                print(f"  hit the {target} ({pid}) in phase {phase}; {len(wanted)} to go", flush=True)
+                print(f"  hit {pid} in phase {phase}; {len(wanted)} to go", flush=True)
                 time.sleep(0.5)
                 watch, moving_since = Watch(run.folder), None
         time.sleep(0.002)
@@ -330,8 +352,9 @@ def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
             print(f"{name}: {arguments.steps} steps", flush=True)
             started = time.monotonic()
             run = Run(arguments.config_name, folder, world, arguments.steps, signals)
+            wanted = [run.phases[i % len(run.phases)] for i in range(arguments.kills)] if target else []
             try:
-                kills = play(run, target, arguments.kills, random.Random(f"{arguments.seed}|{name}"))
+                kills = play(run, wanted, killing(target or ""), random.Random(f"{arguments.seed}|{name}"))
             finally:
                 run.stop()
             outcome = outcome_of(folder)

@@ -3,12 +3,14 @@
     python -m tests.support.scripted_server --config-name quickstart logging.save_dir=…
 
 It takes the same arguments. Teacher and student say one of a few lines, drawn at random, so that rewards differ. Each
-message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is not set). No engine has a process.
+message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is not set). Each engine has a
+process that does nothing; the engine dies with it.
 """
 
 import asyncio
 import os
 import random
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -16,8 +18,9 @@ from collections.abc import Sequence
 import src.server.open_models
 import vllm_server
 from config.base import EnvironmentConfig, ModelConfig
+from src.errors import EngineFailure
 from src.models.pretrained import load_tokenizer
-from src.rollout.engines import Completion, Sampling
+from src.rollout.engines import Completion, EngineHealth, Sampling
 from tests.support.scripted_engine import ScriptedEngine
 
 MESSAGE_S = "SCRIPTED_MESSAGE_S"
@@ -33,18 +36,33 @@ LINES = {
 
 
 class PacedEngine(ScriptedEngine):
-    """A scripted engine that takes its time, and keeps no prompts."""
+    """A scripted engine that takes its time, keeps no prompts, and can be killed."""
 
     def __init__(self, seat: str, model: ModelConfig, seconds: float):
         tokenizer = load_tokenizer(f"{seat}_model", model.model_name_or_path)
         super().__init__(tokenizer, lambda _: random.choice(LINES[seat]))
         self.calls = deque(maxlen=0)
         self._seconds = seconds
+        self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # it ends when this process has ended
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         if self._seconds:
             await asyncio.sleep(random.uniform(0.5, 1.5) * self._seconds)
+        self.check_alive()
         return await super().generate(prompt_ids, sampling)
+
+    def health(self) -> EngineHealth:
+        return super().health().model_copy(update={"pids": [self._process.pid]})
+
+    def check_alive(self) -> None:
+        """Raise as a vLLM engine does whose process died."""
+        if self._process.poll() is not None:
+            raise EngineFailure("The scripted engine died.")
+
+    def shutdown(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait(10)
 
     async def sleep(self, timeout_s: float) -> None:
         """Do nothing: there is no memory to give back."""
