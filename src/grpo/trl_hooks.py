@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
 from src.grpo.log_probs import Cut, mask_of, scoring_only
+from src.grpo.mismatch import BatchMismatch, importance_ratio
 from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
 from src.grpo.token_packing import pack_rows, split_to
 from src.training.checkpoints import EpochOrderSampler
@@ -43,6 +44,7 @@ SIGNATURES = {
 ATTRIBUTES = (
     *("_metrics", "_last_loaded_step", "vllm_generation", "use_vllm", "reward_func_names", "_tokenizer"),
     *("current_gradient_accumulation_steps", "temperature", "loss_type", "_buffered_inputs", "num_iterations", "_step"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"),
 )
 """Attributes of a `GRPOTrainer` that are read or set."""
 
@@ -56,6 +58,7 @@ class TrlHooks(GRPOTrainer):
         correction_weight: the weight of the cross-entropy of corrections in the loss.
         leaves_out_groups: whether conversations of a batch may be left out of its training.
         tokens_per_micro_batch: the most tokens of a micro-batch, padding included; None if it has a number of rows.
+        needs_old_log_probs: whether the log-probs of before a batch's first step are needed by themselves.
     """
 
     correct_mismatch: bool
@@ -63,6 +66,10 @@ class TrlHooks(GRPOTrainer):
     correction_weight: float = 0.0
     leaves_out_groups: bool = False
     tokens_per_micro_batch: int | None = None
+    needs_old_log_probs: bool = False
+    _mismatch: BatchMismatch | None = None
+    _micro_batches = 0
+    _inputs: dict[str, Any] | None = None
     _filled: list[dict[str, Any] | None] | None = None
     _rows: BatchRows | None = None
     _logps: torch.Tensor | None = None
@@ -141,6 +148,8 @@ class TrlHooks(GRPOTrainer):
         found = torch.cat(logps)
         if torch.is_grad_enabled():
             self._logps = found  # for the cross-entropy, which needs no forward pass of its own
+            if self._mismatch is not None:
+                self._correct_for_mismatch(found.detach(), self._inputs)
         entropy = None if entropies[0] is None else torch.cat(entropies)
         return found, entropy, None if aux_losses[0] is None else torch.stack(aux_losses).mean()
 
@@ -172,6 +181,38 @@ class TrlHooks(GRPOTrainer):
         counts = self.accelerator.gather(torch.tensor([len(packs)], device=prompt_mask.device))
         return split_to(packs, int(counts.max()))
 
+    @property
+    def _scores_once(self) -> bool:
+        """Whether the log-probs of the loss are those of before the step: there is one step on a batch, and no dropout.
+        Then no forward pass is needed for the old log-probs, and their ratio to the new ones is 1."""
+        if self.needs_old_log_probs or self.num_iterations > 1 or _has_dropout(self.model):
+            return False
+        return self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
+
+    @contextmanager
+    def _old_log_probs(self, wanted: bool) -> Iterator[None]:
+        """Inside, TRL computes old log-probs, and the ratios to the engine's, only if they are wanted."""
+        self.vllm_importance_sampling_correction = wanted
+        try:
+            yield
+        finally:
+            self.vllm_importance_sampling_correction = True
+
+    def _correct_for_mismatch(self, logps: torch.Tensor, inputs: dict[str, Any]) -> None:
+        """Give a micro-batch the ratio that TRL's loss multiplies by."""
+        mask, sampled = inputs["completion_mask"] * inputs["tool_mask"], inputs["sampling_per_token_logps"]
+        mode, most = self.vllm_importance_sampling_mode, self.vllm_importance_sampling_clip_max
+        ratio = importance_ratio(logps, sampled, mask, mode, most)
+        self._mismatch.add(logps, sampled, mask, ratio)
+        inputs["importance_sampling_ratio"] = ratio if self.correct_mismatch else torch.ones_like(ratio)
+
+    def _end_micro_batch(self) -> None:
+        """Log the mismatch after the last micro-batch of a batch, if the loss measures it."""
+        self._micro_batches += 1
+        if self._mismatch is not None and self._micro_batches == self.args.steps_per_generation:
+            for name, figure in self._mismatch.figures(self.accelerator.gather).items():
+                self._metrics["train"][name].append(figure)
+
     @contextmanager
     def _scoring(self, wanted: torch.Tensor | None) -> Iterator[None]:
         """Inside, only the tokens in a mask of shape (rows, completion) get a log-prob; all do if it is None."""
@@ -194,9 +235,11 @@ class TrlHooks(GRPOTrainer):
         return cut.undo_right(logps), None if entropies is None else cut.undo_right(entropies), aux_loss
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's method, which also logs the mismatch, and corrects for it only if `correct_mismatch` is set. TRL's own
-        metrics of its reward functions are dropped: they are those of the whole reward, which it logs as `reward`."""
-        with self._scoring(None):  # `_generate` says which tokens
+        """TRL's method, which also logs the mismatch, and corrects for it only if `correct_mismatch` is set; if scoring
+        once is enough, the loss does both. TRL's own metrics of its reward functions are dropped: they are those of the
+        whole reward, which it logs as `reward`."""
+        self._mismatch, self._micro_batches = BatchMismatch() if self._scores_once else None, 0
+        with self._scoring(None), self._old_log_probs(self._mismatch is None):  # `_generate` says which tokens
             output = super()._generate_and_score_completions(inputs)
         if self._rows is not None:
             output |= self._tensors_of_rows(self._rows, output)
@@ -206,6 +249,8 @@ class TrlHooks(GRPOTrainer):
         for name in self.reward_func_names:
             for figure in ("mean", "std"):
                 self._metrics["train"].pop(f"rewards/{name}/{figure}")
+        if self._mismatch is not None:
+            return output
         self._measure_mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], mask)
         if not self.correct_mismatch:
             output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
@@ -262,8 +307,14 @@ class TrlHooks(GRPOTrainer):
         """TRL's loss on what the policy sampled, plus the weighted cross-entropy of the corrections, each divided by
         the number of its own tokens (or rows): more corrections do not thin out the rest. A micro-batch without rows
         has a loss of 0, which no weight has a part in."""
+        loss = self._loss_of_micro_batch(model, inputs)
+        self._end_micro_batch()
+        return loss
+
+    def _loss_of_micro_batch(self, model: Any, inputs: dict[str, Any] | None) -> torch.Tensor:
         if inputs is None:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        self._inputs = inputs
         wanted = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         if "correction_targets" in inputs:
             wanted |= inputs["correction_targets"].bool()
@@ -356,6 +407,11 @@ class TrlHooks(GRPOTrainer):
             return rewards
         generator = torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step)
         return rewards[torch.randperm(len(rewards), generator=generator)]
+
+
+def _has_dropout(model: torch.nn.Module) -> bool:
+    modules = any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules())
+    return modules or getattr(model.config.get_text_config(), "attention_dropout", 0.0) > 0
 
 
 @contextmanager

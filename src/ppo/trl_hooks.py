@@ -64,6 +64,7 @@ class PPOHooks(ClassroomGRPOTrainer):
     ppo: PPOConfig
     value_head: ValueHead
     has_rows_beside: bool = False
+    needs_old_log_probs = True
     _steps: Sequence[EpisodeSteps] = ()
     _scores: Tensor | None = None
     _states: Tensor | None = None

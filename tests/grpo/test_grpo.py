@@ -301,6 +301,7 @@ def test_mismatch_is_corrected_unless_it_is_switched_off(correct: bool, monkeypa
     monkeypatch.setattr("trl.GRPOTrainer._generate_and_score_completions", lambda self, inputs: output)
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
     trainer._metrics, trainer.correct_mismatch = {"train": _Lists()}, correct
+    trainer.needs_old_log_probs = True
     trainer.accelerator, trainer.reward_func_names = SimpleNamespace(gather=lambda tensor: tensor), ["reward_column"]
     for name in ("reward_column/mean", "reward_column/std", "pedagogical/mean"):
         trainer._metrics["train"][f"rewards/{name}"].append(0.5)
