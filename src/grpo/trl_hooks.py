@@ -148,7 +148,7 @@ class TrlHooks(GRPOTrainer):
         found = torch.cat(logps)
         if torch.is_grad_enabled():
             self._logps = found  # for the cross-entropy, which needs no forward pass of its own
-            if self._mismatch is not None:
+            if self._inputs is not None:
                 self._correct_for_mismatch(found.detach(), self._inputs)
         entropy = None if entropies[0] is None else torch.cat(entropies)
         return found, entropy, None if aux_losses[0] is None else torch.stack(aux_losses).mean()
@@ -214,13 +214,14 @@ class TrlHooks(GRPOTrainer):
                 self._metrics["train"][name].append(figure)
 
     @contextmanager
-    def _scoring(self, wanted: torch.Tensor | None) -> Iterator[None]:
-        """Inside, only the tokens in a mask of shape (rows, completion) get a log-prob; all do if it is None."""
-        self._wanted = wanted
+    def _scoring(self, wanted: torch.Tensor | None, inputs: dict[str, Any] | None = None) -> Iterator[None]:
+        """Inside, only the tokens in a mask of shape (rows, completion) get a log-prob; all do if it is None. A
+        micro-batch that is given gets its ratio to the engine with them."""
+        self._wanted, self._inputs = wanted, inputs
         try:
             yield
         finally:
-            self._wanted = None
+            self._wanted = self._inputs = None
 
     def _score_micro_batch(
         self, model: Any, ids: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor, **named: Any
@@ -314,11 +315,10 @@ class TrlHooks(GRPOTrainer):
     def _loss_of_micro_batch(self, model: Any, inputs: dict[str, Any] | None) -> torch.Tensor:
         if inputs is None:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        self._inputs = inputs
         wanted = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         if "correction_targets" in inputs:
             wanted |= inputs["correction_targets"].bool()
-        with self._scoring(wanted):
+        with self._scoring(wanted, None if self._mismatch is None else inputs):
             loss = super()._compute_loss(model, inputs)
         if self.tokens_per_micro_batch is not None and self.loss_type in PER_ROW_LOSSES:
             loss = loss * len(wanted)  # TRL took the mean over these rows, and divides by the number of all

@@ -91,10 +91,10 @@ def conversation(index: int, problem: Problem, seed: int, **changes: Any) -> Con
 
 
 class ScriptedClient:
-    """Answers every request with the conversations of `play`."""
+    """Answers every request with the conversations of `converse`."""
 
-    def __init__(self, play: Any, weights: dict[str, float]):
-        self.play = play
+    def __init__(self, converse: Any, weights: dict[str, float]):
+        self._converse = converse
         self.weights = weights
 
     def play(self, request: SampleRequest) -> None:
@@ -102,7 +102,7 @@ class ScriptedClient:
 
     def sample(self, request: SampleRequest) -> SampleResponse:
         problems = [Problem.of(*each) for each in zip(request.problems, request.answers, strict=True)]
-        records = [self.play(index, problem) for index, problem in enumerate(problems)]
+        records = [self._converse(index, problem) for index, problem in enumerate(problems)]
         policy = request.wanted_policy
         return SampleResponse(
             request_id=request.request_id, policy=policy, conversations=records, reward_weights=self.weights
