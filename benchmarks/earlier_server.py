@@ -28,7 +28,7 @@ from src.errors import UnknownConversation
 from src.models.policy_folder import check_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.engines import Completion, Sampling
-from src.rollout.requests import SampleRequest, SampleResponse, StrictModel
+from src.rollout.requests import SampleResponse, StrictModel
 from src.rollout.runner import Runner
 from src.rollout.seats import POLICY_SEAT
 from src.server.schemas import RewardResponse
@@ -186,8 +186,8 @@ class RememberingRunner(Runner):
 
     last: SampleResponse | None = None
 
-    async def sample(self, request: SampleRequest) -> SampleResponse:
-        self.last = await super().sample(request)
+    async def sample(self, *arguments: Any, **named: Any) -> SampleResponse:
+        self.last = await super().sample(*arguments, **named)
         return self.last
 
 

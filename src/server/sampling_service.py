@@ -267,8 +267,9 @@ class SamplingService:
 
     async def _drop_oldest(self) -> None:
         done = [name for name, batch in self._batches.items() if batch.task.done()]
-        for name in done[: -self._keep]:
-            task = self._batches.pop(name).task
+        dropped = [self._batches.pop(name).task for name in done[: -self._keep]]  # before others run
+        while dropped:
+            task = dropped.pop()
             records = [] if task.cancelled() or task.exception() else list(task.result().conversations)
             del task
             while records:  # freeing thousands of records at once would block the event loop

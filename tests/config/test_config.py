@@ -262,6 +262,7 @@ OUT_OF_RANGE = [
     ("train.number_of_problems_per_batch", ["0", "-8"], "must be at least 1"),
     ("train.num_samples_per_problem", ["1", "0"], "needs at least 2"),
     ("train.per_device_train_batch_size", ["0", "-16"], "must be at least 1"),
+    ("train.max_tokens_per_micro_batch", ["0", "-16"], "must be at least 1"),
     ("train.learning_rate", ["-1"], "must be at least 0"),
     ("train.learning_rate", [".nan", ".inf", "-.inf"], "must be at least 0, and finite"),
     ("train.learning_rate", ["2000"], "must be at most 1000"),

@@ -153,7 +153,7 @@ def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, ge
 def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
     service = room.open(generation)
 
-    async def fail(_: SampleRequest) -> None:
+    async def fail(*_: object) -> None:
         service._batches.clear()
         raise EngineFailure("the cause")
 
