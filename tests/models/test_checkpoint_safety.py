@@ -1,5 +1,5 @@
-"""Checkpoints are pickles: those that this project writes load, and any that would call a function is refused. So is one
-with a damaged file."""
+"""Checkpoints are pickles: those that this project writes load, and any that would call a function is refused.
+So is one with a damaged file."""
 
 import json
 import os
@@ -56,7 +56,8 @@ def checkpoint(tmp_path: Path) -> Path:
     torch.save({"last_epoch": 3}, folder / "scheduler.pt")
     (folder / "training_args.bin").write_bytes(b"read by nobody")
     save_file({"weight": torch.ones(8, 8)}, folder / "model.safetensors")
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 3, "log_history": [{"reward": float("nan")}]}))
+    state = {"global_step": 3, "log_history": [{"reward": float("nan")}]}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
     return folder
 
 

@@ -4,8 +4,8 @@
 
 It takes the same arguments. Teacher and student say one of a few lines, drawn at random, so that rewards differ. Two of
 three times the teacher says what the quickstart's ideal teacher would: the supervisor's rules find nothing wrong with
-it, so that a model is asked. Each message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is not set). Each engine has a
-process that does nothing; the engine dies with it.
+it, so that a model is asked. Each message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is
+not set). Each engine has a process that does nothing; the engine dies with it.
 """
 
 import asyncio
