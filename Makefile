@@ -19,7 +19,7 @@ help:
 	@echo 'make marooned-models    only the model that it starts from'
 	@echo 'make test               the tests'
 	@echo 'make test-full          the long and the rarely needed ones, too'
-	@echo 'make chaos              what a run survives: a misbehaving API, kills, full disks, a cut network, a soak; in parts: make chaos ARGS="--shard 1/4"'
+	@echo 'make chaos              what a run survives: a misbehaving API, kills, full disks, a cut network, a soak, odd requests; in parts: make chaos ARGS="--shard 1/4"'
 	@echo 'make lint               ruff'
 	@echo 'make bench              the benchmarks'
 	@echo 'make gpu-check          on a GPU: its tests, three quickstart steps, whole steps of models of real size'

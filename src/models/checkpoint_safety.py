@@ -1,10 +1,12 @@
 """Checks a checkpoint before a training resumes from it: optimizer states are pickles, and DeepSpeed loads them without
-restrictions, so they could run any code."""
+restrictions, so they could run any code. A file that was cut is found here, too, before any model is loaded."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from transformers.trainer import TRAINING_ARGS_NAME
 
@@ -30,7 +32,8 @@ ALLOWED = frozenset(
 
 
 def refuse_unsafe_checkpoint(folder: Path) -> None:
-    """Read every pickle of a checkpoint with torch's restricted unpickler; tensors stay on disk.
+    """Read every pickle of a checkpoint with torch's restricted unpickler, its JSON files, and the headers of its
+    safetensors files, which say how long each file is; tensors stay on disk.
 
     The `training_args.bin` of transformers is skipped: nothing loads it.
 
@@ -43,6 +46,8 @@ def refuse_unsafe_checkpoint(folder: Path) -> None:
             raise UnsafeCheckpoint(f"{path} is a link: what it leads to was not written with this checkpoint. {_FIX}")
         if path.is_file() and path.suffix in _PICKLES and path.name != TRAINING_ARGS_NAME:
             _refuse_unsafe_file(path)
+        elif path.is_file() and path.suffix in (".json", ".safetensors"):
+            _refuse_damaged_file(path)
     tag = folder / _TAG_FILE
     if tag.is_file():
         name = tag.read_text(encoding="utf-8", errors="replace").strip()
@@ -70,6 +75,17 @@ def _refuse_unsafe_file(path: Path) -> None:
         said = str(error).rpartition("WeightsUnpickler error:")[2].strip()  # without torch's advice to trust the file
         reason = said.splitlines()[0].split(". ")[0] if said else type(error).__name__
         raise UnsafeCheckpoint(f"{path} cannot be read as a checkpoint: {reason}. {_FIX}") from error
+
+
+def _refuse_damaged_file(path: Path) -> None:
+    try:
+        if path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+        else:
+            with safe_open(path, framework="pt"):
+                pass
+    except (SafetensorError, ValueError) as error:
+        raise UnsafeCheckpoint(f"{path} cannot be read as a checkpoint: {error}. {_FIX}") from error
 
 
 def _global(name: str) -> object:

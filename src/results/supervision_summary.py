@@ -72,11 +72,11 @@ def summarise_supervision(data: RunData) -> Optional[SupervisionSummary]:
         (PASS_EXAMPLES, "corrections/pass_loss") if in_passes else ("corrections/rows", "corrections/ce_loss")
     )
     losses = [value for _, value in data.series(lost)]
-    passes = [value for _, value in data.series("corrections/passes")]
+    passes = [value for _, value in data.series("corrections/passes")]  # of a step: those before its own pass
     return SupervisionSummary(
         batches=_batches(len(data.series("reward"))),  # a step that trains on a batch again has no reward
         figures=_figures(data),
-        passes=int(max(passes, default=len(passes_of(data)))),
+        passes=int(max([*passes, len(passes_of(data))])),
         examples=int(sum(value for _, value in data.series(counted))),
         final_loss=losses[-1] if losses else None,
     )

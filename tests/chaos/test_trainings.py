@@ -72,6 +72,7 @@ def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_
     outcome = outcome_of(folder)
     assert (outcome.played_twice, outcome.judged_twice, outcome.lost) == (0, 0, 0)
     assert spent_wrongly(SimpleNamespace(folder=folder, record=record)) == []
+    assert {seat for seat, _ in ledgers(folder)["answered"]} == {"judge", "supervisor"}
     assert files_with_keys(tmp_path) == []
 
 

@@ -162,7 +162,7 @@ def provider_overrides(folder: Path, port: int) -> list[str]:
         "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt",
         "guards.canaries=false",  # the provider draws its verdicts
         "train.corrections.min_examples=8",
-        "generation.max_tokens_per_turn=32",  # a message that is cut off is judged by rules
+        "generation.max_tokens_per_turn=32",  # rules reject a message that is cut off: no model would be asked
     ]
 
 
@@ -207,6 +207,8 @@ def _play_undisturbed(folder: Path, settings: Settings) -> None:
             training.stop()
     outcome = outcome_of(folder / "run")
     wrong = [*differences(outcome, outcome, STEPS), *spent_wrongly(training)]
+    asked = {seat for seat, _ in ledgers(training.folder)["answered"]}
+    wrong += [f"the {seat}'s API was never asked" for seat in ("judge", "supervisor") if seat not in asked]
     if wrong:
         raise RuntimeError(f"The training that was left alone is not as it has to be: {wrong}")
 

@@ -1,5 +1,7 @@
-"""Checkpoints are pickles: those that this project writes load, and any that would call a function is refused."""
+"""Checkpoints are pickles: those that this project writes load, and any that would call a function is refused.
+So is one with a damaged file."""
 
+import json
 import os
 import shutil
 import zipfile
@@ -12,6 +14,7 @@ import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
+from safetensors.torch import save_file
 
 from src.errors import UnsafeCheckpoint
 from src.models.checkpoint_safety import refuse_unsafe_checkpoint
@@ -52,6 +55,9 @@ def checkpoint(tmp_path: Path) -> Path:
     torch.save({"numpy": numpy.random.get_state(), "cpu": torch.get_rng_state()}, folder / "rng_state.pth")
     torch.save({"last_epoch": 3}, folder / "scheduler.pt")
     (folder / "training_args.bin").write_bytes(b"read by nobody")
+    save_file({"weight": torch.ones(8, 8)}, folder / "model.safetensors")
+    state = {"global_step": 3, "log_history": [{"reward": float("nan")}]}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
     return folder
 
 
@@ -108,6 +114,17 @@ def test_what_is_no_checkpoint_of_torch_is_refused(checkpoint: Path, damage: Cal
     with pytest.raises(UnsafeCheckpoint, match=r"scheduler\.pt .*remove the checkpoint's folder"):
         refuse_unsafe_checkpoint(checkpoint)
     assert not (checkpoint / "it ran").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.9])
+def test_weights_or_a_state_that_were_cut_are_refused_by_name(checkpoint: Path, name: str, kept: float) -> None:
+    file = checkpoint / name
+    os.truncate(file, int(file.stat().st_size * kept))
+    with pytest.raises(UnsafeCheckpoint, match=rf"{name} cannot be read .*remove the checkpoint's folder"):
+        last_checkpoint(checkpoint.parent)
+    shutil.rmtree(checkpoint)
+    assert last_checkpoint(checkpoint.parent) is None
 
 
 @pytest.mark.parametrize("tag", ["../../elsewhere", "/tmp", "global_step9", ""])

@@ -114,6 +114,19 @@ def test_passes_and_their_examples(tmp_path: Path):
     assert (summary.passes, summary.examples, summary.final_loss) == (2, 42, 1.5)
 
 
+def test_a_pass_after_the_last_step_is_counted(tmp_path: Path):
+    """A step's `corrections/passes` is recorded before the pass that follows the step."""
+    lines = [
+        step_line(step, 0.0, **{"supervision/valid_share": 1.0, "corrections/passes": passes})
+        for step, passes in enumerate((0, 0, 1, 1))
+    ]
+    for line, examples in ((lines[1], 12), (lines[3], 30)):
+        line |= {"corrections/pass_examples": examples, "corrections/pass_loss": 1.5}
+    write_training(tmp_path, lines)
+    summary = summary_of(tmp_path)
+    assert (summary.passes, summary.examples) == (2, 42)
+
+
 def test_corrections_in_the_same_step_are_counted_without_passes(tmp_path: Path):
     lines = [
         step_line(

@@ -2,18 +2,21 @@
 
     python -m tests.support.scripted_server --config-name quickstart logging.save_dir=…
 
-It takes the same arguments. Teacher and student say one of a few lines, drawn at random, so that rewards differ. Each
-message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is not set). Each engine has a
-process that does nothing; the engine dies with it.
+It takes the same arguments. Teacher and student say one of a few lines, drawn at random, so that rewards differ. Two of
+three times the teacher says what the quickstart's ideal teacher would: the supervisor's rules find nothing wrong with
+it, so that a model is asked. Each message takes about `SCRIPTED_MESSAGE_S` seconds (an environment variable; 0 if it is
+not set). Each engine has a process that does nothing; the engine dies with it.
 """
 
 import asyncio
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import src.server.open_models
 import vllm_server
@@ -21,6 +24,7 @@ from config.base import EnvironmentConfig, ModelConfig
 from src.errors import EngineFailure
 from src.models.pretrained import load_tokenizer
 from src.rollout.engines import Completion, EngineHealth, Sampling
+from src.toy_language.scripted_teacher import plays_the_ideal
 from tests.support.scripted_engine import ScriptedEngine
 
 MESSAGE_S = "SCRIPTED_MESSAGE_S"
@@ -35,12 +39,23 @@ LINES = {
 }
 
 
+_IDEAL_SHARE = 2 / 3
+_MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
+
+
+def line_of(seat: str, prompt: str) -> str:
+    """What a seat says to this prompt."""
+    if seat == "teacher" and random.random() < _IDEAL_SHARE:
+        return plays_the_ideal([{"role": role, "content": text} for role, text in _MESSAGE.findall(prompt)])
+    return random.choice(LINES[seat])
+
+
 class PacedEngine(ScriptedEngine):
     """A scripted engine that takes its time, keeps no prompts, and can be killed."""
 
     def __init__(self, seat: str, model: ModelConfig, seconds: float):
         tokenizer = load_tokenizer(f"{seat}_model", model.model_name_or_path)
-        super().__init__(tokenizer, lambda _: random.choice(LINES[seat]))
+        super().__init__(tokenizer, partial(line_of, seat))
         self.calls = deque(maxlen=0)
         self._seconds = seconds
         self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # it ends when this process has ended
