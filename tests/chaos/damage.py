@@ -1,6 +1,7 @@
 """A full disk in each phase, and files that were damaged while nothing ran: a torn journal line, a truncated
 checkpoint, a missing shard of the weights that were published last."""
 
+import errno
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from tests.support.kills import PHASES, play
 
 _DISK = "300m"
 _FULL_FOR_S = 30.0
+_ZEROS = bytes(1 << 16)
 _CHECKPOINT_FILES = {"optimizer": "*optim_states.pt", "model": "*.safetensors", "state": "trainer_state.json"}
 """By case: the file of a checkpoint that is cut in half."""
 
@@ -50,9 +52,13 @@ def small_disk(folder: Path) -> Iterator[None]:
 def fill(folder: Path) -> Path:
     """Take all space of a disk; returns the file that takes it."""
     filler = folder / "filler"
-    with filler.open("wb") as file:
-        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-        os.posix_fallocate(file.fileno(), 0, max(1, free))
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:  # block by block, because the programs write meanwhile, too
+                file.write(_ZEROS)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
     return filler
 
 
