@@ -391,14 +391,12 @@ class TrlHooks(GRPOTrainer):
         self._metrics["train"][name].append(value)
 
     def _measure_mismatch(self, trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor) -> None:
-        """Log the difference Δ between the trainer's log-probs and the engine's on the sampled tokens: mean |Δ|, and
-        the k3 estimate of KL(engine ‖ trainer) (Schulman, "Approximating KL divergence", 2020)."""
-        delta = (trained - sampled)[mask.bool()]
-        k3 = torch.exp(delta) - 1 - delta
-        sums = torch.stack([delta.abs().sum(), k3.sum(), torch.tensor(delta.numel(), device=delta.device)])
-        total = self.accelerator.gather(sums.unsqueeze(0)).sum(dim=0)
-        self._metrics["train"]["mismatch/mean_abs_logprob_diff"].append((total[0] / total[2]).item())
-        self._metrics["train"]["mismatch/k3_kl"].append((total[1] / total[2]).item())
+        """Log how far the trainer's log-probs are from the engine's; TRL logs the ratios and the largest difference."""
+        batch = BatchMismatch()
+        batch.add(trained, sampled, mask, torch.ones_like(trained))
+        for name, figure in batch.figures(self.accelerator.gather).items():
+            if name.startswith("mismatch/"):
+                self._metrics["train"][name].append(figure)
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """TRL's method; with `shuffle_rewards`, the rewards are permuted over the batch."""
