@@ -94,11 +94,11 @@ def play_project(
     return Round.of([line | {"messages": CONVERSATIONS * line["conversation/messages"]} for line in lines])
 
 
-def run_in(command: Sequence[str], folder: Path) -> None:
-    """Run a program, which must end with status 0; what it prints goes into the folder's output.log."""
+def run_in(command: Sequence[str], folder: Path, source: Path = ROOT) -> None:
+    """Run a program of a checkout, which must end with status 0; what it prints goes into the folder's output.log."""
     folder.mkdir(parents=True)
     with (folder / "output.log").open("w") as log:
-        done = subprocess.run(command, cwd=ROOT, check=False, stdout=log, stderr=subprocess.STDOUT)
+        done = subprocess.run(command, cwd=source, check=False, stdout=log, stderr=subprocess.STDOUT)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with status {done.returncode}:\n{(folder / 'output.log').read_text()}")
 

@@ -25,10 +25,10 @@ from tests.chaos.programs import overrides_of, running_server
 from tests.rollout.test_durability import save_model
 
 GROUPS, GROUP = 4, 8
-WARM_UP = 0.1
+WARM_UP = 0.3
 """The share of the batches that are played before anything is compared."""
 _BLOCKS = 10
-_LARGEST_GROWTH_KB, _LARGEST_SLOWDOWN = 64.0, 0.25
+_LARGEST_GROWTH_KB, _LARGEST_SLOWDOWN = 16.0, 0.25
 """What is still flat: kilobytes per batch (the server keeps the place of every conversation in its journal), and the
 share by which batches may become slower over the whole soak."""
 _MEASURES = {"memory_kb": "memory, KB", "fds": "file descriptors", "threads": "threads", "seconds": "seconds per batch"}

@@ -1,0 +1,76 @@
+"""The quickstart against an earlier commit: what is taken out, what is read from a run, and the report."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import quickstart_against
+from benchmarks.quickstart_against import NOW, play_quickstart, report, reward_after, take_out
+from benchmarks.rounds import CONVERSATIONS, Round
+from config.load import ROOT
+from src.errors import DataError
+from src.results.run_folder import load_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that was measured before and after its training."""
+    folder = tmp_path / "a_run"
+    shutil.copytree(ROOT / "tests/support/old_run", folder)
+    after = folder / "eval/after"
+    shutil.copytree(folder / "eval/before", after)
+    metrics = json.loads((after / "metrics.json").read_text())
+    metrics["sampled"]["reward"]["mean"] = 0.75
+    (after / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+def test_a_commits_files_are_taken_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "repository"
+    (repository / "src").mkdir(parents=True)
+    (repository / "src/one.py").write_text("earlier")
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(repository))
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    (repository / "src/one.py").write_text("now")
+    monkeypatch.setattr(quickstart_against, "ROOT", repository)
+    take_out("HEAD", tmp_path / "earlier")
+    assert (tmp_path / "earlier/src/one.py").read_text() == "earlier"
+    (tmp_path / "earlier/src/one.py").write_text("kept")
+    take_out("HEAD", tmp_path / "earlier")
+    assert (tmp_path / "earlier/src/one.py").read_text() == "kept"
+
+
+def test_the_reward_is_that_after_the_training(run: Path) -> None:
+    assert reward_after(load_run(run)) == 0.75
+    shutil.rmtree(run / "eval/after")
+    with pytest.raises(ValueError, match="no evaluation after the training"):
+        reward_after(load_run(run))
+
+
+def test_a_round_is_a_quickstart_of_that_checkout(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that is run is the checkout's; what is counted is what its run folder holds."""
+    source = tmp_path / "source"
+    source.mkdir()
+    copy = f"import shutil, sys; shutil.copytree({str(run)!r}, sys.argv[1].partition('=')[2])"
+    (source / "quick.py").write_text(copy)
+    monkeypatch.setattr(quickstart_against, "_MODULE", "quick")
+    played = play_quickstart(tmp_path / "round", source)
+    assert played.seconds > 0 and played.reward == 0.75
+    assert played.messages > CONVERSATIONS
+    (source / "quick.py").write_text("pass")
+    with pytest.raises(DataError, match="nothing to report"):
+        play_quickstart(tmp_path / "empty", source)
+    (source / "quick.py").write_text("import sys; sys.exit('no model')")
+    with pytest.raises(SystemExit, match=f"{sys.executable} -m quick .*status 1:\n.*no model"):
+        play_quickstart(tmp_path / "failed", source)
+
+
+def test_the_report_compares_each_round() -> None:
+    text = report({"abc": [Round(500, 0.95, 560), Round(600, 0.96, 560)], NOW: [Round(300, 0.97, 560)] * 2})
+    assert "abc: 500, 600 s; held-out reward 0.950, 0.960" in text
+    assert "now it takes 0.55 x as long (by round: 0.60, 0.50)" in text
