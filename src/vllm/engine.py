@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from vllm import SamplingParams
 
+_CPU_BLOCK = 32
+"""Tokens; vLLM's attention on CPUs wants a multiple of 32."""
+
 
 class VllmEngine(EngineProcess):
     """A generating model on vLLM's `AsyncLLM`. Build it with `await VllmEngine.start(…)`.
@@ -193,8 +196,7 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
         worker_extension_cls="src.vllm.worker_extension.PolicyWorker",
         enable_log_requests=False,
         enable_sleep_mode=sleep_mode and _sleep_mode_is_available(),
-        **_unchunked_prefill(options.max_length),
-        **_single_process(options),
+        **_cpu_arguments(options),
         **adapter_arguments(model),
     )
 
@@ -206,20 +208,23 @@ def _sleep_mode_is_available() -> bool:
     return current_platform.is_sleep_mode_available() and current_platform.is_cumem_allocator_available()
 
 
-def _single_process(options: VllmConfig) -> dict[str, Any]:
-    """vLLM's arguments that run an engine with cores of its own in one process on CPUs."""
-    from vllm.platforms import current_platform
+def _cpu_arguments(options: VllmConfig) -> dict[str, Any]:
+    """vLLM's arguments on CPUs; none elsewhere.
 
-    if not current_platform.is_cpu() or options.cpu_cores is None or options.number_of_gpus_per_instance > 1:
-        return {}
-    return {"distributed_executor_backend": "src.vllm.single_process_executor.SingleProcessExecutor"}
-
-
-def _unchunked_prefill(max_length: int) -> dict[str, Any]:
-    """vLLM's arguments that turn chunked prefill off on CPUs. There, a chunked prefill of a seeded request kills the
-    worker, since CPU generators cannot be rewound ("CPU Generator does not use offset")."""
+    Chunked prefill is off, because that of a seeded request kills the worker there: CPU generators cannot be rewound
+    ("CPU Generator does not use offset"). Blocks of the prefix cache are small, because only whole ones are found
+    again: with the 128 tokens that vLLM takes on CPUs, each turn of a conversation reads up to 127 old tokens again. An
+    engine with cores of its own runs in one process.
+    """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return {}
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_length, 8192)}
+    found: dict[str, Any] = {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(options.max_length, 8192),
+        "block_size": _CPU_BLOCK,
+    }
+    if options.cpu_cores is not None and options.number_of_gpus_per_instance == 1:
+        found["distributed_executor_backend"] = "src.vllm.single_process_executor.SingleProcessExecutor"
+    return found

@@ -72,7 +72,18 @@ def thoughtful_model(blank: Path, folder: Path) -> Path:
     return folder
 
 
-async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> tuple[list[ConversationRecord], list]:
+async def not_cached(engine: VllmEngine, prompt_ids: list[int]) -> int:
+    """How many of a prompt's tokens the engine would read again."""
+    from vllm.sampling_params import SamplingParams
+
+    request = engine.client.generate({"prompt_token_ids": prompt_ids}, SamplingParams(max_tokens=1), "again")
+    (output,) = [output async for output in request]
+    return len(prompt_ids) - output.num_cached_tokens
+
+
+async def play(
+    model_folder: Path, run_folder: Path, request: SampleRequest
+) -> tuple[list[ConversationRecord], list, int]:
     model = ModelConfig(
         str(model_folder),
         VllmConfig(1.0, max_length=1024, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True),
@@ -89,7 +100,9 @@ async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> 
         service = SamplingService(
             Runner(Classroom(config.generation, seats, journal, weights, rules), journal, weights), journal
         )
-        return (await service.sample(request)).conversations, teacher.calls
+        records = (await service.sample(request)).conversations
+        longest = max((prompt for prompt, _ in teacher.calls), key=len)
+        return records, teacher.calls, await not_cached(engine, longest)
     finally:
         engine.shutdown()
 
@@ -99,7 +112,8 @@ async def play(model_folder: Path, run_folder: Path, request: SampleRequest) -> 
 def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_path: Path) -> None:
     folder = thoughtful_model(world / "blank", tmp_path / "model")
     request = request_for(lessons, "tokens", groups=4, size=6)
-    records, calls = asyncio.run(play(folder, tmp_path / "run", request))
+    records, calls, read_again = asyncio.run(play(folder, tmp_path / "run", request))
+    assert read_again <= 32, "old turns would be read again at each turn"
 
     by_prompt = {(tuple(prompt), completion.ids): completion for prompt, completion in calls}
     turns = 0
