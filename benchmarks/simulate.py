@@ -8,10 +8,10 @@ train, the others are divided between as many servers as they hold, and GPUs tha
 trainer are per GPU, and grow in proportion to the GPUs: real ones grow by less.
 
 The model of an engine: a message first has its new tokens read, one message after the other; then it is sampled beside
-at most `slots` - 1 others, which share the tokens per second that the engine makes with so many. Reading does not slow
-sampling down. Schedules: `concurrent` (each conversation goes its own way), `phased` (all take a turn before any takes
-the next, and are judged together), and `concurrent` with `max_staleness` 1: a batch begins once the messages of the one
-before it are sampled and the weights trained on the one before that are published, while the judge still reads.
+at most `slots` - 1 others, which share the tokens per second that the engine makes with so many. Schedules:
+`concurrent` (each conversation goes its own way), `phased` (all take a turn before any takes the next, and are judged
+together), and `concurrent` with `max_staleness` 1: a batch begins once the messages of the one before it are sampled
+and the weights trained on the one before that are published, while the judge still reads.
 """
 
 import argparse
@@ -34,11 +34,14 @@ _STEPS = 6
 @dataclass(frozen=True)
 class EngineRates:
     """`decode`: tokens per second of all sequences together, by how many are running; between two numbers it is
-    interpolated, beyond the largest it stays. `prefill`: tokens read per second. `slots`: the most that run at once."""
+    interpolated, beyond the largest it stays. `prefill`: tokens read per second. `slots`: the most that run at once.
+    `reading_holds_up`: sampling stands still while a message is read; otherwise neither slows the other down. A real
+    engine reads and samples in one pass over the weights, and is somewhere between the two."""
 
     decode: dict[int, float]
     prefill: float
     slots: int
+    reading_holds_up: bool = False
 
     def per_sequence(self, running: int) -> float:
         """Tokens per second of each of so many running sequences."""
@@ -117,7 +120,7 @@ class Engine:
     def next_event(self) -> float:
         """When something changes; infinite if nothing is asked."""
         read = self._reading[0] if self._reading else float("inf")
-        if not self._running:
+        if not self._running or self._is_held_up():
             return read
         left = max(0.0, self._running[0][0] - self._progress)
         return min(read, self._now + left / self._rates.per_sequence(len(self._running)))
@@ -126,7 +129,7 @@ class Engine:
         """Go on until a time that is not after the next event. Returns the names of the messages that are done."""
         if self._reading or self._running:
             self.busy += now - self._now
-        if self._running:
+        if self._running and not self._is_held_up():
             self._progress += (now - self._now) * self._rates.per_sequence(len(self._running))
         self._now, done = now, []
         while self._running and self._running[0][0] <= self._progress + 1e-9:
@@ -137,6 +140,9 @@ class Engine:
             self._reading = None
         self._read_next()
         return done
+
+    def _is_held_up(self) -> bool:
+        return self._rates.reading_holds_up and self._reading is not None
 
     def _read_next(self) -> None:
         if self._reading is None and self._waiting and len(self._running) < self._rates.slots:

@@ -44,6 +44,14 @@ def test_two_share_an_engine():
     assert (batch.sampled, batch.judged) == pytest.approx((2.125, 3.125))
 
 
+def test_sampling_can_stand_still_while_a_message_is_read():
+    """The first is read until 0.5 s and then waits until the second is read, at 1 s. Both get 8 tokens/s until both
+    have 10, 1.25 s later."""
+    held_up = replace(RATES, teacher=replace(ENGINE, reading_holds_up=True))
+    batch = play(held_up, [Conversation(50, (10,), 0.0), Conversation(50, (10,), 1.0)], 1)
+    assert (batch.sampled, batch.judged) == pytest.approx((2.25, 3.25))
+
+
 def test_two_servers_halve_what_one_does_when_its_slots_are_full():
     one_slot = replace(ENGINE, slots=1)
     rates = replace(RATES, teacher=one_slot, student=one_slot)
@@ -81,10 +89,12 @@ batches = st.lists(st.builds(Conversation, st.integers(0, 50), lengths.map(tuple
 
 
 @settings(deadline=None)
-@given(batches, st.integers(1, 3), st.sampled_from([CONCURRENT, PHASED]))
-def test_no_batch_ends_before_its_longest_conversation_alone(conversations, servers, schedule):
-    batch = play(RATES, conversations, servers, schedule)
-    alone = [play(RATES, [each], 1) for each in conversations]
+@given(batches, st.integers(1, 3), st.sampled_from([CONCURRENT, PHASED]), st.booleans())
+def test_no_batch_ends_before_its_longest_conversation_alone(conversations, servers, schedule, holds_up):
+    engine = replace(ENGINE, reading_holds_up=holds_up)
+    rates = replace(RATES, teacher=engine, student=engine)
+    batch = play(rates, conversations, servers, schedule)
+    alone = [play(rates, [each], 1) for each in conversations]
     assert batch.sampled >= max((each.sampled for each in alone), default=0) - 1e-6
     assert batch.judged >= max((each.judged for each in alone), default=0) - 1e-6
     assert batch.busy <= 2 * servers * batch.sampled + 1e-6

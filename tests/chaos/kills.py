@@ -14,6 +14,8 @@ from tests.support.kills import kill, killing, play
 TARGETS = ("trainer", "server", "engine", "launcher", "provider")
 _KILLS_PER_RUN = 6
 _WITH_REAL_ENGINES = 2
+_WHILE_PUBLISHING, _TO_WRITE_S = 5, 0.01
+"""Kills while weights are published through memory, and about the seconds that this takes."""
 _STOPS = {
     "trainer": ("publish", "optimizer step"),
     "server": ("rollout", "judging"),
@@ -29,8 +31,18 @@ def _kills(target: str, count: int, first: int) -> Disturb:
     return disturb
 
 
+def _kills_while_publishing(target: str) -> Disturb:
+    def disturb(training: Training, settings: Settings, generator: random.Random) -> Counter:
+        training.longest_delay_s = _TO_WRITE_S
+        phases = ["publish"] * min(_WHILE_PUBLISHING, settings.kills)
+        return play(training, phases, killing(target), generator, LIMIT_S)
+
+    return disturb
+
+
 def kill_cases(settings: Settings) -> list[Case]:
-    """For each program: kills spread over trainings with scripted engines, and two with real ones."""
+    """For each program: kills spread over trainings with scripted engines, and two with real ones. Trainer and server
+    also while weights are published through memory."""
     cases = []
     real = min(_WITH_REAL_ENGINES, settings.kills)
     for target in TARGETS:
@@ -44,6 +56,12 @@ def kill_cases(settings: Settings) -> list[Case]:
         if real:
             disturb = _kills(target, real, TARGETS.index(target))
             cases.append(training_case("kill", f"{target}-real", disturb, engines="real", **options))
+    for target in ("trainer", "server"):
+        cases.append(
+            training_case(
+                "kill", f"{target}-memory", _kills_while_publishing(target), more=["train.publish_through=memory"]
+            )
+        )
     return cases
 
 

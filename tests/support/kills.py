@@ -29,6 +29,7 @@ import psutil
 from config.load import ROOT
 from src.errors import ClassroomError
 from src.launch.commands import server_command, trainer_command
+from src.models.policy_folder import policies_folder, shared_memory_folder
 from src.rollout.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, read_journal
 from src.rollout.journal_segments import JournalStream
 from src.rollout.seats import POLICY_SEAT
@@ -165,14 +166,14 @@ class Watch:
 
     def __init__(self, folder: Path):
         self._journal, self._checkpoints = folder / JOURNAL_NAME, folder / "checkpoints" / "unfinished"
-        self._policy = folder / "policy"
+        self._policies = (policies_folder(folder), shared_memory_folder(folder))
         self._read = 0
         self._new_events()
 
     def phase(self) -> str | None:
         if self._checkpoints.exists():
             return "checkpoint"
-        if any(self._policy.glob("*.unfinished")):
+        if any(path for folder in self._policies for path in folder.glob("*.unfinished")):
             return "publish"
         events = self._new_events()
         return next((phase for event, phase in _PHASE_OF_EVENT.items() if event in events), None)
