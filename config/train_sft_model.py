@@ -13,7 +13,6 @@ from src.errors import ConfigError
 MUON = "muon"
 OPTIMIZERS = (MUON, *values.OPTIMIZERS)
 DTYPES = ("float32", "bfloat16")
-SAMPLING_STRATEGIES = ("random", "group_by_length")
 
 
 @dataclass
@@ -25,8 +24,7 @@ class TrainSFTTrainConfig:
     names, and `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and vectors. `dtype` is
     that of the arithmetic and of the saved model; the trained weights are float32. Without `assistant_only_loss`,
     conversations are learned whole, whatever the weights of their messages; of corrections only the target is ever
-    learned. `train_sampling_strategy` `group_by_length` puts conversations of like length into a batch, and is random
-    otherwise: less padding is computed.
+    learned.
     """
 
     gradient_accumulation_steps: int = 1
@@ -40,7 +38,6 @@ class TrainSFTTrainConfig:
     max_steps: int = -1
     dtype: str = "bfloat16"
     assistant_only_loss: bool = True
-    train_sampling_strategy: str = "random"
 
 
 @dataclass
@@ -103,7 +100,6 @@ def check_train_sft(config: TrainSFTConfig) -> None:
     check_choice("train.optimizer", train.optimizer, OPTIMIZERS)
     check_choice("train.lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS)
     check_choice("train.dtype", train.dtype, DTYPES)
-    check_choice("train.train_sampling_strategy", train.train_sampling_strategy, SAMPLING_STRATEGIES)
     check_lora("model.lora", config.model.lora)
     if config.model.lora.enable and train.optimizer == MUON:
         raise ConfigError(

@@ -141,7 +141,6 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
         optim="adamw_torch" if options.optimizer == MUON else options.optimizer,
         num_train_epochs=options.epochs,
         max_steps=options.max_steps,
-        train_sampling_strategy=options.train_sampling_strategy,
         bf16=options.dtype == "bfloat16",
         use_cpu=not on_gpu,
         ddp_backend=communication_backend(),

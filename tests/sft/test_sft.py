@@ -161,21 +161,6 @@ def test_a_template_without_marks_will_do_for_whole_conversations(tmp_path, blan
     assert trainer_of(make_config(tmp_path / "run", blank, corpus, *overrides)).args.assistant_only_loss is False
 
 
-@pytest.mark.parametrize(("strategy", "fewest", "most"), [("random", 12, 36), ("group_by_length", 0, 4)])
-def test_a_batch_can_hold_conversations_of_like_length(tmp_path, blank, strategy, fewest, most):
-    """48 short and 48 long conversations in pairs. Transformers sorts 24 at a time, so four pairs at most are mixed."""
-    long = [{"messages": row["messages"] + row["messages"][1:]} for row in ROWS]
-    corpus = write_rows(tmp_path / "mixed.jsonl", 2 * [row for pair in zip(ROWS, long, strict=True) for row in pair])
-    overrides = ("train.per_device_train_batch_size=2", f"train.train_sampling_strategy={strategy}")
-    trainer = trainer_of(make_config(tmp_path / "run", blank, corpus, *overrides))
-    batches = [batch["attention_mask"].sum(1).tolist() for batch in trainer.get_train_dataloader()]
-    lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
-    assert sorted(sum(batches, [])) == sorted(lengths)
-    assert fewest <= sum(max(batch) > 1.3 * min(batch) for batch in batches) <= most
-    longest = [max(batch) for batch in batches]
-    assert longest not in (sorted(longest), sorted(longest, reverse=True)), "the order is random otherwise"
-
-
 def test_the_batch_that_reaches_the_model_carries_the_same_labels(tmp_path, blank, corpus):
     trainer = trainer_of(make_config(tmp_path, blank, corpus))
     tokenizer = AutoTokenizer.from_pretrained(blank)
