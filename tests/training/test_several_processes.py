@@ -89,7 +89,7 @@ def assert_moved_alike(
     found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], then: dict[str, torch.Tensor]
 ) -> None:
     """Each tensor's two movements differ by at most a thousandth of the movement. Single weights may differ by more of
-    theirs: Adam divides by a gradient's size, so where only a sum's rounding is left of it, it moves them either way."""
+    theirs: Adam divides by a gradient's size, so where only rounding is left of a sum, they move either way."""
     assert set(found) == set(wanted)
     for name, weight in wanted.items():
         assert (found[name] - weight).norm() <= 1e-3 * (weight - then[name]).norm(), name
