@@ -7,7 +7,8 @@ The two take turns, so that what else runs on the machine meets both. Each round
 are those between the ends of two steps, so what loads and warms up is left out; a round counts with its median. Both
 play as many conversations on the same lessons, with the same prompts, limits, judge and arguments of TRL. How many
 messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`,
-without this project's changes to TRL and torch (src/grpo/log_probs.py, src/training/cpu.py).
+without this project's changes to TRL and torch (src/grpo/log_probs.py, src/training/cpu.py). With --deepspeed, this
+project's training is measured with DeepSpeed's ZeRO-2 in its one process, too.
 The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
 What is measured is kept in the folder, so the same command goes on where it was stopped.
 """
@@ -24,7 +25,8 @@ from statistics import fmean, median
 from benchmarks.rounds import PROJECT, SHAPES, Round, Rounds, overrides_of, play_project, run_in
 from src.results.run_folder import read_lines
 
-BOUND, TRL_ALONE = "bound", "TRL alone"
+BOUND, TRL_ALONE, DEEPSPEED = "bound", "TRL alone", "with DeepSpeed"
+_WITH_DEEPSPEED = ("./start_rl_training.sh", "--config_file", "config/deepspeed/1CPU.yaml")
 
 
 def replay_bound(folder: Path, project: Path, overrides: Sequence[str], played: Round) -> Round:
@@ -55,6 +57,10 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> str:
     per_message = median((alone.seconds / alone.messages) / (ours.seconds / ours.messages) for alone, ours in pairs)
     above = median(ours.seconds / least.seconds for ours, least in zip(rounds[PROJECT], rounds[BOUND], strict=True))
     out.append(f"this project takes {above:.2f} x the time of its bound")
+    if DEEPSPEED in rounds:
+        both = zip(rounds[DEEPSPEED], rounds[PROJECT], strict=True)
+        zero = median(theirs.seconds / ours.seconds for theirs, ours in both)
+        out.append(f"with DeepSpeed it takes {zero:.2f} x the time of a step")
     out.append(f"TRL alone takes {ratio:.2f} x the time of a step, {per_message:.2f} x per message (medians of rounds)")
     return "\n".join(out)
 
@@ -66,13 +72,15 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="counted steps of a round")
+    parser.add_argument("--deepspeed", action="store_true", help="measure this project with DeepSpeed, too")
     parser.add_argument("--port", type=int, default=8061)
     parser.add_argument("--folder", type=Path, help="default: runs/whole_step/SHAPE")
     arguments = parser.parse_args()
     overrides, steps = overrides_of(arguments.shape, arguments.models), arguments.steps
     folder = (arguments.folder or Path("runs/whole_step") / arguments.shape).resolve()
     rounds = Rounds(folder, {"overrides": overrides, "steps": steps})
-    found: dict[str, list[Round]] = {PROJECT: [], BOUND: [], TRL_ALONE: []}
+    programs = [PROJECT, BOUND, TRL_ALONE, *([DEEPSPEED] if arguments.deepspeed else [])]
+    found: dict[str, list[Round]] = {name: [] for name in programs}
     for number in range(arguments.rounds):
         play = partial(play_project, overrides=overrides, steps=steps, port=arguments.port)
         ours = rounds.measure(number, PROJECT, play)
@@ -81,6 +89,8 @@ def main() -> None:
         found[PROJECT].append(ours)
         found[BOUND].append(rounds.measure(number, BOUND, replay))
         found[TRL_ALONE].append(alone)
+        if arguments.deepspeed:
+            found[DEEPSPEED].append(rounds.measure(number, DEEPSPEED, partial(play, command=_WITH_DEEPSPEED)))
         rounds.end(number)
     print(report(found))
 

@@ -7,9 +7,9 @@
         --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 train.learning_rate=1e-6
 
 --config-name and --config-dir are Hydra's: they choose the YAML file that configures both programs (config/train_rl/…).
-All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml or 1CPU.yaml. Overrides
-key=value reach both programs. On several machines, run this command on each: every machine has its own server, and
-generation.server_urls lists the servers in the order of --machine_rank.
+All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml, or without a GPU
+config/accelerate/1CPU.yaml. Overrides key=value reach both programs. On several machines, run this command on each:
+every machine has its own server, and generation.server_urls lists the servers in the order of --machine_rank.
 dry_run=true starts nothing. It renders the prompts, and shows the configuration, the length of the training, the GPU
 memory that it needs, and the two commands.
 """

@@ -14,6 +14,9 @@ from src.memory.sources import gpu_is_there
 from src.models.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
 from src.results.run_folder import METRICS_NAME
 
+ACCELERATE_CONFIGS = ("accelerate", "deepspeed", "fsdp")
+"""The folders in config/ with accelerate's config files."""
+_FLAGS_WITH_DEEPSPEED = ("--num_processes", "--num_machines", "--zero_stage", "--deepspeed_config_file")
 _FLAG_CHECK = (
     "import sys; from accelerate.commands.launch import launch_command_parser as p; p().parse_args(sys.argv[1:])"
 )
@@ -30,6 +33,16 @@ def trainer_command(accelerate_flags: Sequence[str], hydra_arguments: Sequence[s
     return [*launch, *accelerate_flags, "train_rl.py", *hydra_arguments]
 
 
+def default_accelerate_config(flags: Sequence[str]) -> str:
+    """The config file for accelerate's flags that name none. DeepSpeed only costs time in a single process on the CPU,
+    so it is taken there only for flags that are about it, or about more processes."""
+    if gpu_is_there():
+        return "config/deepspeed/1GPU.yaml"
+    given = Arguments(accelerate=list(flags))
+    with_deepspeed = any(given.accelerate_value(flag) is not None for flag in _FLAGS_WITH_DEEPSPEED)
+    return f"config/{'deepspeed' if with_deepspeed else 'accelerate'}/1CPU.yaml"
+
+
 def with_accelerate_config(flags: Sequence[str]) -> list[str]:
     """Accelerate's flags with a config file: the given one, else the default for this machine.
 
@@ -38,9 +51,9 @@ def with_accelerate_config(flags: Sequence[str]) -> list[str]:
     """
     given = Arguments(accelerate=list(flags)).accelerate_value("--config_file")
     if given is None:
-        return ["--config_file", f"config/deepspeed/{'1GPU' if gpu_is_there() else '1CPU'}.yaml", *flags]
+        return ["--config_file", default_accelerate_config(flags), *flags]
     if not Path(given).is_file():
-        files = (path for kind in ("deepspeed", "fsdp") for path in (ROOT / "config" / kind).glob("*.yaml"))
+        files = (path for kind in ACCELERATE_CONFIGS for path in (ROOT / "config" / kind).glob("*.yaml"))
         shipped = ", ".join(sorted(str(path.relative_to(ROOT)) for path in files))
         raise ConfigError(f"--config_file {given}: there is no such file. There are: {shipped}.")
     try:

@@ -87,7 +87,7 @@ def examine(root: Path = ROOT) -> Iterator[Finding]:
     yield from _ports()
     yield _hub(os.environ.get("HF_ENDPOINT") or _HUB)
     yield from _keys(root)
-    yield _deepspeed(root, len(gpus))
+    yield _accelerate(root, len(gpus))
 
 
 def _system() -> Iterator[Finding]:
@@ -305,11 +305,11 @@ def _keys(root: Path) -> Iterator[Finding]:
             yield Finding(OK, name, f"set in {where}")
 
 
-def _deepspeed(root: Path, gpus: int) -> Finding:
+def _accelerate(root: Path, gpus: int) -> Finding:
     """Name the configuration of accelerate that the launcher uses without --config_file."""
-    chosen = f"config/deepspeed/{'1GPU' if gpus else '1CPU'}.yaml"
+    chosen = "config/deepspeed/1GPU.yaml" if gpus else "config/accelerate/1CPU.yaml"
     if not (root / chosen).is_file():
-        return Finding(ERROR, "DeepSpeed", f"{chosen} is missing", "restore it: git checkout config/deepspeed")
+        return Finding(ERROR, "accelerate", f"{chosen} is missing", f"restore it: git checkout {chosen}")
     more = sorted(
         str(path.relative_to(root / "config"))
         for kind in ("deepspeed", "fsdp")
@@ -318,8 +318,8 @@ def _deepspeed(root: Path, gpus: int) -> Finding:
     )
     if gpus > 1 and more:
         advice = f"for more of the {gpus} GPUs: --config_file config/… ({', '.join(more)})"
-        return Finding(WARNING, "DeepSpeed", f"{chosen} is taken without --config_file: one GPU", advice)
-    return Finding(OK, "DeepSpeed", f"{chosen} is taken without --config_file")
+        return Finding(WARNING, "accelerate", f"{chosen} is taken without --config_file: one GPU", advice)
+    return Finding(OK, "accelerate", f"{chosen} is taken without --config_file")
 
 
 def _run(command: list[str]) -> tuple[int, str]:

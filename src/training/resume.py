@@ -3,6 +3,7 @@ logged, or must keep its value."""
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,40 @@ def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
             "new run another folder, logging.save_dir=…"
         )
     return [f"{key} changes from {old} to {new} after step {max(steps)}" for key, old, new in changes]
+
+
+def check_launch(checkpoint: Path, environment: Mapping[str, str]) -> None:
+    """Check that a training was launched as the one that saved a checkpoint: each kind finds only its own optimizer
+    states, and transformers goes on with new ones where there are none.
+
+    Args:
+        environment: of a process that `accelerate launch` started.
+
+    Raises:
+        ConfigError: if one has DeepSpeed, or FSDP, and the other has not.
+    """
+    saved = next((kind for name, kind in _OPTIMIZER_STATES.items() if (checkpoint / name).is_file()), None)
+    now = next((kind for kind in _KINDS if environment.get(f"ACCELERATE_USE_{kind.upper()}") == "true"), None)
+    if saved != now:
+        raise ConfigError(
+            f"{checkpoint} was saved {_how(saved)}, and this training was launched {_how(now)}: it would begin with a "
+            f"new state of the optimizer. Give accelerate the --config_file that the run began with{_FILES[saved]}, or "
+            "give a new run another folder, logging.save_dir=…"
+        )
+
+
+_KINDS = ("DeepSpeed", "FSDP")
+_OPTIMIZER_STATES = {"latest": "DeepSpeed", "optimizer.bin": "FSDP"}
+"""The file in a checkpoint that only this kind of training writes."""
+_FILES = {
+    "DeepSpeed": " (for one process on the CPU, config/deepspeed/1CPU.yaml)",
+    "FSDP": " (one of config/fsdp)",
+    None: " (for one process on the CPU, config/accelerate/1CPU.yaml)",
+}
+
+
+def _how(kind: str | None) -> str:
+    return f"with {kind}" if kind else "without DeepSpeed and FSDP"
 
 
 def keys_of(schema: type, prefix: str = "") -> list[str]:

@@ -2,6 +2,7 @@
 released."""
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -32,7 +33,7 @@ from src.training.collective import on_every_process, on_main_process
 from src.training.gpu_sharing import SharedGpus
 from src.training.metrics_callback import last_metrics
 from src.training.plot_callback import PlotCallback
-from src.training.resume import check_resume
+from src.training.resume import check_launch, check_resume
 from src.training.run_length import load_training_problems, report_length
 from src.training.sample_batch import refuse_other_weights
 from src.training.server_assignment import AssignedServer, assign_server
@@ -141,6 +142,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
 def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
     last = last_checkpoint(run_folder / "checkpoints")
     if last is not None:
+        check_launch(Path(last), os.environ)
         check_checkpoint(Path(last), config.teacher_model.model_name_or_path, config.teacher_model.adapter)
     return last
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rounds import CONVERSATIONS, PROJECT, Round, Rounds, overrides_of
-from benchmarks.whole_step import BOUND, TRL_ALONE, report
+from benchmarks.whole_step import BOUND, DEEPSPEED, TRL_ALONE, report
 from config.checks import check_train_rl
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
@@ -27,6 +27,9 @@ def test_the_report_compares_rounds_by_step_and_by_message() -> None:
     }
     assert "this project takes 1.62 x the time of its bound" in report(rounds)
     assert "TRL alone takes 2.50 x the time of a step, 3.50 x per message" in report(rounds)
+    assert "DeepSpeed" not in report(rounds)
+    with_it = rounds | {DEEPSPEED: [Round(5.0, 0.5, 400), Round(7.5, 0.5, 500)]}
+    assert "with DeepSpeed it takes 1.38 x the time of a step" in report(with_it)
 
 
 def test_both_shapes_have_batches_of_the_size_that_is_counted(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Training(Run):
 
     def trainer_command_with(self, overrides: Sequence[str]) -> list[str]:
         """The command of a trainer with other overrides."""
-        return trainer_command(["--config_file", "config/deepspeed/1CPU.yaml"], overrides)
+        return trainer_command(["--config_file", "config/accelerate/1CPU.yaml"], overrides)
 
     def _child(self, name: str, command: Sequence[str], log: Path) -> Child:
         if name in self._inside:

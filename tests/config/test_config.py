@@ -24,6 +24,7 @@ from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from config.values import each_field
 from src.errors import ConfigError
+from src.launch.commands import ACCELERATE_CONFIGS
 
 SCHEMAS = {
     "train_rl": (TrainRLConfig, check_train_rl),
@@ -78,7 +79,7 @@ def test_the_written_config_loads_again_as_the_same(folder, tmp_path):
     "path", sorted((ROOT / "config").rglob("*.yaml")), ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_every_yaml_belongs_to_a_program_and_parses(path):
-    assert path.parent.name in (*SCHEMAS, "deepspeed", "fsdp")
+    assert path.parent.name in (*SCHEMAS, *ACCELERATE_CONFIGS)
     assert isinstance(yaml.safe_load(path.read_text()), dict)
 
 

@@ -55,7 +55,8 @@ def root(tmp_path: Path) -> Path:
         "Makefile",
     ):
         shutil.copy(ROOT / name, folder / name)
-    shutil.copytree(ROOT / "config/deepspeed", folder / "config/deepspeed")
+    for kind in ("accelerate", "deepspeed"):
+        shutil.copytree(ROOT / "config" / kind, folder / "config" / kind)
     return folder
 
 
@@ -271,8 +272,8 @@ def test_a_container_has_less_memory_than_its_machine(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("gpus", "level"), [(0, OK), (1, OK), (4, WARNING)])
-def test_the_deepspeed_config_is_the_one_that_the_launcher_takes(gpus, level, nvidia_smi, tmp_path: Path) -> None:
+def test_the_accelerate_config_is_the_one_that_the_launcher_takes(gpus, level, nvidia_smi, tmp_path: Path) -> None:
     nvidia_smi("".join(f"GPU {index}: NVIDIA H200\n" for index in range(gpus)), status=0 if gpus else 9)
-    found = doctor._deepspeed(ROOT, gpus)
+    found = doctor._accelerate(ROOT, gpus)
     assert found.level == level and with_accelerate_config([])[1] in found.found
-    assert doctor._deepspeed(tmp_path, gpus).level == ERROR
+    assert doctor._accelerate(tmp_path, gpus).level == ERROR

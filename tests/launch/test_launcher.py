@@ -98,6 +98,13 @@ def test_the_accelerate_config_must_be_there():
     assert chosen[0] == "--config_file" and Path(chosen[1]).is_file() and chosen[2:] == ["--debug"]
 
 
+@pytest.mark.parametrize("flags", [["--num_processes", "2"], ["--zero_stage=3"], ["--num-machines", "2"]])
+def test_deepspeed_comes_with_more_processes_on_the_cpu(flags, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert with_accelerate_config([])[1] == "config/accelerate/1CPU.yaml"
+    assert with_accelerate_config(flags) == ["--config_file", "config/deepspeed/1CPU.yaml", *flags]
+
+
 def test_accelerate_looks_at_its_flags_before_anything_starts():
     check_accelerate_flags(["--config_file", "config/deepspeed/1CPU.yaml", "--num_machines", "2"])
     with pytest.raises(ConfigError, match="nu_machines"):

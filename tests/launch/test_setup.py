@@ -171,6 +171,14 @@ def test_accelerate_takes_the_shipped_configs(path):
     assert "use_cpu" not in yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "config/accelerate").glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_takes_the_shipped_configs_without_deepspeed(path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    loaded = load_config_from_file(str(path))
+    assert loaded.distributed_type == "NO" and loaded.use_cpu and loaded.num_processes == 1
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "config/fsdp").glob("*.yaml")), ids=lambda path: path.name)
 def test_accelerate_takes_the_shipped_configs_of_fsdp(path):
     from accelerate.commands.config.config_args import load_config_from_file

@@ -74,7 +74,7 @@ def judged(world: Path, endpoint: JudgeEndpoint, tmp_path_factory: pytest.TempPa
 
 
 def train(server: RunningServer, processes: int, steps: int) -> subprocess.CompletedProcess:
-    launch = ("-m", "accelerate.commands.launch", "--config_file", "config/deepspeed/1CPU.yaml")
+    launch = ("-m", "accelerate.commands.launch", "--config_file", "config/accelerate/1CPU.yaml")
     ranks = ("--num_processes", str(processes))
     command = [sys.executable, *launch, *ranks, "train_rl.py", *server.overrides, f"train.max_steps={steps}"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -341,7 +341,7 @@ def test_half_loaded_weights_are_never_sampled_and_engines_end_when_their_server
 
 def test_grpo_steps_over_http(server: RunningServer) -> None:
     command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "config/deepspeed/1CPU.yaml"),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "config/accelerate/1CPU.yaml"),
         *("train_rl.py", *server.overrides, f"train.max_steps={_STEPS}", "logging.save_steps=1"),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)

@@ -104,7 +104,7 @@ class Run:
         return Child("the trainer", self._trainer_command(), self._signals, self.folder / "trainer.log")
 
     def _trainer_command(self) -> list[str]:
-        return trainer_command(["--config_file", "config/deepspeed/1CPU.yaml"], self._overrides)
+        return trainer_command(["--config_file", "config/accelerate/1CPU.yaml"], self._overrides)
 
     def go_on(self) -> bool:
         """Restart what died; returns False once the training has ended."""

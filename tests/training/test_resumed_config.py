@@ -23,7 +23,7 @@ from src.server.auth import TOKEN_VARIABLE
 from src.sft.run import _Trainer as SFTTrainer
 from src.training.checkpoints import UNFINISHED
 from src.training.correction_set import CURSOR_NAME, CorrectionSet
-from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_resume, keys_of, write_config
+from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_launch, check_resume, keys_of, write_config
 from src.training.trainer_hooks import ResumedTrainer
 from tests.conftest import free_port
 from tests.support.scripted_room import Room, application, serving
@@ -45,6 +45,24 @@ def test_every_key_of_the_training_and_its_data_is_decided_on() -> None:
     decided = {key for key in keys if key.startswith(("train.", "dataset.", "teacher_model.lora.")) or "." not in key}
     assert decided - {"dry_run"} == (set(FIXED) | TAKES_EFFECT) - {"teacher_model.model_name_or_path"}
     assert set(FIXED) | TAKES_EFFECT <= keys and not set(FIXED) & TAKES_EFFECT
+
+
+LAUNCHES = {
+    "optimizer.pt": {},
+    "latest": {"ACCELERATE_USE_DEEPSPEED": "true"},
+    "optimizer.bin": {"ACCELERATE_USE_FSDP": "true"},
+}
+
+
+@pytest.mark.parametrize("state", LAUNCHES)
+def test_a_training_launched_otherwise_does_not_begin_with_a_new_optimizer(state: str, tmp_path: Path) -> None:
+    (tmp_path / state).touch()
+    for found, environment in LAUNCHES.items():
+        if found == state:
+            check_launch(tmp_path, {"ACCELERATE_USE_DEEPSPEED": "false", **environment})
+        else:
+            with pytest.raises(ConfigError, match="a new state of the optimizer. Give accelerate the --config_file"):
+                check_launch(tmp_path, environment)
 
 
 OTHERS = {
