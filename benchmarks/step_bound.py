@@ -54,6 +54,11 @@ class ReplayingEngine(VllmEngine):
         params.ignore_eos, params.stop_token_ids = True, []
         return params
 
+    async def replay(self, message: "Message", sampling: Sampling) -> None:
+        """Sample a message again, with log-probs if it is the teacher's, as in a training."""
+        own = replace(sampling, max_tokens=message.tokens)
+        await self._sample(message.prompt_ids, own, with_logprobs=message.seat == "teacher")
+
 
 @dataclass(frozen=True)
 class Message:
@@ -139,8 +144,7 @@ async def play(batch: Sequence[Replayed], engines: Mapping[str, ReplayingEngine]
 
     async def converse(conversation: Replayed) -> None:
         for message in conversation.messages:
-            sampling = replace(samplings[message.seat], max_tokens=message.tokens)
-            await engines[message.seat].generate(message.prompt_ids, sampling)
+            await engines[message.seat].replay(message, samplings[message.seat])
 
     started = time.perf_counter()
     await asyncio.gather(*map(converse, batch))

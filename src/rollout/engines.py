@@ -34,8 +34,9 @@ class Completion:
     """One sampled answer.
 
     Attributes:
-        ids, logprobs: the tokens, and the log-prob of each under the distribution that was sampled from. A model behind
-            an API gives neither.
+        ids: the tokens; a model behind an API gives none.
+        logprobs: of a `TokenEngine`, the log-prob of each token under the distribution that was sampled from; a
+            `ChatEngine` need not give them.
         text: the text with special tokens but without the end token.
         ended: whether the model ended it itself.
         policy: the policy version that sampled it.

@@ -85,6 +85,9 @@ class VllmEngine(EngineProcess):
             ContextOverflow: if the prompt leaves no room in the model's context.
             EngineFailure: if the engine died, or did not answer in time.
         """
+        return await self._sample(prompt_ids, sampling, with_logprobs=True)
+
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, with_logprobs: bool) -> Completion:
         room = self._model.vllm.max_length - len(prompt_ids)
         if room < 1:
             raise ContextOverflow(
@@ -95,6 +98,7 @@ class VllmEngine(EngineProcess):
 
         # A prompt without a type would first go through vLLM's tokenising thread.
         params, prompt = self._sampling_params(sampling, room), tokens_input(list(prompt_ids))
+        params.logprobs = 0 if with_logprobs else None
         async with self._gate.turn():
             policy, weights = self.policy, self.weights
             request = self._engine.generate(prompt, params, uuid4().hex, lora_request=self.adapter)
@@ -103,7 +107,7 @@ class VllmEngine(EngineProcess):
         ended = output.finish_reason == "stop"
         return Completion(
             ids=ids,
-            logprobs=tuple(entry[token].logprob for entry, token in zip(output.logprobs, ids, strict=True)),
+            logprobs=_logprobs_of(ids, output.logprobs) if with_logprobs else (),
             text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
             ended=ended,
             policy=policy,
@@ -111,8 +115,9 @@ class VllmEngine(EngineProcess):
         )
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Sample the assistant message that follows `messages`. Raises the same errors as `generate`."""
-        return await self.generate(encode_chat(self.tokenizer, messages), sampling)
+        """Sample the assistant message that follows `messages`, without log-probs: nothing is trained on it, and they
+        cost the engine and the server time for each token. Raises the same errors as `generate`."""
+        return await self._sample(encode_chat(self.tokenizer, messages), sampling, with_logprobs=False)
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
         """Wait for the turns in flight, then load published weights in place, or replace the adapter by a published
@@ -153,7 +158,6 @@ class VllmEngine(EngineProcess):
             max_tokens=min(sampling.max_tokens, room),
             seed=sampling.seed,
             stop_token_ids=self._stop_ids,
-            logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -164,6 +168,11 @@ class VllmEngine(EngineProcess):
         named = generation_config.get("eos_token_id") or []
         named = [named] if isinstance(named, int) else list(named)
         return sorted({self.frame.turn_end_id, *named})
+
+
+def _logprobs_of(ids: Sequence[int], entries: Sequence[Any]) -> tuple[float, ...]:
+    """The log-probs of sampled tokens in vLLM's entries, which hold those of other tokens, too."""
+    return tuple(entry[token].logprob for entry, token in zip(entries, ids, strict=True))
 
 
 def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncLLM":

@@ -13,6 +13,7 @@ from config.values import PHASED
 from src.errors import DataError, EngineFailure
 from src.rollout.engines import EngineHealth
 from src.vllm.sleep import SleepControl
+from src.vllm.turn_deadlines import TurnDeadlines
 from src.vllm.weights_gate import WeightsGate
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ class EngineProcess:
         self._model = model
         self._pids = pids
         self._gpus = gpus
-        self._turn_timeout_s = generation.turn_timeout_s
+        self._deadlines = TurnDeadlines(generation.turn_timeout_s)
         self._gate = WeightsGate(generation.sample_timeout_s, model.vllm.max_num_seqs)
-        self._deadlines: set[asyncio.Timeout] = set()
         self._failure: EngineFailure | None = None
         self._sleep_control = SleepControl(engine, self._gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = engine.get_tokenizer()
@@ -161,34 +161,22 @@ class EngineProcess:
     async def _finish(self, request: AsyncIterator[Output]) -> Output:
         """The final output of a request to vLLM, which must have passed the gate.
 
-        Each request that ends extends the deadlines of all others: with a small KV cache, vLLM runs turns one after the
-        other.
-
         Raises:
             EngineFailure: if the engine died, or finished no request in time.
         """
         try:
-            async with asyncio.timeout(self._turn_timeout_s) as deadline:
-                self._deadlines.add(deadline)
+            async with self._deadlines.deadline():
                 with engine_errors(self._model):
                     async for output in request:
                         if output.finished:
-                            self._extend_deadlines()
+                            self._deadlines.extend()
                             return output
         except TimeoutError:
             raise EngineFailure(
                 f"The engine of {self._model.model_name_or_path} did not finish a turn within "
-                f"generation.turn_timeout_s = {self._turn_timeout_s:g} s."
+                f"generation.turn_timeout_s = {self._deadlines.seconds:g} s."
             ) from None
-        finally:
-            self._deadlines.discard(deadline)
         raise EngineFailure(f"The engine of {self._model.model_name_or_path} ended a request without an answer.")
-
-    def _extend_deadlines(self) -> None:
-        until = asyncio.get_running_loop().time() + self._turn_timeout_s
-        for deadline in self._deadlines:
-            if not deadline.expired():
-                deadline.reschedule(until)
 
 
 class engine_errors:

@@ -83,7 +83,7 @@ async def not_cached(engine: VllmEngine, prompt_ids: list[int]) -> int:
 
 async def play(
     model_folder: Path, run_folder: Path, request: SampleRequest
-) -> tuple[list[ConversationRecord], list, int]:
+) -> tuple[list[ConversationRecord], list, int, Completion]:
     model = ModelConfig(
         str(model_folder),
         VllmConfig(1.0, max_length=1024, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True),
@@ -102,7 +102,8 @@ async def play(
         )
         records = (await service.sample(request)).conversations
         longest = max((prompt for prompt, _ in teacher.calls), key=len)
-        return records, teacher.calls, await not_cached(engine, longest)
+        said = await engine.chat([{"role": "user", "content": "Say hello."}], sampling)
+        return records, teacher.calls, await not_cached(engine, longest), said
     finally:
         engine.shutdown()
 
@@ -112,8 +113,9 @@ async def play(
 def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_path: Path) -> None:
     folder = thoughtful_model(world / "blank", tmp_path / "model")
     request = request_for(lessons, "tokens", groups=4, size=6)
-    records, calls, read_again = asyncio.run(play(folder, tmp_path / "run", request))
+    records, calls, read_again, said = asyncio.run(play(folder, tmp_path / "run", request))
     assert read_again <= 32, "old turns would be read again at each turn"
+    assert said.tokens > 0 and said.logprobs == (), "what nobody trains on costs no log-probs"
 
     by_prompt = {(tuple(prompt), completion.ids): completion for prompt, completion in calls}
     turns = 0

@@ -12,6 +12,7 @@ from config.base import GenerationConfig, ModelConfig, VllmConfig
 from src.errors import ContextOverflow, DeadlineExceeded, EngineFailure
 from src.rollout.engines import Sampling
 from src.vllm.engine import VllmEngine
+from src.vllm.turn_deadlines import TurnDeadlines
 from src.vllm.weights_gate import WeightsGate
 
 TURN_S = 60.0
@@ -102,6 +103,22 @@ def test_an_engine_that_finishes_nothing_is_given_up_after_its_time(tokenizer) -
         return loop.time() - started
 
     assert run(scenario()) == pytest.approx(TIMEOUT_S, abs=5)  # of the loop's clock
+
+
+def test_a_turn_has_its_time_after_the_last_end_of_another() -> None:
+    async def scenario() -> float:
+        deadlines, loop = TurnDeadlines(TIMEOUT_S), asyncio.get_running_loop()
+        loop.call_later(TIMEOUT_S * 0.5, deadlines.extend)
+        loop.call_later(TIMEOUT_S * 1.2, deadlines.extend)
+        started = loop.time()
+        with pytest.raises(TimeoutError):
+            async with deadlines.deadline():
+                await asyncio.sleep(1e9)
+        async with deadlines.deadline():
+            pass
+        return loop.time() - started
+
+    assert run(scenario()) == pytest.approx(TIMEOUT_S * 2.2, abs=5)
 
 
 def test_new_weights_wait_for_the_turns_in_the_engine_and_not_for_the_queue(tokenizer) -> None:
