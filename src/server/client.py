@@ -267,6 +267,10 @@ class ClassroomClient:
                 headers={"Content-Type": "application/json"},
                 timeout=(5.0, timeout_s),
             )
+        except requests.ReadTimeout as error:  # it may work on the request for as long as that takes
+            raise DeadlineExceeded(
+                f"{self.url} took the request and has no answer to it yet.{self._see_log()}"
+            ) from error
         except _BROKEN_CONNECTION as error:
             raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
         if response.status_code == 200:

@@ -28,6 +28,20 @@ from src.system.run_lock import claim
 from tests.conftest import free_port, quickstart_overrides
 from tests.server.test_shared_gpus import RecordingEngine, in_order, no_openai_routes, until
 
+# What the client says of a server that has no answer yet --------------------------------------------------------------
+
+
+def test_a_server_at_work_is_told_from_one_that_is_not_there() -> None:
+    """One socket takes the request and never answers, as during a long batch; then nobody listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        asked = ClassroomClient(f"http://127.0.0.1:{port}")
+        with pytest.raises(DeadlineExceeded, match="took the request and has no answer to it yet"):
+            asked._request("GET", "/health", timeout_s=0.2)
+    with pytest.raises(DeadlineExceeded, match="does not answer"):
+        asked._request("GET", "/health", timeout_s=0.2)
+
+
 # The lease ----------------------------------------------------------------------------------------------------------
 
 
