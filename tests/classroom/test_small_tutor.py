@@ -22,6 +22,7 @@ from src.rollout.datasets import load_problems
 from src.rollout.engines import ConversationFacts
 from src.rollout.prompts import render
 from src.rollout.thoughts import visible_text
+from src.system.cpu_features import has_fast_bfloat16
 
 ERR, RIGHT = "error_student", "correct_student"
 CONFIG = load(TrainRLConfig, "train_rl", ["--config-name", "small_tutor"], check_train_rl)
@@ -184,6 +185,29 @@ def test_an_unfinished_run_goes_on_with_its_model_and_a_finished_one_does_not(tm
     assert small_tutor.model_of_run(tmp_path / "run") == "/from/pypi"
     (tmp_path / "run/summary.json").touch()
     assert small_tutor.model_of_run(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_cpu_that_is_slow_in_bfloat16_trains_in_float32_and_a_run_goes_on_as_it_began(
+    fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(small_tutor, "gpu_is_there", lambda: False)
+    monkeypatch.setattr(small_tutor, "has_fast_bfloat16", lambda: fast)
+    chosen = small_tutor.arithmetic(tmp_path / "run")
+    assert chosen == ([] if fast else ["train.dtype=float32"])
+    assert ("float32" in capsys.readouterr().out) == (not fast)
+    own = ["teacher_model.model_name_or_path=m", f"logging.save_dir={tmp_path / 'run'}", *chosen]
+    prepare_folder(commands_without_models("small_tutor", own))
+    monkeypatch.setattr(small_tutor, "has_fast_bfloat16", lambda: not fast)
+    assert small_tutor.arithmetic(tmp_path / "run") == chosen
+
+
+def test_what_linux_says_of_a_cpu_tells_whether_bfloat16_is_fast(tmp_path: Path) -> None:
+    found = tmp_path / "cpuinfo"
+    for flags, fast in {"fpu avx512_bf16 avx512_fp16": False, "fpu amx_bf16 amx_tile": True}.items():
+        found.write_text(f"model name\t: amx_bf16 in the name\nflags\t\t: {flags}\n", encoding="utf-8")
+        assert has_fast_bfloat16(found) == fast
+    assert not has_fast_bfloat16(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
