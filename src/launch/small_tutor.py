@@ -25,7 +25,8 @@ from src.system.cpu_features import has_fast_bfloat16
 from src.system.processes import Signals
 
 NAME = "small_tutor"
-MODEL_KEY, DTYPE_KEY = "teacher_model.model_name_or_path", "train.dtype"
+MODEL_KEY = "teacher_model.model_name_or_path"
+DTYPE_KEYS = ("train.dtype", "teacher_model.vllm.dtype", "student_model.vllm.dtype")
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -43,8 +44,9 @@ def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None
     folder = commands_without_models(NAME, own).folder
     if MODEL_KEY not in map(overridden_key, own):
         own = [f"{MODEL_KEY}={quoted(Path(model_of_run(folder) or find_model()))}", *own]
-    if DTYPE_KEY not in map(overridden_key, own) and not models_only:
-        own += arithmetic(folder)
+    if not models_only:
+        given = set(map(overridden_key, own))
+        own += [each for each in arithmetic(folder) if overridden_key(each) not in given]
     commands = commands_without_models(NAME, own)
     if models_only:
         download(commands.config.teacher_model.model_name_or_path)
@@ -64,15 +66,15 @@ def model_of_run(folder: Path) -> str | None:
 
 
 def arithmetic(folder: Path) -> list[str]:
-    """The override of `train.dtype` for this machine, which is printed: float32 on a CPU whose bfloat16 is slower. An
-    unfinished run in the folder goes on as it began."""
+    """The overrides of the trainer's and the engines' dtypes for this machine: float32 on a CPU whose bfloat16 is slower,
+    which is printed. An unfinished run in the folder goes on as it began."""
     notes = notes_of_run(folder)
     if "overrides" in notes:
-        return [each for each in notes["overrides"] if overridden_key(each) == DTYPE_KEY]
+        return [each for each in notes["overrides"] if overridden_key(each) in DTYPE_KEYS]
     if gpu_is_there() or has_fast_bfloat16():
         return []
-    print("arithmetic: float32 in the trainer, because this CPU has no AMX units for bfloat16", flush=True)
-    return [f"{DTYPE_KEY}=float32"]
+    print("arithmetic: float32, because this CPU has no AMX units for bfloat16", flush=True)
+    return [f"{key}=float32" for key in DTYPE_KEYS]
 
 
 def notes_of_run(folder: Path) -> dict[str, Any]:

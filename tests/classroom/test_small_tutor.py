@@ -194,10 +194,17 @@ def test_a_cpu_that_is_slow_in_bfloat16_trains_in_float32_and_a_run_goes_on_as_i
     monkeypatch.setattr(small_tutor, "gpu_is_there", lambda: False)
     monkeypatch.setattr(small_tutor, "has_fast_bfloat16", lambda: fast)
     chosen = small_tutor.arithmetic(tmp_path / "run")
-    assert chosen == ([] if fast else ["train.dtype=float32"])
+    assert chosen == ([] if fast else [f"{key}=float32" for key in small_tutor.DTYPE_KEYS])
     assert ("float32" in capsys.readouterr().out) == (not fast)
     own = ["teacher_model.model_name_or_path=m", f"logging.save_dir={tmp_path / 'run'}", *chosen]
-    prepare_folder(commands_without_models("small_tutor", own))
+    commands = commands_without_models("small_tutor", own)
+    used = {
+        commands.config.train.dtype,
+        commands.config.teacher_model.vllm.dtype,
+        commands.config.student_model.vllm.dtype,
+    }
+    assert used == {"bfloat16" if fast else "float32"}
+    prepare_folder(commands)
     monkeypatch.setattr(small_tutor, "has_fast_bfloat16", lambda: not fast)
     assert small_tutor.arithmetic(tmp_path / "run") == chosen
 
