@@ -66,8 +66,8 @@ def model_of_run(folder: Path) -> str | None:
 
 
 def arithmetic(folder: Path) -> list[str]:
-    """The overrides of the trainer's and the engines' dtypes for this machine: float32, which is printed, on a CPU whose
-    bfloat16 is slower. An unfinished run in the folder goes on as it began."""
+    """The overrides of the trainer's and the engines' dtypes for this machine: float32, and it is printed, on a CPU
+    whose bfloat16 is slower. An unfinished run in the folder goes on as it began."""
     notes = notes_of_run(folder)
     if "overrides" in notes:
         return [each for each in notes["overrides"] if overridden_key(each) in DTYPE_KEYS]

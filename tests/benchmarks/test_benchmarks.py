@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import cpu_dtypes
 from benchmarks.schedules import SCHEDULES, Lockstep, measure, show
 from config.checks import check_train_rl
 from config.load import load
@@ -27,6 +28,13 @@ def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp
     lines = printed.splitlines()[-3:]
     assert [line.split()[0] for line in lines] == list(SCHEDULES) and lines[0].endswith("1.00 × concurrent")
     assert all(line.count(".") == 4 for line in lines), "two rounds, their median, the ratio"
+
+
+def test_both_dtypes_multiply_the_same_shapes() -> None:
+    sizes = [{name: own().shape for name, own in cpu_dtypes.products(5, dtype).items()} for dtype in cpu_dtypes.DTYPES]
+    assert sizes[0] == sizes[1] and len(sizes[0]) == 3 * len(cpu_dtypes.SHAPES)
+    assert sizes[0]["up, forward"] == (5, 1536) and sizes[0]["up, gradient of the weights"] == (1536, 576)
+    assert all(len(own) == 2 for own in cpu_dtypes.measure(5, rounds=1).values())
 
 
 @pytest.mark.parametrize("lengths", [(1, 3, 2), (2, 2, 2)])
