@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.supervision_arms import Bench
 from config.load import ROOT
-from src.launch.small_tutor import find_model
+from src.launch.small_tutor import arithmetic, find_model
 from src.results.run_folder import METRICS_NAME, read_lines
 
 PROJECT = "this project"
@@ -104,9 +104,9 @@ def run_in(command: Sequence[str], folder: Path, source: Path = ROOT) -> None:
 
 
 def overrides_of(shape: str, models: Path) -> list[str]:
-    """The training's overrides, with models of this machine."""
+    """The training's overrides, with models and arithmetic of this machine."""
     if shape == "small_tutor":
-        return ["--config-name", shape, f"teacher_model.model_name_or_path={find_model()}"]
+        return ["--config-name", shape, f"teacher_model.model_name_or_path={find_model()}", *arithmetic()]
     if not (models / "sft" / "model").is_dir():
         sys.exit(f"{models} has no fine-tuned model: run make quickstart-models, or give --models.")
     ours = Bench(models, models.resolve(), steps=0, port=0).overrides(models)

@@ -46,7 +46,7 @@ def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None
         own = [f"{MODEL_KEY}={quoted(Path(model_of_run(folder) or find_model()))}", *own]
     if not models_only:
         given = set(map(overridden_key, own))
-        own += [each for each in arithmetic(folder) if overridden_key(each) not in given]
+        own += [each for each in arithmetic_of_run(folder) if overridden_key(each) not in given]
     commands = commands_without_models(NAME, own)
     if models_only:
         download(commands.config.teacher_model.model_name_or_path)
@@ -65,12 +65,18 @@ def model_of_run(folder: Path) -> str | None:
     return (notes_of_run(folder).get("models") or {}).get("model")
 
 
-def arithmetic(folder: Path) -> list[str]:
-    """The overrides of the trainer's and the engines' dtypes for this machine: float32, and it is printed, on a CPU
-    whose bfloat16 is slower. An unfinished run in the folder goes on as it began."""
+def arithmetic_of_run(folder: Path) -> list[str]:
+    """The overrides of the dtypes for a run in a folder: an unfinished one goes on as it began, another one takes
+    those of this machine."""
     notes = notes_of_run(folder)
     if "overrides" in notes:
         return [each for each in notes["overrides"] if overridden_key(each) in DTYPE_KEYS]
+    return arithmetic()
+
+
+def arithmetic() -> list[str]:
+    """The overrides of the trainer's and the engines' dtypes for this machine: float32, and it is printed, on a CPU
+    whose bfloat16 is slower."""
     if gpu_is_there() or has_fast_bfloat16():
         return []
     print("arithmetic: float32, because this CPU has no AMX units for bfloat16", flush=True)

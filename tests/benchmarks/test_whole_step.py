@@ -42,6 +42,18 @@ def test_both_shapes_have_batches_of_the_size_that_is_counted(tmp_path: Path) ->
         overrides_of("quickstart", tmp_path / "nowhere")
 
 
+def test_the_small_tutor_is_measured_with_the_arithmetic_that_its_command_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.rounds.find_model", lambda: "a/model")
+    monkeypatch.setattr("src.launch.small_tutor.gpu_is_there", lambda: False)
+    for fast, dtype in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("src.launch.small_tutor.has_fast_bfloat16", lambda fast=fast: fast)
+        config = load(TrainRLConfig, "train_rl", overrides_of("small_tutor", tmp_path), check_train_rl)
+        used = {config.train.dtype, config.teacher_model.vllm.dtype, config.student_model.vllm.dtype}
+        assert used == {dtype}
+
+
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     """A benchmark that was stopped in the middle of a program begins that program anew, and no other."""
     played: list[Path] = []

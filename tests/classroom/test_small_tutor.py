@@ -193,7 +193,7 @@ def test_a_cpu_that_is_slow_in_bfloat16_trains_in_float32_and_a_run_goes_on_as_i
 ) -> None:
     monkeypatch.setattr(small_tutor, "gpu_is_there", lambda: False)
     monkeypatch.setattr(small_tutor, "has_fast_bfloat16", lambda: fast)
-    chosen = small_tutor.arithmetic(tmp_path / "run")
+    chosen = small_tutor.arithmetic_of_run(tmp_path / "run")
     assert chosen == ([] if fast else [f"{key}=float32" for key in small_tutor.DTYPE_KEYS])
     assert ("float32" in capsys.readouterr().out) == (not fast)
     own = ["teacher_model.model_name_or_path=m", f"logging.save_dir={tmp_path / 'run'}", *chosen]
@@ -206,7 +206,7 @@ def test_a_cpu_that_is_slow_in_bfloat16_trains_in_float32_and_a_run_goes_on_as_i
     assert used == {"bfloat16" if fast else "float32"}
     prepare_folder(commands)
     monkeypatch.setattr(small_tutor, "has_fast_bfloat16", lambda: not fast)
-    assert small_tutor.arithmetic(tmp_path / "run") == sorted(chosen)
+    assert small_tutor.arithmetic_of_run(tmp_path / "run") == sorted(chosen)
 
 
 def test_what_linux_says_of_a_cpu_tells_whether_bfloat16_is_fast(tmp_path: Path) -> None:
