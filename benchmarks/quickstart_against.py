@@ -3,8 +3,9 @@
     python -m benchmarks.quickstart_against COMMIT [--rounds 3] [--folder runs/quickstart_against]
 
 Each round runs both quickstarts from nothing, the earlier one first in every other round, with the packages of this
-environment. The seconds are of the whole command, from its start to its report. What is measured is kept in the folder,
-so the same command goes on where it was stopped.
+environment. The seconds are of the whole command, from its start to its report. The judge's rules became stricter over
+time, so the held-out conversations of both are judged again, by today's. What is measured is kept in the folder, so the
+same command goes on where it was stopped.
 """
 
 import argparse
@@ -17,11 +18,19 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.rounds import CONVERSATIONS, Round, Rounds, run_in
-from config.load import ROOT
+from config.load import ROOT, load
+from config.train_rl_model import TrainRLConfig
 from config.values import SAMPLED
-from src.results.run_folder import RunData, load_run
+from src.evaluation.rejudge import judge_again
+from src.results.evaluation_files import group_by_problem
+from src.results.run_folder import Measurement, RunData, load_run
+from src.results.statistics import paired_change
+from src.rollout.intervals import Estimate, mean_with_ci
+from src.server.open_models import embedded_judge
 
 NOW = "now"
+RUN = "run"
+"""The run folder in that of a round."""
 _MODULE = "src.launch.quickstart"
 
 
@@ -35,32 +44,64 @@ def take_out(commit: str, folder: Path) -> None:
 
 
 def play_quickstart(folder: Path, source: Path) -> Round:
-    """Run a quickstart; the files of its run are kept in `folder/run`."""
+    """Run a quickstart; the files of its run are kept in its folder `RUN`."""
     started = time.perf_counter()
-    run_in([sys.executable, "-m", _MODULE, f"logging.save_dir={folder / 'run'}"], folder, source)
+    run_in([sys.executable, "-m", _MODULE, f"logging.save_dir={folder / RUN}"], folder, source)
     seconds = time.perf_counter() - started
-    run = load_run(folder / "run")
+    run = load_run(folder / RUN)
     return Round(seconds, reward_after(run), CONVERSATIONS * fmean(line["conversation/messages"] for line in run.steps))
 
 
-def reward_after(run: RunData) -> float:
-    """The mean reward on held-out lessons, sampled as in training, after it."""
+def _after(run: RunData) -> Measurement:
     if run.after is None:
         raise ValueError(f"{run.folder} holds no evaluation after the training.")
-    return run.after.metrics[SAMPLED]["reward"]["mean"]
+    return run.after
 
 
-def report(rounds: Mapping[str, Sequence[Round]]) -> str:
-    """Seconds and held-out rewards of both, by round, and the ratio of the seconds of each round."""
+def reward_after(run: RunData) -> float:
+    """The mean reward on held-out lessons, sampled as in training, after it, as its own judge saw it."""
+    return _after(run).metrics[SAMPLED]["reward"]["mean"]
+
+
+def judged_today(run: RunData) -> dict[str, dict[str, list[float]]]:
+    """Sampling → lesson → the rewards of its conversations after the training, by today's rubric and configuration."""
+    config = load(TrainRLConfig, "train_rl", ("--config-name", "quickstart"))
+    judge = embedded_judge(config.judge_model.model_name_or_path)
+    return {
+        sampling: {
+            lesson: [judge_again(judge, record, config).now for record in group]
+            for lesson, group in group_by_problem(records).items()
+        }
+        for sampling, records in _after(run).records.items()
+    }
+
+
+def report(rounds: Mapping[str, Sequence[Round]], judged: Mapping[str, Sequence[dict]]) -> str:
+    """Seconds and held-out rewards of both, by round, and how they compare in each round.
+
+    Args:
+        judged: what `judged_today` found, by program and round.
+    """
     out = []
     for name, found in rounds.items():
         seconds = ", ".join(f"{each.seconds:.0f}" for each in found)
         rewards = ", ".join(f"{each.reward:.3f}" for each in found)
-        out.append(f"{name}: {seconds} s; held-out reward {rewards}")
-    earlier, now = rounds.values()
+        out.append(f"{name}: {seconds} s; held-out reward by its own judge {rewards}")
+        for sampling in judged[name][0]:
+            shown = ", ".join(_shown(mean_with_ci(each[sampling])) for each in judged[name])
+            out.append(f"    by today's, {sampling}: {shown}")
+    (earlier, now), (before, after) = rounds.values(), judged.values()
+    for sampling in before[0]:
+        changes = [paired_change(*(each[sampling] for each in pair)) for pair in zip(before, after, strict=True)]
+        out.append(f"the reward changed, {sampling}: {', '.join(_shown(each, '+') for each in changes)}")
     ratios = [ours.seconds / theirs.seconds for theirs, ours in zip(earlier, now, strict=True)]
     out.append(f"now it takes {median(ratios):.2f} x as long (by round: {', '.join(f'{each:.2f}' for each in ratios)})")
     return "\n".join(out)
+
+
+def _shown(estimate: Estimate, sign: str = "") -> str:
+    low, high = estimate["ci95"]
+    return f"{estimate['mean']:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def main() -> None:
@@ -75,10 +116,13 @@ def main() -> None:
     sources = {options.commit: folder / "earlier", NOW: ROOT}
     take_out(options.commit, sources[options.commit])
     found: dict[str, list[Round]] = {name: [] for name in sources}
+    runs: dict[str, list[Path]] = {name: [] for name in sources}
     for number in range(options.rounds):
         for name in sorted(sources, key=lambda name: (name == NOW) == (number % 2 == 0)):
+            runs[name].append(rounds.folder_of(number, name) / RUN)
             found[name].append(rounds.measure(number, name, partial(play_quickstart, source=sources[name])))
-    print(report(found))
+    judged = {name: [judged_today(load_run(run)) for run in each] for name, each in runs.items()}
+    print(report(found, judged))
 
 
 if __name__ == "__main__":

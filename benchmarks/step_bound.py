@@ -101,7 +101,8 @@ def _replayed(
     config: TrainRLConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Replayed:
-    found, said = Replayed(), []
+    found = Replayed()
+    said = [{"role": turn["role"], "content": turn["text"]} for turn in record["turns"] if turn["given"]]
     for event in turns:
         turn = event["turn"]
         if turn["role"] == "teacher":

@@ -32,7 +32,7 @@ from config.train_rl_model import TrainRLConfig
 from src.classroom.classroom import setup_options
 from src.classroom.conversation import END_OF_CONVERSATION
 from src.classroom.setup import Setup, draw_setup
-from src.classroom.teacher_prompt import first_messages
+from src.classroom.teacher_prompt import first_messages, opening_turns, opens_dialogue
 from src.classroom.verdicts import parse_verdict
 from src.grpo.config import grpo_config
 from src.models.pretrained import load_tokenizer
@@ -41,20 +41,25 @@ from src.rollout.datasets import load_problems
 from src.rollout.engines import ConversationFacts
 from src.rollout.problem import Problem
 from src.rollout.prompts import render
+from src.rollout.thoughts import visible_messages
+from src.rollout.tokens import Turn
 from src.server.open_models import embedded_judge, open_readers
 
 
 @dataclass
 class Dialogue:
-    """One conversation: the teacher's context, which of its tokens the teacher sampled, and what was said."""
+    """One conversation: what was said, the teacher's context, and which of its tokens the teacher sampled."""
 
     problem: Problem
     setup: Setup
-    prompt_ids: list[int]
+    turns: list[Turn]
+    prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
-    said: list[dict[str, str]] = field(default_factory=list)
-    personas: list[str | None] = field(default_factory=list)
+
+    @property
+    def next_persona(self) -> str:
+        return self.setup.personas[sum(turn.persona is not None for turn in self.turns)]
 
 
 class Rollout:
@@ -73,6 +78,10 @@ class Rollout:
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         config = self._config
         dialogues = [self._open(self._problems[each], trainer.state.global_step) for each in prompts]
+        if opens_dialogue(config.generation.teacher_prompt_path):
+            self._reply(dialogues)
+        for each in dialogues:
+            each.prompt_ids = self._first_prompt(each)
         going = dialogues
         teacher = trainer.accelerator.unwrap_model(trainer.model)
         while going:
@@ -80,13 +89,13 @@ class Rollout:
             going = [
                 each
                 for each in going
-                if len(each.said) < config.generation.max_turns
-                and END_OF_CONVERSATION not in each.said[-1]["content"]
+                if len(each.turns) < config.generation.max_turns
+                and END_OF_CONVERSATION not in each.turns[-1].text
                 and self._room(each) > 1
             ]
             if going:
                 self._reply(going)
-        self.messages = sum(len(each.said) for each in dialogues)
+        self.messages = sum(len(each.turns) for each in dialogues)
         return {
             "prompt_ids": [each.prompt_ids for each in dialogues],
             "completion_ids": [each.completion_ids for each in dialogues],
@@ -98,8 +107,14 @@ class Rollout:
     def _open(self, problem: Problem, step: int) -> Dialogue:
         generation = self._config.generation
         setup = draw_setup(problem, self._config.seed, step, setup_options(generation))
-        first = first_messages(generation, problem.text, setup.student_name, setup.type, [])
-        return Dialogue(problem, setup, encode_chat(self._tokenizer, first))
+        return Dialogue(problem, setup, opening_turns(generation, problem.text, setup.student_name))
+
+    def _first_prompt(self, dialogue: Dialogue) -> list[int]:
+        """The teacher's first prompt; it holds what the template opens the dialogue with, and the student's answer."""
+        generation, setup = self._config.generation, dialogue.setup
+        text = dialogue.problem.text
+        first = first_messages(generation, text, setup.student_name, setup.type, dialogue.turns)
+        return encode_chat(self._tokenizer, first)
 
     def _room(self, dialogue: Dialogue) -> int:
         used = len(dialogue.prompt_ids) + len(dialogue.completion_ids)
@@ -112,32 +127,27 @@ class Rollout:
             given = [] if ended else [self._frame.turn_end_id]
             each.completion_ids += ids + given
             each.mask += [1] * len(ids) + [0] * len(given)
-            self._say(each, "teacher", ids, None)
+            each.turns.append(Turn("teacher", self._text(ids)))
 
     def _reply(self, dialogues: Sequence[Dialogue]) -> None:
         prompts = [encode_chat(self._tokenizer, self._student_view(each)) for each in dialogues]
         for each, ids in zip(dialogues, self._sample(self._student, prompts, self._config.student_model), strict=True):
-            text = self._say(each, "student", ids, self._persona(each))
-            framed = self._frame.reply(text)
-            each.completion_ids += framed
-            each.mask += [0] * len(framed)
-
-    def _persona(self, dialogue: Dialogue) -> str:
-        return dialogue.setup.personas[len(dialogue.said) // 2]
+            each.turns.append(Turn("student", self._text(ids), each.next_persona))
+            if each.prompt_ids:
+                framed = self._frame.reply(each.turns[-1].text)
+                each.completion_ids += framed
+                each.mask += [0] * len(framed)
 
     def _student_view(self, dialogue: Dialogue) -> list[dict[str, str]]:
         generation: GenerationConfig = self._config.generation
-        path = generation.student_personas_prompts_paths[self._persona(dialogue)]
+        path = generation.student_personas_prompts_paths[dialogue.next_persona]
         named = {"student_name": dialogue.setup.student_name, "problem": dialogue.problem.text}
         messages = [{"role": "system", "content": render(path, **named, include_thinking=generation.use_thinking)}]
         roles = {"teacher": "user", "student": "assistant"}
-        return messages + [{"role": roles[each["role"]], "content": each["content"]} for each in dialogue.said]
+        return messages + [{"role": roles[turn.role], "content": turn.text} for turn in dialogue.turns]
 
-    def _say(self, dialogue: Dialogue, role: str, ids: Sequence[int], persona: str | None) -> str:
-        text = self._tokenizer.decode([each for each in ids if each != self._frame.turn_end_id]).strip()
-        dialogue.said.append({"role": role, "content": text})
-        dialogue.personas.append(persona)
-        return text
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode([each for each in ids if each != self._frame.turn_end_id]).strip()
 
     def _sample(self, model: PreTrainedModel, prompts: list[list[int]], seat: ModelConfig) -> list[list[int]]:
         """One message after each prompt, by one `generate`."""
@@ -183,8 +193,9 @@ class Reward:
         return [self._score(each) for each in dialogue]
 
     def _score(self, dialogue: Dialogue) -> float:
-        facts = ConversationFacts(tuple(dialogue.personas), self._max_turns)
-        asked = self._judge.judge(self._rule, dialogue.said, dialogue.problem.text, 0, facts)
+        facts = ConversationFacts(tuple(turn.persona for turn in dialogue.turns), self._max_turns)
+        said = visible_messages(dialogue.turns)
+        asked = self._judge.judge(self._rule, said, dialogue.problem.text, 0, facts)
         return parse_verdict(self._rule, 0, asyncio.run(asked)).scores.final_reward
 
 

@@ -28,7 +28,7 @@ from src.classroom.verdicts import Verdict, parse_verdict
 from src.errors import ConfigError, DataError, JudgeOutputError
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.rollout.engines import Judge, ask_judge
+from src.rollout.engines import EmbeddedJudge, Judge, ask_judge
 from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.runner import weighted_sum
 from src.rollout.trajectory import TOKEN_FIELDS
@@ -61,30 +61,32 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
         raise DataError(f"There is no {journal}: name the run folder of a training, its logging.save_dir.")
     events = (event for event in read_journal(journal) if event["event"] == "conversation")
     records = {event["conversation"]: event["record"] for event in events}
-    weights = reward_weights(config)
-    context = config.teacher_model.vllm.max_length
-    rules = classroom_rules(config.generation, weights, context, config.reward_model.grades)
-    attempts = [(rule, i) for rule in rules.judge_rules for i in range(config.generation.number_judge_attempts)]
-    found = []
     with _open_judge(run_folder, config) as judge:
-        for fields in sorted(records.values(), key=lambda record: (record["step"], record["id"])):
-            record = ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS})
-            conversation = record.conversation(rules)
-            refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
-            in_groups = config.judge_model.mode == GROUP
-            found_now = [_judge_again(judge, conversation, *attempt, in_groups) for attempt in attempts]
-            found_now += [_anchor_again(judge, conversation, each) for each in conversation.verdicts if each.anchor]
-            conversation.verdicts = [
-                verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
-                for verdict in found_now
-            ]
-            now = weighted_sum({name: REWARDS[name](conversation) for name in weights}, weights)
-            found.append(Rejudged(record.id, record.reward, now, conversation.verdicts))
-    return found
+        ordered = sorted(records.values(), key=lambda record: (record["step"], record["id"]))
+        read = (ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS}) for fields in ordered)
+        return [judge_again(judge, record, config) for record in read]
+
+
+def judge_again(judge: Judge | EmbeddedJudge, record: ConversationRecord, config: TrainRLConfig) -> Rejudged:
+    """Judge a finished conversation again, and compute its rewards, by the current code and a configuration."""
+    generation, weights = config.generation, reward_weights(config)
+    rules = classroom_rules(generation, weights, config.teacher_model.vllm.max_length, config.reward_model.grades)
+    attempts = [(rule, i) for rule in rules.judge_rules for i in range(generation.number_judge_attempts)]
+    conversation = record.conversation(rules)
+    refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
+    in_groups = config.judge_model.mode == GROUP
+    found = [_judge_again(judge, conversation, *attempt, in_groups) for attempt in attempts]
+    found += [_anchor_again(judge, conversation, each) for each in conversation.verdicts if each.anchor]
+    conversation.verdicts = [
+        verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
+        for verdict in found
+    ]
+    now = weighted_sum({name: REWARDS[name](conversation) for name in weights}, weights)
+    return Rejudged(record.id, record.reward, now, conversation.verdicts)
 
 
 @contextmanager
-def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
+def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge | EmbeddedJudge]:
     judge = config.judge_model
     if judge.model_name_or_path in EMBEDDED_JUDGES:
         yield embedded_judge(judge.model_name_or_path, open_readers(config.generation))
@@ -96,7 +98,9 @@ def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge]:
         yield OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api=None)
 
 
-def _judge_again(judge: Judge, conversation: Conversation, rule: str, attempt: int, in_groups: bool) -> Verdict:
+def _judge_again(
+    judge: Judge | EmbeddedJudge, conversation: Conversation, rule: str, attempt: int, in_groups: bool
+) -> Verdict:
     """A new verdict from the reply that the run got. What it said of a whole group is in the conversation's record."""
     same = [each for each in conversation.verdicts if (each.rule, each.attempt) == (rule, attempt) and not each.anchor]
     known = next((each for each in same if in_groups and each.rank is not None), None)
@@ -108,11 +112,11 @@ def _judge_again(judge: Judge, conversation: Conversation, rule: str, attempt: i
         return Verdict(rule, attempt, error=str(error))
 
 
-def _anchor_again(judge: Judge, conversation: Conversation, anchor: Verdict) -> Verdict:
+def _anchor_again(judge: Judge | EmbeddedJudge, conversation: Conversation, anchor: Verdict) -> Verdict:
     return replace(_ask(judge, conversation, anchor.rule, anchor.attempt), anchor=True)
 
 
-def _ask(judge: Judge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
+def _ask(judge: Judge | EmbeddedJudge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
     try:
         about = (conversation.transcript(), conversation.problem.text)
         asked = ask_judge(judge, rule, *about, attempt, conversation.facts)

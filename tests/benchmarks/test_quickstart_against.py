@@ -4,14 +4,16 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import quickstart_against
-from benchmarks.quickstart_against import NOW, play_quickstart, report, reward_after, take_out
+from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after, take_out
 from benchmarks.rounds import CONVERSATIONS, Round
 from config.load import ROOT
+from config.values import SAMPLED
 from src.errors import DataError
 from src.results.run_folder import load_run
 
@@ -70,7 +72,30 @@ def test_a_round_is_a_quickstart_of_that_checkout(run: Path, tmp_path: Path, mon
         play_quickstart(tmp_path / "failed", source)
 
 
+def test_both_are_judged_by_todays_rubric(run: Path) -> None:
+    """A reward that an earlier judge gave does not count; a lesson that only praises gets little from today's."""
+    data = load_run(run)
+    records = [record for each in data.after.records.values() for record in each]
+    judged = judged_today(data)
+    assert sum(len(rewards) for lessons in judged.values() for rewards in lessons.values()) == len(records)
+    for record in records:
+        record.reward = 1.0
+    assert judged_today(data) == judged
+    before = [reward for rewards in judged[SAMPLED].values() for reward in rewards]
+    assert max(before) > 0.2
+    for record in records:
+        record.turns = [replace(turn, text="Good!") if turn.role == "teacher" else turn for turn in record.turns]
+    after = [reward for rewards in judged_today(data)[SAMPLED].values() for reward in rewards]
+    assert max(after) < 0.2
+
+
 def test_the_report_compares_each_round() -> None:
-    text = report({"abc": [Round(500, 0.95, 560), Round(600, 0.96, 560)], NOW: [Round(300, 0.97, 560)] * 2})
-    assert "abc: 500, 600 s; held-out reward 0.950, 0.960" in text
+    judged = {
+        "abc": [{SAMPLED: {"a": [0.5, 0.7], "b": [0.8]}}, {SAMPLED: {"a": [0.5], "b": [0.5]}}],
+        NOW: [{SAMPLED: {"a": [0.7, 0.7], "b": [0.9]}}, {SAMPLED: {"a": [0.5], "b": [0.5]}}],
+    }
+    text = report({"abc": [Round(500, 0.95, 560), Round(600, 0.96, 560)], NOW: [Round(300, 0.97, 560)] * 2}, judged)
+    assert "abc: 500, 600 s; held-out reward by its own judge 0.950, 0.960" in text
+    assert "by today's, sampled: 0.667 [0.600, 0.800], 0.500 [0.500, 0.500]" in text
+    assert "the reward changed, sampled: +0.100 [+0.100, +0.100], +0.000 [+0.000, +0.000]" in text
     assert "now it takes 0.55 x as long (by round: 0.60, 0.50)" in text

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rounds import CONVERSATIONS, PROJECT, Round, Rounds, overrides_of
+from benchmarks.step_bound import _replayed
 from benchmarks.whole_step import BOUND, DEEPSPEED, TRL_ALONE, report
 from config.checks import check_train_rl
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
+from src.models.pretrained import load_tokenizer
 
 
 def test_a_steps_time_is_that_between_two_ends() -> None:
@@ -82,17 +84,42 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         Rounds(tmp_path / "kept", {"steps": 5})
 
 
+def test_the_bound_shows_a_student_what_the_template_said(world: Path) -> None:
+    """A message of the template is in no turn of the journal, but in the student's prompt."""
+    named = [f"{seat}_model.model_name_or_path={world / 'blank'}" for seat in ("teacher", "student")]
+    config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *named], check_train_rl)
+    tokenizer = load_tokenizer("teacher_model", str(world / "blank"))
+    given = [{"role": "student", "text": "Hello!", "given": True}, {"role": "teacher", "text": "Who?", "given": True}]
+    answer = {"role": "student", "text": "I see a cat.", "persona": "correct_student", "tokens": 5, "given": False}
+    record = {"student_name": "Ann", "problem": "a lesson", "turns": [*given, answer]}
+    replayed = _replayed([{"turn": answer, "ids": [], "logprobs": []}], record, config, tokenizer)
+    (message,) = replayed.messages
+    shown = tokenizer.decode(message.prompt_ids)
+    assert shown.index("Hello!") < shown.index("Who?") and "a cat" not in shown
+
+
 @pytest.mark.engines
-def test_trl_alone_plays_the_classrooms_conversations(world: Path, tmp_path: Path) -> None:
-    """Two steps with a blank model; the lines have what the report reads."""
+@pytest.mark.parametrize(
+    ("opening", "turns"), [((), 3), (("generation.teacher_prompt_path=prompt_templates/small_tutor/teacher.txt",), 4)]
+)
+def test_trl_alone_plays_the_classrooms_conversations(
+    opening: tuple[str, ...], turns: int, world: Path, tmp_path: Path
+) -> None:
+    """Two steps with a blank model; the lines have what the report reads. A template's own messages count as messages:
+    with two of them, and the student's answer, the teacher has the fourth."""
     out, blank = tmp_path / "steps.jsonl", world / "blank"
     command = [sys.executable, "-m", "benchmarks.trl_alone", str(out), "--config-name", "quickstart"]
     command += [f"teacher_model.model_name_or_path={blank}", f"student_model.model_name_or_path={blank}"]
     command += [f"dataset.train_datasets=[{{name_or_path: {world / 'lessons_train.jsonl'}}}]", "train.max_steps=2"]
     command += ["train.number_of_problems_per_batch=2", "train.num_samples_per_problem=2"]
-    command += ["train.per_device_train_batch_size=2", "generation.max_turns=3", "generation.max_tokens_per_turn=6"]
+    command += [
+        "train.per_device_train_batch_size=2",
+        f"generation.max_turns={turns}",
+        "generation.max_tokens_per_turn=6",
+    ]
+    command += opening
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2] and {line["messages"] for line in lines} == {4 * 3}
+    assert [line["step"] for line in lines] == [1, 2] and {line["messages"] for line in lines} == {4 * turns}
     assert all(0 <= line["reward"] <= 1 for line in lines)
