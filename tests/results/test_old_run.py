@@ -88,8 +88,6 @@ def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
     then = ["--config-name", "quickstart", f"logging.save_dir={folder}", "logging.save_steps=1", *BATCHES]
     longer = load(TrainRLConfig, "train_rl", [*then, "train.max_steps=5"])
     assert check_resume(folder, longer) == [
-        "train.learning_rate changes from 0.0003 to 0.0008 after step 2",
-        'train.lr_scheduler_type changes from "constant" to "linear" after step 2',
         "train.max_steps changes from 2 to 5 after step 2",
     ]
     with pytest.raises(ConfigError, match="train.num_samples_per_problem was 2 and is 4 now"):
