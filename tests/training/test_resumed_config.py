@@ -106,9 +106,10 @@ def test_what_takes_effect_is_told_with_both_values(tmp_path: Path) -> None:
     assert check_resume(tmp_path, configured(tmp_path)) == []
     checkpoint_made_with(tmp_path)
     assert check_resume(tmp_path, configured(tmp_path)) == []
+    rate = configured(tmp_path).train.learning_rate
     overrides = ("train.learning_rate=1e-3", "train.beta=0.01", "train.loss_type=grpo", "generation.max_turns=3")
     assert check_resume(tmp_path, configured(tmp_path, *overrides)) == [
-        "train.learning_rate changes from 0.0008 to 0.001 after step 20",
+        f"train.learning_rate changes from {rate} to 0.001 after step 20",
         "train.beta changes from 0.0 to 0.01 after step 20",
         'train.loss_type changes from "dapo" to "grpo" after step 20',
         "generation.max_turns changes from 9 to 3 after step 20",
