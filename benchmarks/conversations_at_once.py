@@ -7,7 +7,7 @@ The real application plays lessons of the quickstart's classroom over HTTP, with
 judge and journal, in a process of its own. The table gives the medians of the rounds, which take the sizes in turns.
 
 ms/message, CPU ms/message  the server's milliseconds by the clock, from the request to the last byte of its answer, and
-                            of CPU time
+                            of CPU time until then
 longest block ms            the time for which the event loop answered nobody, in the block in which it used the most
                             CPU time, and that CPU time, which other work on the machine does not lengthen; the server's
                             search for garbage in the rest after each batch is among the blocks
@@ -82,10 +82,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the server's process measured of itself between two calls: seconds of CPU time, bytes of its journal, bytes
-    of memory, the longest block in seconds by the clock and of CPU time, and where it was."""
+    """What the server's process measured of itself between two calls: bytes of its journal, bytes of memory, the
+    longest block in seconds by the clock and of CPU time, and where it was."""
 
-    cpu_s: float
     journal: int
     memory: int
     block_s: float
@@ -94,8 +93,8 @@ class Costs:
 
 
 def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connection) -> None:
-    """Serve the application with scripted engines. Each message on `connection` is answered with the `Costs` since the
-    last one; None ends the server."""
+    """Serve the application with scripted engines. On `connection`, "costs" is answered with the `Costs` since the last
+    time, and "cpu" with the seconds of CPU time since then; None ends the server."""
     config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
     weights, tokenizer = reward_weights(config), load_tokenizer("teacher_model", models_of(config))
     engines = {
@@ -120,15 +119,17 @@ def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connect
         server.should_exit = True
 
     def answer_all() -> None:
-        before = (0.0, 0, 0)
-        while connection.recv() is not None:
-            now = (time.process_time(), journal.end, _memory("VmHWM"))
-            costs = Costs(now[0] - before[0], now[1] - before[1], now[2] - before[2], *watch.longest)
+        cpu, written, held = 0.0, 0, 0
+        while (asked := connection.recv()) is not None:
+            if asked == "cpu":
+                connection.send(time.process_time() - cpu)
+                continue
+            costs = Costs(journal.end - written, _memory("VmHWM") - held, *watch.longest)
             for engine in engines.values():
                 engine.calls.clear()
             watch.reset()
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-            before = (time.process_time(), journal.end, _memory("VmRSS"))
+            cpu, written, held = time.process_time(), journal.end, _memory("VmRSS")
             connection.send(asdict(costs))
 
     threading.Thread(target=answer, daemon=True).start()
@@ -174,6 +175,11 @@ class Server:
         self._connection.send("costs")
         return Costs(**self._connection.recv())
 
+    def cpu_s(self) -> float:
+        """The server's seconds of CPU time since the last call of `costs`."""
+        self._connection.send("cpu")
+        return self._connection.recv()
+
     def play(self, problems: Sequence[str], count: int, number: int) -> tuple[Figures, str]:
         """Play a batch of conversations. Returns its figures, and where the longest block was."""
         own = [problems[place // 8 % len(problems)] for place in range(count)]
@@ -184,15 +190,15 @@ class Server:
         self.costs()
         started = time.perf_counter()
         with closing(self._post("/sample_conversations", body)) as answer:
+            seconds, cpu_s = time.perf_counter() - started, self.cpu_s()
             records = answer.json()["conversations"]
-        seconds = time.perf_counter() - started
         time.sleep(_REST_S)
         costs = self.costs()
         ids, asked = [each["id"] for each in records], time.perf_counter()
         self._post("/get_pedagogical_reward", None, {"conversations": ids})
         looked_up = time.perf_counter() - asked
         messages = sum(len(each["turns"]) for each in records)
-        own_ms = (1000 * seconds / messages, 1000 * costs.cpu_s / messages, 1000 * costs.block_s)
+        own_ms = (1000 * seconds / messages, 1000 * cpu_s / messages, 1000 * costs.block_s)
         own_ms = (*own_ms, 1000 * costs.block_cpu_s)
         return Figures(*own_ms, costs.journal / count, costs.memory / _MB, 1000 * looked_up), costs.cause
 

@@ -68,7 +68,7 @@ def main() -> None:
         ways_of(arm)
     overrides, steps = overrides_of(arguments.shape, arguments.models), arguments.steps
     folder = (arguments.folder or Path("runs/earlier_ways") / arguments.shape).resolve()
-    rounds = Rounds(folder, {"overrides": overrides, "steps": steps})
+    rounds = Rounds(folder, {"overrides": overrides, "steps": steps, "arms": arms})
     found: dict[str, list[Round]] = {arm: [] for arm in arms}
     for number in range(arguments.rounds):
         for arm in arms:

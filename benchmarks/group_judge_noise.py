@@ -19,7 +19,6 @@ begin with the same model, which `make quickstart-models` makes. The same comman
 """
 
 import asyncio
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -80,6 +79,9 @@ class NoiseBench(SignalBench):
     arms: Mapping[str, Sequence[str]] = dict.fromkeys(JUDGES, ())
 
     def train(self, arm: str, seed: int) -> Path:
+        def answer(body: Mapping[str, Any], nth: int) -> Behaviour:
+            return says(verdict_of(body, Random(f"{seed} {nth}")))
+
         with judge_endpoint(answer, self.port + 1) as endpoint:
             return self.train_with(arm, seed, self.judged_at(endpoint.url, *JUDGES[arm]))
 
@@ -106,16 +108,14 @@ class NoiseBench(SignalBench):
         ]
 
 
-def answer(body: Mapping[str, Any], nth: int) -> Behaviour:
-    """The judge's reply to a request."""
-    return says(verdict_of(body))
+def verdict_of(body: Mapping[str, Any], chance: Random) -> str:
+    """The rubric's scores with errors of the size that the model's name says.
 
-
-def verdict_of(body: Mapping[str, Any]) -> str:
-    """The rubric's scores with the errors that the model's name says, the same for equal requests."""
-    prompt = body["messages"][0]["content"]
-    errors, material = Errors.of(body["model"]), json.loads(prompt)
-    chance = Random(hashlib.sha256(f"{body['model']} {prompt}".encode()).digest())
+    Args:
+        chance: draws the errors of this call. Every call needs one of its own: two calls about equal conversations err
+            differently, as those of a model that samples.
+    """
+    errors, material = Errors.of(body["model"]), json.loads(body["messages"][0]["content"])
     level = chance.gauss(0, errors.level)
     scored = []
     for conversation in material["conversations"]:

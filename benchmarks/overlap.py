@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from statistics import fmean, median
 from typing import Any
 
@@ -88,7 +89,7 @@ def answers_after(seconds: float) -> Callable[[dict, int], Behaviour]:
     def script(body: dict, nth: int) -> Behaviour:
         def act(exchange: Exchange) -> None:
             arrived = time.monotonic()
-            text = verdict_of(body)
+            text = verdict_of(body, Random(nth))
             time.sleep(max(0.0, arrived + seconds - time.monotonic()))
             says(text)(exchange)
 

@@ -4,12 +4,14 @@
 
 They publish the same model with random weights, in turns: they write it, take its fingerprint, mark the folder as
 complete, and, on disk, wait until it is there. Then a reader reads all of it, as an engine does that loads it.
-Versions in memory are written over old ones; the first few, which find none that is mapped, are reported by themselves.
+Versions in memory are written over old ones; the first few, whose files are new or not mapped yet, are reported by
+themselves.
 The earlier way through the disk, which copied each weight first and read the file again, is measured beside them.
 """
 
 import argparse
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +41,7 @@ from src.training.weight_files import KeptFiles
 EARLIER, DISK, MEMORY = "disk, before", "disk", "memory"
 KEEP = 2  # the default of train.keep_published_policies
 FIRST_IN_MEMORY = 2 * (KEEP + 1)
-"""Versions until every file in memory is there and mapped."""
+"""Versions until every file in memory is there and mapped: the first half makes files, the second maps them."""
 _TENSOR = (2048, 4096)
 
 
@@ -84,6 +86,7 @@ def publish(
 
 def measure(folder: Path, rounds: int, weights: dict[str, torch.Tensor]) -> dict[str, list[tuple[float, float]]]:
     """The seconds of publishing and reading, version by version: of memory the first ones, too, which come first."""
+    shutil.rmtree(shared_memory_folder(folder), ignore_errors=True)  # of a benchmark that was killed
     parents = {EARLIER: policies_folder(folder) / "earlier", DISK: policies_folder(folder)}
     parents[MEMORY] = open_shared_memory(folder)
     seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in parents}
@@ -108,6 +111,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("runs/publish"))
     arguments = parser.parse_args()
+    if arguments.folder.exists():
+        sys.exit(f"{arguments.folder} is there already, and what is in it would be removed: name another --folder.")
     prepare_cpu("bfloat16")
     count = max(1, round(arguments.gb * 1e9 / (2 * _TENSOR[0] * _TENSOR[1])))
     weights = {f"model.layers.{place}.weight": torch.randn(_TENSOR).bfloat16() for place in range(count)}
@@ -115,10 +120,11 @@ def main() -> None:
     seconds = measure(arguments.folder, arguments.rounds, weights)
     first, seconds[MEMORY] = seconds[MEMORY][:FIRST_IN_MEMORY], seconds[MEMORY][FIRST_IN_MEMORY:]
     print(f"{size:.2f} GB, {arguments.rounds} rounds, seconds per GB (median): publishing, reading")
-    for way, found in {**seconds, "memory, the first versions": first}.items():
+    new, mapped = first[: KEEP + 1], first[KEEP + 1 :]
+    for way, found in {**seconds, "memory, into new files": new, "memory, files not mapped yet": mapped}.items():
         published, read = ([each[place] / size for each in found] for place in (0, 1))
         every = "  ".join(f"{each:.2f}" for each in published)
-        print(f"  {way:27} {median(published):.2f}  {median(read):.2f}   all: {every}")
+        print(f"  {way:29} {median(published):.2f}  {median(read):.2f}   all: {every}")
     for way in (EARLIER, DISK):
         pairs = list(zip(seconds[way], seconds[MEMORY], strict=True))
         publishing = median(other / memory for (other, _), (memory, _) in pairs)

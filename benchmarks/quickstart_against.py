@@ -9,6 +9,7 @@ same command goes on where it was stopped.
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 import time
@@ -36,11 +37,24 @@ _MODULE = "src.launch.quickstart"
 
 def take_out(commit: str, folder: Path) -> None:
     """Write the files of a commit into a folder, if they are not there."""
-    if (folder / "src").is_dir():
+    if folder.is_dir():
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE)
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    subprocess.run(["tar", "-x", "-C", str(unfinished)], input=archive.stdout, check=True)
+    unfinished.rename(folder)
+
+
+def full_name(commit: str) -> str:
+    """The hash of a commit: a branch may be another one tomorrow.
+
+    Raises:
+        subprocess.CalledProcessError: if there is no such commit; git has said so.
+    """
+    command = ["git", "rev-parse", "--verify", f"{commit}^{{commit}}"]
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def play_quickstart(folder: Path, source: Path) -> Round:
@@ -112,7 +126,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/quickstart_against"))
     options = parser.parse_args()
     folder = options.folder.resolve()
-    rounds = Rounds(folder, {"commit": options.commit})
+    rounds = Rounds(folder, {"commit": full_name(options.commit)})
     sources = {options.commit: folder / "earlier", NOW: ROOT}
     take_out(options.commit, sources[options.commit])
     found: dict[str, list[Round]] = {name: [] for name in sources}

@@ -1,6 +1,7 @@
 """Rounds of a benchmark of whole steps: programs that train with one configuration, one after the other, and the
 figures of each, kept in a folder, so that the same command goes on where it was stopped."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -38,21 +39,33 @@ class Round:
         return cls(seconds, fmean(line["reward"] for line in lines), fmean(line["messages"] for line in lines))
 
 
+def code_version(source: Path = ROOT) -> str:
+    """A hash of what a checkout computes with: its benchmarks, configurations, prompts and sources, with changes that
+    are not committed."""
+    folders = ("benchmarks", "config", "prompt_templates", "src")
+    found = hashlib.sha256()
+    for command in (["ls-tree", "HEAD", *folders], ["diff", "HEAD", "--", *folders]):
+        found.update(subprocess.run(["git", *command], cwd=source, check=False, capture_output=True).stdout)
+    return found.hexdigest()[:12]
+
+
 class Rounds:
     """The measured rounds of a folder.
 
     Args:
-        settings: what all rounds of the folder have in common; a folder that was begun with others is refused.
+        settings: what all rounds of the folder have in common, besides the code; a folder that was begun with others,
+            or with other code, is refused. The programs belong here: they are compared because they took turns.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self._folder, self._results = folder, folder / "rounds.jsonl"
+        settings = {**settings, "code": code_version()}
         begun = folder / "settings.json"
         folder.mkdir(parents=True, exist_ok=True)
         if not begun.is_file():
             begun.write_text(json.dumps(settings), encoding="utf-8")
         elif (others := json.loads(begun.read_text(encoding="utf-8"))) != settings:
-            sys.exit(f"{folder} holds rounds with {others}, not with {dict(settings)}: choose another --folder.")
+            sys.exit(f"{folder} holds rounds with {others}, not with {settings}: choose another --folder.")
 
     def measure(self, number: int, program: str, play: Callable[[Path], Round]) -> Round:
         """A program's figures in a round: those that are kept, or measured now.

@@ -127,6 +127,8 @@ class Bench:
         """`train` with further overrides."""
         run = self.folder / arm / str(seed)
         if (run / "learning.json").exists():
+            if not policy_path(run, self.version(arm, self.measured_steps[-1])).is_dir():
+                sys.exit(f"{run} was trained for other steps, or its weights are gone: choose another --folder.")
             return run
         own = [f"seed={seed}", f"train.max_steps={self.version(arm, self.steps)}", "logging.save_steps=10"]
         own += ["train.keep_published_policies=1000", *self.arms[arm], *more]
@@ -239,9 +241,10 @@ def report(lines: Sequence[Mapping]) -> str:
 
 
 def versions_by_arm(lines: Sequence[Mapping]) -> dict[str, dict[int, dict[int, Mapping]]]:
-    """The lines of results by arm, seed and step."""
+    """The lines of results by arm, seed and step; a seed with no line of a trained version is left out."""
+    trained = {(line["arm"], line["seed"]) for line in lines if line["step"] > 0}
     by_arm: dict[str, dict[int, dict[int, Mapping]]] = defaultdict(lambda: defaultdict(dict))
-    for line in lines:
+    for line in [each for each in lines if (each["arm"], each["seed"]) in trained]:
         by_arm[line["arm"]][line["seed"]][line["step"]] = line
     return by_arm
 

@@ -78,8 +78,8 @@ def main() -> None:
     arguments = parser.parse_args()
     overrides, steps = overrides_of(arguments.shape, arguments.models), arguments.steps
     folder = (arguments.folder or Path("runs/whole_step") / arguments.shape).resolve()
-    rounds = Rounds(folder, {"overrides": overrides, "steps": steps})
     programs = [PROJECT, BOUND, TRL_ALONE, *([DEEPSPEED] if arguments.deepspeed else [])]
+    rounds = Rounds(folder, {"overrides": overrides, "steps": steps, "programs": programs})
     found: dict[str, list[Round]] = {name: [] for name in programs}
     for number in range(arguments.rounds):
         play = partial(play_project, overrides=overrides, steps=steps, port=arguments.port)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import quickstart_against
 from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after, take_out
-from benchmarks.rounds import CONVERSATIONS, Round
+from benchmarks.rounds import CONVERSATIONS, Round, code_version
 from config.load import ROOT
 from config.values import SAMPLED
 from src.errors import DataError
@@ -45,6 +45,22 @@ def test_a_commits_files_are_taken_out_once(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "earlier/src/one.py").write_text("kept")
     take_out("HEAD", tmp_path / "earlier")
     assert (tmp_path / "earlier/src/one.py").read_text() == "kept"
+
+
+def test_rounds_are_of_one_version_of_the_code(tmp_path: Path) -> None:
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path))
+    for folder in ("benchmarks", "config", "prompt_templates", "src", "docs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "one").write_text("first")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    first = code_version(tmp_path)
+    (tmp_path / "docs/one").write_text("second")
+    assert code_version(tmp_path) == first
+    (tmp_path / "prompt_templates/one").write_text("second")
+    changed = code_version(tmp_path)
+    subprocess.run([*git, "commit", "-qam", "two"], check=True)
+    assert len({first, changed, code_version(tmp_path)}) == 3
 
 
 def test_the_reward_is_that_after_the_training(run: Path) -> None:
