@@ -21,7 +21,7 @@ help:
 	@echo 'make test-full          the long and the rarely needed ones, too'
 	@echo 'make chaos              what a run survives: a misbehaving API, kills, full disks, a cut network, a soak, odd requests; in parts: make chaos ARGS="--shard 1/4"'
 	@echo 'make lint               ruff'
-	@echo 'make bench              the benchmarks'
+	@echo 'make bench              two of the benchmarks; docs/measured.md has the commands of all'
 	@echo 'make gpu-check          on a GPU: its tests, three quickstart steps, whole steps of models of real size'
 	@echo 'make docs               the pages of docs/ that are made from the sources; checks the lesson plans'
 	@echo 'make openenv-check      Marooned as an OpenEnv server: its validator and its test, in an environment of their own'

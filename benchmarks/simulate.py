@@ -7,11 +7,14 @@ conversations (`Rates`). A server has a teacher's and a student's engine, each o
 train, the others are divided between as many servers as they hold, and GPUs that are left over train, too. Rates of a
 trainer are per GPU, and grow in proportion to the GPUs: real ones grow by less.
 
-The model of an engine: a message first has its new tokens read, one message after the other; then it is sampled beside
-at most `slots` - 1 others, which share the tokens per second that the engine makes with so many. Schedules:
-`concurrent` (each conversation goes its own way), `phased` (all take a turn before any takes the next, and are judged
-together), and `concurrent` with `max_staleness` 1: a batch begins once the messages of the one before it are sampled
-and the weights trained on the one before that are published, while the judge still reads.
+An engine works in passes, as vLLM does: a pass samples one token of each running message, and reads the new tokens of
+those that have waited for its begin, as many as it has room for. The schedules:
+
+    concurrent                        each conversation goes its own way (`generation.schedule`), and so does its judge
+    phased                            so do the dialogues, but the judge reads them all when the last one has ended
+    lockstep                          as trainers without a scheduler: all take a turn before any takes the next one
+    concurrent with max_staleness 1   a batch begins once the messages of the one before it are sampled and the weights
+                                      trained on the one before that are published, while the judge still reads
 """
 
 import argparse
@@ -26,7 +29,8 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter
 
-CONCURRENT, PHASED = "concurrent", "phased"
+CONCURRENT, PHASED, LOCKSTEP = "concurrent", "phased", "lockstep"
+SEATS = ("teacher", "student")
 _STEPS = 6
 """The steps simulated; the first ones, in which batches do not overlap yet, are left out of the means."""
 
@@ -34,35 +38,43 @@ _STEPS = 6
 @dataclass(frozen=True)
 class EngineRates:
     """`decode`: tokens per second of all sequences together, by how many are running; between two numbers it is
-    interpolated, beyond the largest it stays. `prefill`: tokens read per second. `slots`: the most that run at once.
-    `reading_holds_up`: sampling stands still while a message is read; otherwise neither slows the other down. A real
-    engine reads and samples in one pass over the weights, and is somewhere between the two."""
+    interpolated, beyond the largest it stays. `prefill`: tokens read per second, by which a pass becomes longer, and
+    `message_s`: the seconds by which it does for each message that begins in it. `slots`: the most messages that run
+    at once. `pass_tokens`: the most tokens that are read in a pass of several messages. `latency_s`: seconds from a
+    request to the engine, and from there back, in which the engine works for others."""
 
     decode: dict[int, float]
     prefill: float
     slots: int
-    reading_holds_up: bool = False
+    message_s: float = 0.0
+    pass_tokens: int = 8192
+    latency_s: float = 0.0
 
-    def per_sequence(self, running: int) -> float:
-        """Tokens per second of each of so many running sequences."""
+    def together(self, running: int) -> float:
+        """Tokens per second of so many running sequences together."""
         known = sorted(self.decode)
         place = bisect_left(known, running)
         if place == len(known) or known[place] == running:
-            return self.decode[known[min(place, len(known) - 1)]] / running
+            return self.decode[known[min(place, len(known) - 1)]]
         if place == 0:
-            return self.decode[known[0]] / known[0]
+            return self.decode[known[0]] * running / known[0]
         low, high = known[place - 1], known[place]
         share = (running - low) / (high - low)
-        return ((1 - share) * self.decode[low] + share * self.decode[high]) / running
+        return (1 - share) * self.decode[low] + share * self.decode[high]
+
+    def pass_s(self, running: int, read: int, begun: int) -> float:
+        """Seconds of a pass for so many running sequences, of which some begin and have their tokens read."""
+        return running / self.together(running) + read / self.prefill + begun * self.message_s
 
 
 @dataclass(frozen=True)
 class Rates:
     """What a step is made of. `engine_gpus`: the GPUs of one engine. `train_tokens_s`: tokens trained on per second and
     GPU. `judge_s`: latencies of a judge, each as likely. `weights_gb`, `publish_gb_s`: what is published, and how fast.
-    `conversations` a step, with `messages` each, by turns of teacher and student, of `teacher_tokens` and
-    `student_tokens` tokens, each as likely; `prompt_tokens` before them. `sources` says where each rate is from, and
-    whether it is measured or assumed."""
+    `server_s`: seconds of the server itself for a message, one after the other. `conversations` a step, with `messages`
+    each, by turns of teacher and student, of `teacher_tokens` and `student_tokens` tokens, each as likely;
+    `prompt_tokens` before the first one of either. `sources` says where each rate is from, and whether it is measured
+    or assumed."""
 
     teacher: EngineRates
     student: EngineRates
@@ -74,22 +86,29 @@ class Rates:
     messages: int
     teacher_tokens: list[int]
     student_tokens: list[int]
-    prompt_tokens: int
+    prompt_tokens: dict[str, int]
     engine_gpus: int
     sources: dict[str, str]
+    server_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message to simulate: whose it is, how many tokens its engine has to read before it, and how many it has."""
+
+    seat: str
+    read: int
+    sample: int
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation to simulate: the tokens of its messages, and the seconds that its judge takes."""
+    """A conversation to simulate: its messages, the tokens that are trained on with it, its context included, and the
+    seconds that its judge takes."""
 
-    prompt: int
-    messages: tuple[int, ...]
+    messages: tuple[Message, ...]
+    tokens: int
     judge_s: float
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt + sum(self.messages)
 
 
 @dataclass(frozen=True)
@@ -103,51 +122,50 @@ class Batch:
 
 
 class Engine:
-    """An engine at work. `busy` counts the seconds in which it reads or samples."""
+    """An engine at work. `busy` counts the seconds of its passes."""
 
     def __init__(self, rates: EngineRates):
         self._rates = rates
         self._waiting: deque[tuple[int, int, int]] = deque()  # name, tokens to read, tokens to sample
-        self._reading: tuple[float, int, int] | None = None  # until when, name, tokens to sample
-        self._running: list[tuple[float, int]] = []  # the progress at which each is done, name
-        self._progress = self._now = self.busy = 0.0
+        self._running: list[tuple[int, int]] = []  # after how many passes each is done, name
+        self._passes = 0
+        self._ends: float | None = None  # when the pass ends that is under way
+        self.busy = 0.0
 
-    def ask(self, name: int, read: int, sample: int) -> None:
-        """A message to sample from now on."""
-        self._waiting.append((name, read, sample))
-        self._read_next()
+    def ask(self, now: float, name: int, message: Message) -> None:
+        """A message to begin with the next pass."""
+        self._waiting.append((name, message.read, message.sample))
+        if self._ends is None:
+            self._begin(now)
 
     def next_event(self) -> float:
-        """When something changes; infinite if nothing is asked."""
-        read = self._reading[0] if self._reading else float("inf")
-        if not self._running or self._is_held_up():
-            return read
-        left = max(0.0, self._running[0][0] - self._progress)
-        return min(read, self._now + left / self._rates.per_sequence(len(self._running)))
+        """When the pass ends that is under way; infinite if nothing is asked."""
+        return float("inf") if self._ends is None else self._ends
 
     def advance(self, now: float) -> list[int]:
         """Go on until a time that is not after the next event. Returns the names of the messages that are done."""
-        if self._reading or self._running:
-            self.busy += now - self._now
-        if self._running and not self._is_held_up():
-            self._progress += (now - self._now) * self._rates.per_sequence(len(self._running))
-        self._now, done = now, []
-        while self._running and self._running[0][0] <= self._progress + 1e-9:
+        done: list[int] = []
+        if self._ends is None or self._ends > now:
+            return done
+        self._passes += 1
+        while self._running and self._running[0][0] <= self._passes:
             done.append(heapq.heappop(self._running)[1])
-        if self._reading and self._reading[0] <= now + 1e-12:
-            _, name, sample = self._reading
-            heapq.heappush(self._running, (self._progress + sample, name))
-            self._reading = None
-        self._read_next()
+        self._ends = None
+        self._begin(now)
         return done
 
-    def _is_held_up(self) -> bool:
-        return self._rates.reading_holds_up and self._reading is not None
-
-    def _read_next(self) -> None:
-        if self._reading is None and self._waiting and len(self._running) < self._rates.slots:
-            name, read, sample = self._waiting.popleft()
-            self._reading = (self._now + read / self._rates.prefill, name, sample)
+    def _begin(self, now: float) -> None:
+        read = begun = 0
+        while self._waiting and len(self._running) < self._rates.slots:
+            name, new, sample = self._waiting[0]
+            if begun and read + new > self._rates.pass_tokens:
+                break
+            self._waiting.popleft()
+            heapq.heappush(self._running, (self._passes + sample, name))  # the pass that reads samples the first
+            read, begun = read + new, begun + 1
+        if self._running:
+            seconds = self._rates.pass_s(len(self._running), read, begun)
+            self._ends, self.busy = now + seconds, self.busy + seconds
 
 
 def play(rates: Rates, conversations: Sequence[Conversation], servers: int, schedule: str = CONCURRENT) -> Batch:
@@ -157,22 +175,22 @@ def play(rates: Rates, conversations: Sequence[Conversation], servers: int, sche
 
 
 def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: str) -> Batch:
-    engines = (Engine(rates.teacher), Engine(rates.student))
+    engines = {"teacher": Engine(rates.teacher), "student": Engine(rates.student)}
+    latency_s = {"teacher": rates.teacher.latency_s, "student": rates.student.latency_s}
     turn, ends = [0] * len(conversations), [0.0] * len(conversations)
-    asleep: list[int] = []  # in phases: those that wait for the others
-    now = 0.0
+    asleep: list[int] = []  # in lockstep: those that wait for the others
+    asked: list[tuple[float, int]] = []  # when a conversation's next message reaches its engine
+    now = free = 0.0  # `free`: when the server has done what it was given
 
     def ask(name: int) -> None:
-        each, place = conversations[name], turn[name]
-        read = (each.prompt if place < 2 else 0) + (
-            each.messages[place - 1] if place else 0
-        )  # the rest is in the cache
-        engines[place % 2].ask(name, read, each.messages[place])
+        nonlocal free
+        free = max(free, now) + rates.server_s
+        heapq.heappush(asked, (free + latency_s[conversations[name].messages[turn[name]].seat], name))
 
     def go_on(name: int) -> None:
         if turn[name] == len(conversations[name].messages):
             ends[name] = now
-        elif schedule == PHASED:
+        elif schedule == LOCKSTEP:
             asleep.append(name)
         else:
             ask(name)
@@ -180,21 +198,26 @@ def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: 
     for name in range(len(conversations)):
         go_on(name)
     while True:
-        if all(engine.next_event() == float("inf") for engine in engines):
+        event = min([engine.next_event() for engine in engines.values()] + [at for at, _ in asked[:1]])
+        if event == float("inf"):
             if not asleep:
                 break
             waiting, asleep[:] = list(asleep), []
             for name in waiting:
                 ask(name)
-        now = min(engine.next_event() for engine in engines)
-        done = [name for engine in engines for name in engine.advance(now)]
-        for name in done:
+            continue
+        now = event
+        for name in [name for engine in engines.values() for name in engine.advance(now)]:
             turn[name] += 1
             go_on(name)
+        while asked and asked[0][0] <= now:
+            name = heapq.heappop(asked)[1]
+            message = conversations[name].messages[turn[name]]
+            engines[message.seat].ask(now, name, message)
     sampled = max(ends, default=0.0)
-    begun = [sampled] * len(ends) if schedule == PHASED else ends
+    begun = ends if schedule == CONCURRENT else [sampled] * len(ends)
     judged = max((at + each.judge_s for at, each in zip(begun, conversations, strict=True)), default=0.0)
-    return Batch(sampled, judged, sum(engine.busy for engine in engines))
+    return Batch(sampled, judged, sum(engine.busy for engine in engines.values()))
 
 
 @dataclass(frozen=True)
@@ -258,10 +281,16 @@ def simulate(rates: Rates, servers: int, train_gpus: int, schedule: str, stalene
 
 
 def draw(rates: Rates, generator: random.Random) -> Conversation:
-    """A conversation with lengths and a latency drawn from the rates."""
-    lengths = (rates.teacher_tokens, rates.student_tokens)
-    messages = tuple(generator.choice(lengths[place % 2]) for place in range(rates.messages))
-    return Conversation(rates.prompt_tokens, messages, generator.choice(rates.judge_s))
+    """A conversation with lengths and a latency drawn from the rates. What a seat has said and read is in its engine's
+    cache; it reads its prompt and what the other one said."""
+    lengths = {"teacher": rates.teacher_tokens, "student": rates.student_tokens}
+    messages: list[Message] = []
+    for place in range(rates.messages):
+        seat = SEATS[place % 2]
+        read = (messages[-1].sample if messages else 0) + (rates.prompt_tokens[seat] if place < 2 else 0)
+        messages.append(Message(seat, read, generator.choice(lengths[seat])))
+    tokens = rates.prompt_tokens["teacher"] + sum(each.sample for each in messages)
+    return Conversation(tuple(messages), tokens, generator.choice(rates.judge_s))
 
 
 def read_rates(path: Path) -> Rates:
@@ -283,7 +312,7 @@ def main() -> None:
         if servers == 0:
             print(f"{gpus:4}  too few for a server")
             continue
-        for schedule, staleness in ((CONCURRENT, 0), (PHASED, 0), (CONCURRENT, 1)):
+        for schedule, staleness in ((CONCURRENT, 0), (PHASED, 0), (LOCKSTEP, 0), (CONCURRENT, 1)):
             step = simulate(rates, servers, gpus - servers * 2 * rates.engine_gpus, schedule, staleness)
             figures = f"{step.seconds:8.1f} {step.engines_idle:14.0%} {step.trainer_idle:14.0%}"
             print(f"{gpus:4}  {schedule:10} {staleness:14} {servers:8} {figures}   {step.bound}")

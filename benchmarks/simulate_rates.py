@@ -1,14 +1,16 @@
 """Rates for benchmarks/simulate.py, measured with a run's models on this machine, and the simulation against that run.
 
-    python -m benchmarks.simulate_rates measure RUN_FOLDER RATES.yaml [overrides of the training]
+    python -m benchmarks.simulate_rates measure RUN_FOLDER RATES.yaml [--server-ms 0.43] [overrides of the training]
     python -m benchmarks.simulate_rates check RUN_FOLDER RATES.yaml [overrides of the training]
 
 `measure` takes the run's models and conversations, but no time that the run took: it has both engines sample and read
 at once, each so many sequences at a time, and trains on and publishes one batch as benchmarks/step_bound.py does. The
-run needs an embedded judge, whose time is not measured.
+server's own milliseconds for a message are those that `benchmarks.conversations_at_once` printed. The run needs an
+embedded judge, whose time is not measured.
 
-`check` simulates each step of the run but the first, with the messages that were really said, and prints its seconds
-beside those in metrics.jsonl. The exit status is 1 if a whole step is more than 15 % off.
+`check` simulates each step of the run but the first, with the messages that were really said and the tokens that an
+engine with a prefix cache has to read for each, and prints its seconds beside those in metrics.jsonl. The exit status
+is 1 if a whole step is more than 15 % off.
 """
 
 import argparse
@@ -16,19 +18,22 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM
 
-from benchmarks.simulate import Conversation, EngineRates, Rates, play, read_rates
+from benchmarks import simulate
+from benchmarks.simulate import SEATS, Conversation, EngineRates, Rates, play, read_rates
 from benchmarks.step_bound import Message, Replayed, ReplayingEngine, batches_of, publish, train
+from config.base import VllmConfig
 from config.checks import check_train_rl
 from config.load import load
 from config.train_rl_model import TrainRLConfig
@@ -36,137 +41,250 @@ from src.results.run_folder import METRICS_NAME, read_lines
 from src.rollout.engines import Sampling
 from src.training.cpu import prepare_cpu
 
-SEATS = ("teacher", "student")
 LARGEST_ERROR = 0.15
 _RUNNING = (1, 4, 16, 64)
-"""How many sequences are sampled at once."""
+"""How many sequences are sampled at once, besides as many as an engine takes."""
 _SAMPLED = 17
 """Tokens of each; the first is sampled with the reading."""
-_READING = 8
-"""Conversations whose messages are read, one after the other."""
-_TIMES = 3
+_TIMES = 5
+_GPU_BLOCK = 16
+"""vLLM's tokens in a block of the prefix cache, where an engine names no other number."""
 
 
-def growth(messages: Sequence[Message]) -> Iterator[int]:
-    """How many tokens are new in the prompt of each message of one seat."""
-    lengths = [0, *(len(message.prompt_ids) for message in messages)]
-    return (after - before for before, after in pairwise(lengths))
+def tokens_to_read(batch: Sequence[Replayed], block: int) -> list[list[int]]:
+    """How many tokens the engine of each message has to read before it, by conversation: those behind the last whole
+    block that it has read or sampled already, in this conversation or in another one of the batch.
+
+    Args:
+        block: tokens in a block of the engines' prefix caches, which are empty in the beginning.
+    """
+    known: dict[str, set[int]] = {seat: set() for seat in SEATS}
+    found: list[list[int]] = [[] for _ in batch]
+    for place in range(max(len(replayed.messages) for replayed in batch)):
+        for reads, replayed in zip(found, batch, strict=True):
+            if place < len(replayed.messages):
+                message = replayed.messages[place]
+                hits = 0
+                for prefix in _prefixes(message.prompt_ids[:-1], block):  # the last token is always read
+                    if prefix not in known[message.seat]:
+                        break
+                    hits += 1
+                reads.append(len(message.prompt_ids) - hits * block)
+                known[message.seat].update(_prefixes(_known_after(replayed.messages, place), block))
+    return found
 
 
-def conversation_of(replayed: Replayed) -> Conversation:
+def _prefixes(ids: Sequence[int], block: int) -> Iterator[int]:
+    """A hash of each prefix of whole blocks."""
+    prefix = 0
+    for end in range(block, len(ids) + 1, block):
+        prefix = hash((prefix, *ids[end - block : end]))
+        yield prefix
+
+
+def _known_after(messages: Sequence[Message], place: int) -> list[int]:
+    """What an engine has in its cache of a conversation after a message: its prompt and, as far as the seat's next
+    prompt repeats them, the sampled tokens but the last one."""
+    message = messages[place]
+    following = [each.prompt_ids for each in messages[place + 1 :] if each.seat == message.seat]
+    return following[0][: len(message.prompt_ids) + message.tokens - 1] if following else message.prompt_ids
+
+
+def conversation_of(replayed: Replayed, reads: Sequence[int]) -> Conversation:
     """A conversation as it is simulated.
 
-    Raises:
-        ValueError: if teacher and student do not take turns in it.
+    Args:
+        reads: the tokens to read before each of its messages.
     """
-    seats = [message.seat for message in replayed.messages]
-    if seats != [SEATS[place % 2] for place in range(len(seats))]:
-        raise ValueError(f"The simulation knows teacher and student in turns, not {seats}.")
-    messages = tuple(message.tokens for message in replayed.messages)
-    return Conversation(len(replayed.messages[0].prompt_ids), messages, 0.0)
+    messages = zip(replayed.messages, reads, strict=True)
+    return Conversation(
+        tuple(simulate.Message(each.seat, read, each.tokens) for each, read in messages), len(replayed.ids), 0.0
+    )
 
 
-def other_prompts(batch: Sequence[Replayed], seat: str, token: int) -> list[list[int]]:
-    """The last prompts of a seat, each begun with another token, so that no engine has read it."""
-    prompts = [[each for each in replayed.messages if each.seat == seat][-1].prompt_ids for replayed in batch]
-    return [[token + place, *prompt] for place, prompt in enumerate(prompts)]
+def block_size() -> int:
+    """Tokens in a block of the engines' prefix caches on this machine."""
+    if torch.cuda.is_available():
+        return _GPU_BLOCK
+    from src.vllm.engine import CPU_BLOCK
+
+    return CPU_BLOCK
 
 
-async def _generate(
-    engine: ReplayingEngine, prompts: Sequence[Sequence[int]], sampling: Sampling, tokens: int
-) -> float:
-    """Sample so many tokens after each prompt, all at once; returns the seconds."""
-    started = time.perf_counter()
-    limited = replace(sampling, max_tokens=tokens)
-    await asyncio.gather(*(engine.generate(prompt, limited) for prompt in prompts))
-    return time.perf_counter() - started
+class Bench:
+    """One engine that is measured while another one is at the same.
+
+    Args:
+        prompts: prompts of the engine's seat, as long as they are in the run.
+
+    Attributes:
+        options: those of the engine.
+    """
+
+    def __init__(self, engine: ReplayingEngine, seat: str, options: VllmConfig, prompts: Sequence[Sequence[int]]):
+        self._engine, self._seat, self._sampling = engine, seat, Sampling.of(options, 0)
+        self._prompts, self.options, self._new = prompts, options, count()
+        self._block = block_size()
+
+    def numbers(self, batch: int) -> list[int]:
+        """How many sequences are sampled at once, one after the other."""
+        most = min(self.options.max_num_seqs, batch)
+        return sorted({*(each for each in _RUNNING if each < most), most})
+
+    def fresh(self, running: int) -> list[list[int]]:
+        """So many prompts that the engine has not read: each begins with two tokens like no other."""
+        begun = [divmod(next(self._new), 100) for _ in range(running)]
+        chosen = [self._prompts[place % len(self._prompts)] for place in range(running)]
+        return [[10 + first, 10 + second, *ids] for (first, second), ids in zip(begun, chosen, strict=True)]
+
+    async def seconds(self, prompts: Sequence[list[int]], tokens: int) -> float:
+        """Sample so many tokens after each prompt, all at once."""
+        started = time.perf_counter()
+        messages = [Message(self._seat, prompt, tokens) for prompt in prompts]
+        await asyncio.gather(*(self._engine.replay(message, self._sampling) for message in messages))
+        return time.perf_counter() - started
+
+    async def sampled(self, prompts: Sequence[list[int]]) -> tuple[float, float]:
+        """Tokens per second of these sequences together, and the seconds of their first tokens, with prompts that are
+        in the cache up to their last blocks."""
+        first = await self.seconds(prompts, 1)
+        whole = await self.seconds(prompts, _SAMPLED)
+        return len(prompts) * (_SAMPLED - 1) / max(whole - first, 1e-9), first
+
+    def not_cached(self, prompts: Sequence[list[int]]) -> int:
+        """How many tokens of prompts that were read already are read again."""
+        return sum(len(ids) - (len(ids) - 1) // self._block * self._block for ids in prompts)
 
 
-async def decode_rate(engine: ReplayingEngine, prompts: Sequence[list[int]], sampling: Sampling) -> float:
-    """Tokens per second of all these sequences together."""
-    found = []
-    await _generate(engine, prompts, sampling, 1)  # from here on, the prompts are in the cache
-    for _ in range(_TIMES):
-        reading = await _generate(engine, prompts, sampling, 1)
-        seconds = await _generate(engine, prompts, sampling, _SAMPLED) - reading
-        found.append(len(prompts) * (_SAMPLED - 1) / seconds)
-    return median(found)
+def fit(firsts: Sequence[tuple[int, int, float]], decode: Mapping[int, float]) -> tuple[float, float, float]:
+    """The seconds for each token that is read, for each message that begins, and those of a request on its way, by
+    least squares; none is below 0.
+
+    Args:
+        firsts: messages that began at once, the tokens that were read before them, and the seconds until each had its
+            first token.
+        decode: tokens per second of so many sequences together.
+    """
+    rows = np.array([(tokens, messages, 1.0) for messages, tokens, _ in firsts])
+    wanted = np.array([seconds - messages / decode[messages] for messages, _, seconds in firsts])
+    free = [0, 1, 2]
+    while True:
+        found = np.zeros(3)
+        found[free] = np.linalg.lstsq(rows[:, free], wanted, rcond=None)[0]
+        if (found >= 0).all():
+            return tuple(float(each) for each in found)
+        free.remove(int(found.argmin()))
 
 
-async def reading_rate(engine: ReplayingEngine, seat: str, batch: Sequence[Replayed], sampling: Sampling) -> float:
-    """Tokens per second that the engine reads of a seat's messages, turn by turn, each after what was said before."""
-    seconds, tokens = 0.0, 0
-    for replayed in batch:
-        own = [message for message in replayed.messages if message.seat == seat]
-        tokens += sum(growth(own))
-        for message in own:
-            seconds += await _generate(engine, [[replayed.ids[-1], *message.prompt_ids[1:]]], sampling, 1)
-    return tokens / seconds
+async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, EngineRates]:
+    """The rates of both engines, each measured while the other one works as much."""
+    decode: dict[str, dict[int, float]] = {seat: {} for seat in benches}
+    firsts: dict[str, list[tuple[int, int, float]]] = {seat: [] for seat in benches}
+    numbers = {seat: bench.numbers(batch) for seat, bench in benches.items()}
+    for places in range(max(map(len, numbers.values()))):
+        running = {seat: each[min(places, len(each) - 1)] for seat, each in numbers.items()}
+
+        async def read(seat: str, running: Mapping[str, int] = running) -> tuple[float, int]:
+            prompts = benches[seat].fresh(running[seat])
+            return await benches[seat].seconds(prompts, 1), sum(map(len, prompts))
+
+        for seat, found in (await _side_by_side({seat: _of(read, seat) for seat in benches})).items():
+            firsts[seat] += [(running[seat], tokens, seconds) for seconds, tokens in found]
+        prompts = {seat: bench.fresh(running[seat]) for seat, bench in benches.items()}
+        for seat, bench in benches.items():
+            await bench.seconds(prompts[seat], 1)  # from here on they are in the cache
+        measured = {seat: _of(bench.sampled, prompts[seat]) for seat, bench in benches.items()}
+        for seat, found in (await _side_by_side(measured)).items():
+            decode[seat][running[seat]] = round(median(rate for rate, _ in found), 1)
+            again = benches[seat].not_cached(prompts[seat])
+            firsts[seat] += [(running[seat], again, first) for _, first in found]
+    rates = {}
+    for seat, bench in benches.items():
+        token_s, message_s, latency_s = fit(firsts[seat], decode[seat])
+        options = bench.options
+        rates[seat] = EngineRates(
+            decode[seat],
+            prefill=round(1 / max(token_s, 1e-9), 1),
+            slots=options.max_num_seqs,
+            message_s=round(message_s, 6),
+            pass_tokens=max(options.max_length, 8192),
+            latency_s=round(latency_s, 6),
+        )
+    return rates
 
 
-async def engine_rates(
-    engine: ReplayingEngine, seat: str, batch: Sequence[Replayed], config: TrainRLConfig
-) -> EngineRates:
-    """The rates of one engine, while the other one works as much."""
-    options = config.teacher_model.vllm if seat == "teacher" else config.student_model.vllm
-    sampling = Sampling.of(options, 0)
-    decode = {}
-    for number, running in enumerate(count for count in _RUNNING if count <= options.max_num_seqs):
-        prompts = other_prompts((list(batch) * (running // len(batch) + 1))[:running], seat, 10 + 100 * number)
-        decode[running] = round(await decode_rate(engine, prompts, sampling), 1)
-    prefill = await reading_rate(engine, seat, batch[:_READING], sampling)
-    return EngineRates(decode, round(prefill, 1), options.max_num_seqs, reading_holds_up=True)
+def _of(measure: Callable[..., Awaitable], *arguments: object) -> Callable[[], Awaitable]:
+    return lambda: measure(*arguments)
 
 
-async def measure(run: Path, config: TrainRLConfig) -> Rates:
+async def _side_by_side(measures: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, list[Any]]:
+    """What each measures `_TIMES` times; who is done first goes on, so that the others are never alone."""
+    found: dict[str, list[Any]] = {name: [] for name in measures}
+
+    async def repeat(name: str) -> None:
+        while any(len(each) < _TIMES for each in found.values()):
+            found[name].append(await measures[name]())
+
+    await asyncio.gather(*map(repeat, measures))
+    return {name: each[:_TIMES] for name, each in found.items()}
+
+
+async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
     """The rates of a run's models on this machine."""
-    batches = batches_of(run, config)
-    batch = batches[0]
+    batch = next(iter(batches_of(run, config).values()))
+    reads = tokens_to_read(batch, block_size())
+    conversations = [conversation_of(*each) for each in zip(batch, reads, strict=True)]
     prepare_cpu(config.train.dtype)
+    models = {"teacher": config.teacher_model, "student": config.student_model}
     engines = {
-        seat: await ReplayingEngine.start(getattr(config, f"{seat}_model"), config.seed, config.generation)
-        for seat in SEATS
+        seat: await ReplayingEngine.start(model, config.seed, config.generation) for seat, model in models.items()
     }
+    said = {seat: [m for each in batch for m in each.messages if m.seat == seat] for seat in SEATS}
     try:
-        found = await asyncio.gather(*(engine_rates(engines[seat], seat, batch, config) for seat in SEATS))
+        benches = {
+            seat: Bench(engines[seat], seat, models[seat].vllm, [message.prompt_ids for message in said[seat]])
+            for seat in SEATS
+        }
+        rates = await engine_rates(benches, len(batch))
         model = AutoModelForCausalLM.from_pretrained(
             config.teacher_model.model_name_or_path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
         with tempfile.TemporaryDirectory() as folder:
             published = [await publish(model, engines["teacher"], Path(folder), version) for version in range(_TIMES)]
-        train(batch[: config.train.per_device_train_batch_size], model, optimizer, config.train)  # asks for memory
+        train(batch, model, optimizer, config.train)  # asks for memory
         trained = train(batch, model, optimizer, config.train)
     finally:
         for engine in engines.values():
             engine.shutdown()
-    conversations = [conversation_of(each) for each in batch]
     gigabytes = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
-    lengths = {seat: [m.tokens for each in batch for m in each.messages if m.seat == seat] for seat in SEATS}
+    first = {seat: [next(m for m in each.messages if m.seat == seat) for each in batch] for seat in SEATS}
     return Rates(
-        teacher=found[0],
-        student=found[1],
+        **rates,
         train_tokens_s=round(sum(each.tokens for each in conversations) / trained, 1),
         judge_s=[0.0],
         weights_gb=round(gigabytes, 4),
         publish_gb_s=round(gigabytes / median(published), 3),
         conversations=len(batch),
         messages=round(fmean(len(each.messages) for each in conversations)),
-        teacher_tokens=lengths["teacher"],
-        student_tokens=lengths["student"],
-        prompt_tokens=round(fmean(each.prompt for each in conversations)),
+        teacher_tokens=[message.tokens for message in said["teacher"]],
+        student_tokens=[message.tokens for message in said["student"]],
+        prompt_tokens={seat: round(fmean(len(m.prompt_ids) for m in messages)) for seat, messages in first.items()},
         engine_gpus=1,
         sources={
             "engines, training, publishing": f"measured with the models of {run}",
+            "server": "given",
             "judge": "embedded; its time was not measured",
             "lengths": f"of the first batch of {run}",
         },
+        server_s=server_s,
     )
 
 
-def predicted(batch: Sequence[Replayed], rates: Rates) -> dict[str, float]:
+def predicted(batch: Sequence[Replayed], rates: Rates, block: int) -> dict[str, float]:
     """The simulated seconds of a step that plays this batch on one server and trains on it."""
-    conversations = [conversation_of(each) for each in batch]
+    reads = tokens_to_read(batch, block)
+    conversations = [conversation_of(*each) for each in zip(batch, reads, strict=True)]
     parts = {
         "rollout": play(rates, conversations, servers=1).judged,
         "train": sum(each.tokens for each in conversations) / rates.train_tokens_s,
@@ -176,20 +294,21 @@ def predicted(batch: Sequence[Replayed], rates: Rates) -> dict[str, float]:
 
 
 def compare(
-    batches: Sequence[Sequence[Replayed]], lines: Sequence[Mapping[str, float]], rates: Rates
+    batches: Mapping[int, Sequence[Replayed]], lines: Sequence[Mapping[str, float]], rates: Rates, block: int
 ) -> dict[str, tuple[float, float]]:
     """By part of a step: its simulated and its measured seconds, medians over all steps but the first.
 
     Args:
-        lines: those of the run's metrics, one for each batch.
+        lines: those of the run's metrics, whose `step` is the number of batches that were trained on by then.
     """
-    simulated = [predicted(batch, rates) for batch in batches[1:]]
-    took = [
-        {part: line[f"seconds/{part}"] for part in ("rollout", "train", "publish")}
-        | {"step": line["time"] - before["time"]}
-        for before, line in pairwise(lines)
-    ]
-    return {part: (median(e[part] for e in simulated), median(e[part] for e in took)) for part in simulated[0]}
+    both = []
+    for before, line in pairwise(lines):
+        step = max(step for step in batches if step < line["step"])
+        took = {part: line[f"seconds/{part}"] for part in ("rollout", "train", "publish")}
+        both.append((predicted(batches[step], rates, block), took | {"step": line["time"] - before["time"]}))
+    return {
+        part: (median(each[part] for each, _ in both), median(each[part] for _, each in both)) for part in both[0][0]
+    }
 
 
 def main() -> int:
@@ -198,20 +317,23 @@ def main() -> int:
     parser.add_argument("command", choices=("measure", "check"))
     parser.add_argument("run", type=Path)
     parser.add_argument("rates", type=Path)
+    parser.add_argument("--server-ms", type=float, default=0.43)
     parser.add_argument("overrides", nargs="*")
     options, overrides = parser.parse_known_args()
     config = load(TrainRLConfig, "train_rl", [*overrides, *options.overrides], check_train_rl)
     if options.command == "measure":
-        rates = TypeAdapter(Rates).dump_python(asyncio.run(measure(options.run, config)))
+        found = asyncio.run(measure(options.run, config, options.server_ms / 1000))
+        rates = TypeAdapter(Rates).dump_python(found)
         options.rates.write_text(yaml.safe_dump(rates, sort_keys=False, default_flow_style=None), encoding="utf-8")
         print(f"{options.rates} is written")
         return 0
     lines = [line for line in read_lines(options.run / METRICS_NAME) if "reward" in line]
-    found = compare(batches_of(options.run, config), lines, read_rates(options.rates))
+    block = block_size()
+    compared = compare(batches_of(options.run, config), lines, read_rates(options.rates), block)
     print("| seconds | simulated | measured | ratio |\n|---|---|---|---|")
-    for part, (simulated, took) in found.items():
+    for part, (simulated, took) in compared.items():
         print(f"| {part} | {simulated:.2f} | {took:.2f} | {simulated / took:.2f} |")
-    return int(abs(found["step"][0] / found["step"][1] - 1) > LARGEST_ERROR)
+    return int(abs(compared["step"][0] / compared["step"][1] - 1) > LARGEST_ERROR)
 
 
 if __name__ == "__main__":

@@ -78,21 +78,37 @@ class Replayed:
     mask: list[int] = field(default_factory=list)
 
 
-def batches_of(run: Path, config: TrainRLConfig) -> list[list[Replayed]]:
-    """The conversations of each step, in order."""
-    events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    steps: dict[str, int] = {}
-    for event in read_journal(run / JOURNAL_NAME):
-        if event["event"] == "batch":
-            steps[event["request"]] = event["step"]
-        elif event["event"] in ("turn", "conversation"):
-            events[event["conversation"]].append(event)
+def batches_of(run: Path, config: TrainRLConfig) -> dict[int, list[Replayed]]:
+    """The conversations of each step of a training, in the order of the steps."""
     tokenizer = load_tokenizer("teacher_model", config.teacher_model.model_name_or_path)
     batches: dict[int, list[Replayed]] = defaultdict(list)
-    for name, found in events.items():
-        *turns, last = found
-        batches[steps[request_of(name)]].append(_replayed(turns, last["record"], config, tokenizer))
-    return [batches[step] for step in sorted(batches)]
+    for step, events in trained_on(run):
+        *turns, last = events
+        batches[step].append(_replayed(turns, last["record"], config, tokenizer))
+    return dict(sorted(batches.items()))
+
+
+def trained_on(run: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
+    """The step, and the messages and the end as events of the journal, of each conversation that a run was trained on:
+    no evaluation on the same server, none that was played anew with other weights, and none that did not end."""
+    training = f"{(run / 'run_id').read_text(encoding='utf-8')}-step"
+    begun: dict[str, Mapping[str, Any]] = {}
+    played: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for event in read_journal(run / JOURNAL_NAME):
+        request = event.get("request") or request_of(event.get("conversation", ""))
+        if not request.startswith(training):
+            continue
+        if event["event"] == "batch":
+            before = begun.get(request)
+            if before is None or any(before[name] != event[name] for name in ("weights", "body")):
+                played[request] = defaultdict(list)
+            begun[request] = event
+        elif event["event"] in ("turn", "conversation"):
+            played[request][event["conversation"]].append(event)
+    for request, conversations in played.items():
+        for events in conversations.values():
+            if events[-1]["event"] == "conversation":
+                yield begun[request]["step"], events
 
 
 def _replayed(
@@ -193,7 +209,7 @@ async def publish(model: PreTrainedModel, engine: ReplayingEngine, folder: Path,
 
 async def measure(run: Path, config: TrainRLConfig) -> dict[str, list[float]]:
     """The seconds of each step's parts."""
-    batches = batches_of(run, config)
+    batches = list(batches_of(run, config).values())
     prepare_cpu(config.train.dtype)
     engines = {
         "teacher": await ReplayingEngine.start(config.teacher_model, config.seed, config.generation),

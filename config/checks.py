@@ -346,6 +346,19 @@ def _check_publishing(config: TrainRLConfig) -> None:
         )
 
 
+def check_machines(config: TrainRLConfig, machines: int) -> None:
+    """Check what only the launch decides: on how many machines the trainer's processes are.
+
+    Raises:
+        ConfigError: if weights are published through the memory of one machine to servers on several.
+    """
+    if config.train.publish_through == MEMORY and machines > 1:
+        raise ConfigError(
+            f"train.publish_through is {MEMORY}, the shared memory of one machine, but the training was launched on "
+            f"{machines}: set train.publish_through=disk."
+        )
+
+
 def _check_groups(config: TrainRLConfig) -> None:
     """Groups are left out by their conversations' rewards; an episode of many rows, or of several players, has more."""
     train, mode = config.train, config.train.groups_without_variance
@@ -397,7 +410,8 @@ def _check_batch(config: TrainRLConfig) -> None:
         "train.number_of_problems_per_batch × train.num_samples_per_problem "
         f"({train.number_of_problems_per_batch} × {train.num_samples_per_problem} = {batch})"
     )
-    if batch % train.per_device_train_batch_size:
+    by_rows = train.max_tokens_per_micro_batch is None
+    if by_rows and batch % train.per_device_train_batch_size:
         raise ConfigError(
             f"{product} must be divisible by train.per_device_train_batch_size ({train.per_device_train_batch_size})."
         )

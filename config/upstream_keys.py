@@ -7,7 +7,6 @@ from omegaconf import DictConfig, OmegaConf
 logger = logging.getLogger(__name__)
 
 _SLEEP = "generation.colocate decides whether engines sleep while the trainer steps"
-_PUBLISHED = "weights are published through the run folder, once for each batch"
 REPLACED = {
     "*.vllm.use_v0": "vLLM has one engine today, and it is used",
     "*.vllm.from_0": "CUDA_VISIBLE_DEVICES says which GPUs a program may use",
@@ -16,9 +15,9 @@ REPLACED = {
     "*.vllm.enable_sleep_mode": _SLEEP,
     "*.vllm.max_number_of_instances": "each seat has one engine, spread over vllm.number_of_gpus_per_instance GPUs",
     "train.deepspeed_config_path": "accelerate launch --config_file config/deepspeed/… chooses DeepSpeed's stage",
-    "train.batch_size_ref_model": "the reference model sees train.per_device_train_batch_size conversations at a time",
-    "train.save_policy_to_disk_every_n": _PUBLISHED,
-    "generation.use_experimental_shared_memory": _PUBLISHED,
+    "train.batch_size_ref_model": "the reference model sees the same micro-batches as the training",
+    "train.save_policy_to_disk_every_n": "every batch's weights are published; see train.publish_to_disk_every",
+    "generation.use_experimental_shared_memory": "train.publish_through=memory publishes weights through shared memory",
     "generation.tokenizer_to_use": "each model's own tokenizer counts its tokens",
 }
 """Maps a key without an effect here (`*` stands for any model) to what replaces it."""

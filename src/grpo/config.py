@@ -29,9 +29,11 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
     let_fsdp_run_on_cpus()
     train, generation = config.train, config.generation
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
-    by_tokens = train.max_tokens_per_micro_batch is not None
-    rows = 1 if by_tokens else train.per_device_train_batch_size  # by tokens: at most as many micro-batches as rows
-    passes = _micro_batches(batch, rows)
+    if train.max_tokens_per_micro_batch is None:
+        rows, named = train.per_device_train_batch_size, "train.per_device_train_batch_size × processes"
+    else:
+        rows, named = 1, "the number of processes"  # at most as many micro-batches as rows
+    passes = _micro_batches(batch, rows, named)
     if config.judge_model.mode == GROUP:
         _check_whole_groups(batch, train.num_samples_per_problem)
     return GRPOConfig(
@@ -103,11 +105,11 @@ def _check_whole_groups(batch: int, group: int) -> None:
         )
 
 
-def _micro_batches(batch: int, per_device: int) -> int:
+def _micro_batches(batch: int, per_device: int, named: str) -> int:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if batch % (per_device * processes):
         raise ConfigError(
-            f"A batch of {batch} conversations must be divisible by train.per_device_train_batch_size × processes "
+            f"A batch of {batch} conversations must be divisible by {named} "
             f"({per_device} × {processes} = {per_device * processes})."
         )
     return batch // (per_device * processes)

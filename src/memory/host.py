@@ -58,13 +58,16 @@ def trainer_process(job: TrainerJob, on_cpu: bool) -> list[Part]:
     return parts
 
 
-def host_parts(trainer: TrainerJob | None, engines: Sequence[EngineOnHost], asleep: int, on_cpu: bool) -> list[Part]:
+def host_parts(
+    trainer: TrainerJob | None, engines: Sequence[EngineOnHost], asleep: int, on_cpu: bool, versions: int = 0
+) -> list[Part]:
     """The contents of one machine's memory at its peak.
 
     Args:
         trainer: one of the training's processes; None leaves the trainer out.
         asleep: bytes of the weights of sleeping engines, which are in host memory.
         on_cpu: whether engines and trainer run on CPUs, where no engine sleeps.
+        versions: how many published versions are in shared memory.
     """
     parts = []
     if trainer is not None:
@@ -73,6 +76,8 @@ def host_parts(trainer: TrainerJob | None, engines: Sequence[EngineOnHost], asle
             parts.append(Part(f"{processes} × trainer: {part.name}", processes * part.size))
         if not on_cpu:
             parts.append(Part("trainer: weights as they are written", PUBLISHED_AT_ONCE))
+        published = versions * trainer.trained * trainer.number_bytes
+        parts.append(Part(f"{versions} × published weights (/dev/shm)", published))
     if engines:
         parts.append(Part("processes of the engines", sum(1 + each.workers for each in engines) * PROCESS))
     if on_cpu:
@@ -94,6 +99,8 @@ def what_does_not_fit(parts: Sequence[Part], job: TrainerJob | None, machine: in
     ways = ["a machine with more memory"]
     if job is not None and (job.launch.optimizer_on_host or job.launch.weights_on_host):
         ways.append("less offloading in accelerate's configuration (offload_optimizer_device, offload_param_device)")
+    if any("/dev/shm" in part.name for part in parts):
+        ways.append("train.publish_through=disk, or a smaller train.keep_published_policies")
     if any("asleep" in part.name for part in parts):
         ways.append("smaller models, or GPUs of the server's own and generation.colocate=false, with which none sleeps")
     if job is not None and job.launch.processes > job.launch.machines:

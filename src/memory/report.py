@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from config.base import ModelConfig, VllmConfig
-from config.checks import reward_weights
+from config.checks import check_machines, reward_weights
 from config.eval_model import EvalConfig
 from config.eval_model import reward_weights as rewards_of_evaluation
 from config.train_rl_model import TrainRLConfig, pass_batch_size
-from config.values import NO_CREDIT, PASS, PHASED, SAME_STEP
+from config.values import MEMORY, NO_CREDIT, PASS, PHASED, SAME_STEP
 from src.errors import ConfigError
 from src.memory.budget import (
     CUDA_CONTEXT,
@@ -160,12 +160,14 @@ def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, 
         EngineOnHost(weights[seat], model.vllm.number_of_gpus_per_instance, model.vllm.cpu_kvcache_gib * GIB)
         for seat, model in seats.items()
     ]
-    parts, machine = host_parts(trainer, engines, asleep, limit is None), machine_memory()
+    train = config.train
+    versions = train.keep_published_policies + 1 if train.publish_through == MEMORY else 0
+    parts, machine = host_parts(trainer, engines, asleep, limit is None, versions), machine_memory()
     on = "if all of it is on CPUs" if limit is None else "beside the GPUs"
     found.lines.append(f"in the machine's own memory at its fullest, {on} (this machine has {_gib(machine)}):")
     found.add([*parts, Part("together", total(parts))])
     message = what_does_not_fit(parts, trainer, machine)
-    if message is not None and limit is not None and config.train.gpu_memory_gib is None:
+    if message is not None and limit is not None and train.gpu_memory_gib is None:
         found.refusals.append(message)
     elif message is not None:
         found.lines.append(f"warning: {message}")
@@ -175,10 +177,14 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     train, model = config.train, config.teacher_model
     try:
         launch = find_launch()
+        check_machines(config, launch.machines)
         shape = read_shape(model.model_name_or_path)
         adapter = _adapter(model)
     except NotEstimated as reason:
         found.lines.append(f"trainer: not reckoned: {reason}")
+        return None
+    except ConfigError as refused:
+        found.refusals.append(str(refused))
         return None
     length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
     rows = rows_of_micro_batch(config, launch.processes)
@@ -194,11 +200,13 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         adapter=adapter,
     )
     memory = trainer_memory(job)
+    limit = train.max_tokens_per_micro_batch
+    size = f"{rows} × {length} tokens" if limit is None else f"{job.tokens} tokens"
     zero = "FSDP2" if launch.fsdp else f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
     learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
     found.lines.append(
         f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "
-        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {rows} × {length} tokens"
+        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {size}"
     )
     found.lines += _rows_beside(config, rows) if beside else []
     found.add(memory.held, "always")

@@ -152,14 +152,19 @@ def launch_of_flags(flags: Sequence[str]) -> Launch:
     return replace(found, machines=arguments.num_machines or 1)
 
 
+def machines_of(environment: Mapping[str, str]) -> int:
+    """On how many machines the processes of a training are, by the environment of one of them."""
+    processes = int(environment.get("WORLD_SIZE", "1"))
+    return processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
+
+
 def launch_of_environment(environment: Mapping[str, str]) -> Launch:
     """How `accelerate launch` started this process; a single process if it was not used.
 
     Raises:
         NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
     """
-    processes = int(environment.get("WORLD_SIZE", "1"))
-    machines = processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
+    processes, machines = int(environment.get("WORLD_SIZE", "1")), machines_of(environment)
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         found = _fsdp(processes, environment.get("FSDP_VERSION", "1"), environment.get("FSDP_OFFLOAD_PARAMS", "false"))
         return replace(found, machines=machines)

@@ -14,13 +14,12 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ConfigError, DataError, StorageError
-from ..system.storage import flush, refuse_full_disk, storage_errors
+from ..system.storage import SHARED_MEMORY, flush, refuse_full_disk, storage_errors
 from .lora import ADAPTER_CONFIG
 from .policy_version import PolicyVersion
 from .pretrained import check_weights
 
 MARKER = "COMPLETE"
-SHARED_MEMORY = Path("/dev/shm")
 CONTENT_DIGEST = "content_xxh3_128"
 """The key of a safetensors file's metadata for a digest of its content, by which `write_policy` need not read it."""
 

@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from transformers.integrations import get_available_reporting_integrations
-
 from config.base import LoggingConfig
 from config.eval_model import EvalConfig
 from src.errors import ConfigError
@@ -41,6 +39,8 @@ def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
     Raises:
         ConfigError: if a tracker is not installed.
     """
+    from transformers.integrations import get_available_reporting_integrations  # takes seconds, evaluations do without
+
     trackers = list(dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])]))
     for name in sorted(set(trackers) - set(get_available_reporting_integrations()) - {"flyte"}):
         raise ConfigError(

@@ -15,6 +15,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 _RUST = re.compile(r"\(os error (\d+)\)")  # errors of the Rust libraries safetensors and tokenizers
 _TORCH = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @contextmanager
@@ -71,8 +72,7 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
     if free < needed:
         raise StorageError(
             f"{folder} needs {_readable(needed)}, but only {_readable(free)} are free on its disk. Make room there, or "
-            "move the run folder to a larger disk and name it in logging.save_dir, and start again: what was there "
-            "before is untouched."
+            f"{_more_room(folder)}, and start again: what was there before is untouched."
         )
 
 
@@ -92,12 +92,18 @@ def _message(path: Path, number: int) -> str:
     said = f"{path}: {os.strerror(number)}."
     if number in _FULL:
         return (
-            f"{said} {_readable(_free(path))} are free on its disk. Make room there, or name a folder on a larger disk "
-            "in logging.save_dir, and start again: what was complete before is still there."
+            f"{said} {_readable(_free(path))} are free on its disk. Make room there, or {_more_room(path)}, and start "
+            "again: what was complete before is still there."
         )
     if number in _FORBIDDEN:
         return f"{said} Give this user the right to read and write there, or name another folder in logging.save_dir."
     return f"{said} Something else stands at that path: remove it, or name another folder in logging.save_dir."
+
+
+def _more_room(path: Path) -> str:
+    if path.is_relative_to(SHARED_MEMORY):
+        return "raise the size of this part of memory (docker run --shm-size=…), or set train.publish_through=disk"
+    return "move the run folder to a larger disk and name it in logging.save_dir"
 
 
 def _free(path: Path) -> int:

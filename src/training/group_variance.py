@@ -164,9 +164,10 @@ class GroupFilter:
             known, played = [*known, *drawn], played + missing
             flat = self.variance.flat_groups(batch.records)
             missing, before = of_all_ranks(len(flat), accelerator)
-        if missing < groups:  # a batch with nothing in it cannot be averaged over; its advantages are 0 anyway
+        left_out = missing if missing < groups else 0  # a batch with nothing in it cannot be averaged over
+        if left_out:
             batch.left_out = frozenset(group * size + place for group in flat for place in range(size))
-        batch.figures |= {"groups/left_out": missing / groups, "groups/played": played}
+        batch.figures |= {"groups/left_out": left_out / groups, "groups/played": played}
 
 
 def of_all_ranks(own: int, accelerator: Accelerator) -> tuple[int, int]:

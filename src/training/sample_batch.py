@@ -111,7 +111,7 @@ class ClassroomRollout:
         records = batch.records
         checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
-        metrics = batch_metrics(records, batch.played) | self._metrics(records)
+        metrics = batch_metrics(records, batch.played) | self._metrics(gather_object(records))
         metrics |= supervision_metrics(records) | checked
         metrics |= reward_metrics(gather_object([record.rewards for record in records]))
         metrics |= batch.figures

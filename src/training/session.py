@@ -14,10 +14,11 @@ from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from config.checks import reward_weights
+from config.checks import check_machines, reward_weights
 from config.load import record_run
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
+from src.memory.sources import machines_of
 from src.models.lora import check_checkpoint
 from src.results.hub import release
 from src.results.learning import describe_learning, write_learning
@@ -124,6 +125,7 @@ def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
 
 
 def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> TrainingSession:
+    on_every_process(state, lambda: check_machines(config, machines_of(os.environ)))
     on_main_process(state, lambda: _log_config_changes(config, run_folder))
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))

@@ -18,6 +18,7 @@ from src.models.policy_folder import (
 )
 from src.models.policy_version import PolicyVersion
 from src.server.client import ClassroomClient
+from src.system.storage import refuse_full_disk
 from src.training.collective import on_main_process
 from src.training.context import TrainerContext
 from src.training.server_assignment import AssignedServer
@@ -95,7 +96,11 @@ class WeightPublisher:
         needed = weight_bytes(trainer.model, only_trained=trainer.has_adapter)
 
         def write(save: Save) -> None:
-            over = oldest_policy(folder.parent, self._keep) if whole_in_memory else None
+            over = None
+            if whole_in_memory:
+                over = oldest_policy(folder.parent, self._keep)
+                missing = self._keep + 1 - len(list(folder.parent.iterdir()))
+                refuse_full_disk(folder, missing * needed)  # all that it takes, before the first steps are computed
             write_policy(folder, self.policy, save, needed, over)
 
         if whole_in_memory:
@@ -110,8 +115,8 @@ class WeightPublisher:
     def _remove_old(self, last: bool) -> None:
         remove_old_policies(policies_folder(self._run_folder), self._keep, self.policy.version)
         shared = shared_memory_folder(self._run_folder)
-        if last:
+        if last or not self._in_memory:  # what is there then is of a training that published through memory
             shutil.rmtree(shared, ignore_errors=True)
             self._kept.forget()
-        elif self._in_memory:
+        else:
             remove_old_policies(shared, self._keep + 1, self.policy.version)  # the next is written over the oldest

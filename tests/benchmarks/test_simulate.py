@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 
 from benchmarks.simulate import (
     CONCURRENT,
+    LOCKSTEP,
     PHASED,
     Batch,
     Conversation,
     EngineRates,
+    Message,
     Rates,
+    draw,
     play,
     read_rates,
     simulate,
@@ -21,51 +25,86 @@ from benchmarks.simulate import (
 )
 
 ENGINE = EngineRates({1: 10.0, 2: 16.0, 4: 24.0}, prefill=100.0, slots=4)
-RATES = Rates(ENGINE, ENGINE, 50.0, [1.0], 4.0, 2.0, 4, 3, [10], [20], 50, 1, {})
+RATES = Rates(ENGINE, ENGINE, 50.0, [1.0], 4.0, 2.0, 4, 3, [10], [20], {"teacher": 50, "student": 40}, 1, {})
+
+
+def lesson(*messages: tuple[int, int], judge_s: float = 0.0) -> Conversation:
+    """A conversation of messages in turns, each with the tokens to read and to sample."""
+    seats = ("teacher", "student")
+    said = tuple(Message(seats[place % 2], *message) for place, message in enumerate(messages))
+    return Conversation(said, sum(map(sum, messages)), judge_s)
 
 
 def test_tokens_per_second_between_what_was_measured():
-    assert [ENGINE.per_sequence(n) * n for n in (1, 2, 3, 4, 8)] == pytest.approx([10, 16, 20, 24, 24])
+    assert [ENGINE.together(n) for n in (1, 2, 3, 4, 8)] == pytest.approx([10, 16, 20, 24, 24])
 
 
-@pytest.mark.parametrize("schedule", [CONCURRENT, PHASED])
+@pytest.mark.parametrize("schedule", [CONCURRENT, PHASED, LOCKSTEP])
 def test_one_conversation(schedule):
-    """Teacher: 50 tokens read in 0.5 s, 10 sampled in 1 s. Student: its prompt and these 10 in 0.6 s, then 2 s. Teacher
-    again: the student's 20 read in 0.2 s, 10 sampled in 1 s. Judge: 3 s."""
-    batch = play(RATES, [Conversation(50, (10, 20, 10), 3.0)], 1, schedule)
+    """Teacher: 10 passes of 0.1 s, the first of which reads 50 tokens in 0.5 s. Student: 20 passes, 0.6 s of reading.
+    Teacher again: 10 passes, 0.2 s of reading. Judge: 3 s."""
+    batch = play(RATES, [lesson((50, 10), (60, 20), (20, 10), judge_s=3)], 1, schedule)
     assert (batch.sampled, batch.judged, batch.busy) == pytest.approx((5.3, 8.3, 5.3))
 
 
-def test_two_share_an_engine():
-    """The first is read until 0.5 s and then sampled alone at 10 tokens/s until the second is read, at 1 s: 5 of its
-    10 tokens. Then both get 8 tokens/s: the first ends 5/8 s later, at 1.625, the second has 5 left and ends at 2.125.
-    """
-    batch = play(RATES, [Conversation(50, (10,), 0.0), Conversation(50, (10,), 1.0)], 1)
-    assert (batch.sampled, batch.judged) == pytest.approx((2.125, 3.125))
+def test_a_message_costs_its_engine_the_server_and_the_way():
+    """Three messages: 0.2 s each on the engine, 0.3 s in the server and 0.4 s on the way, beside the 5.3 s above."""
+    engine = replace(ENGINE, message_s=0.2, latency_s=0.4)
+    rates = replace(RATES, teacher=engine, student=engine, server_s=0.3)
+    batch = play(rates, [lesson((50, 10), (60, 20), (20, 10))], 1)
+    assert (batch.sampled, batch.busy) == pytest.approx((8.0, 5.9))
 
 
-def test_sampling_can_stand_still_while_a_message_is_read():
-    """The first is read until 0.5 s and then waits until the second is read, at 1 s. Both get 8 tokens/s until both
-    have 10, 1.25 s later."""
-    held_up = replace(RATES, teacher=replace(ENGINE, reading_holds_up=True))
-    batch = play(held_up, [Conversation(50, (10,), 0.0), Conversation(50, (10,), 1.0)], 1)
-    assert (batch.sampled, batch.judged) == pytest.approx((2.25, 3.25))
+def test_the_server_does_one_thing_after_the_other():
+    """The second message leaves the server after 2 s; both engines' first passes are alone."""
+    batch = play(replace(RATES, server_s=1), [lesson((0, 1)), lesson((0, 1))], 1)
+    assert batch.sampled == pytest.approx(2.1)
+
+
+def test_two_share_the_passes_of_an_engine():
+    """The first begins alone: a pass of 0.1 s with 0.5 s of reading. The second is read in the next pass: 0.5 s and
+    2/16 s. Eight further passes of 2/16 s end the first, one more of 0.1 s the second."""
+    batch = play(RATES, [lesson((50, 10)), lesson((50, 10), judge_s=1)], 1)
+    assert (batch.sampled, batch.judged) == pytest.approx((0.6 + 0.625 + 1 + 0.1, 3.325))
+
+
+def test_a_pass_reads_no_more_than_it_has_room_for():
+    """The first begins alone: 0.6 s and 0.1 s. The two others together are too much for a pass: the second is read in
+    one of 0.6 + 0.1 s and is done, and then the third. A message that is too long by itself is read alone."""
+    narrow = replace(RATES, teacher=replace(ENGINE, pass_tokens=100))
+    assert play(narrow, [lesson((60, 1))] * 3, 1).sampled == pytest.approx(2.1)
+    assert play(RATES, [lesson((60, 1))] * 3, 1).sampled == pytest.approx(0.7 + 1.2 + 2 / 16)
+    assert play(narrow, [lesson((300, 1))], 1).sampled == pytest.approx(3.1)
 
 
 def test_two_servers_halve_what_one_does_when_its_slots_are_full():
     one_slot = replace(ENGINE, slots=1)
     rates = replace(RATES, teacher=one_slot, student=one_slot)
-    conversations = [Conversation(0, (10,), 0.0)] * 8
+    conversations = [lesson((0, 10))] * 8
     assert play(rates, conversations, 1).sampled == pytest.approx(8)
     assert play(rates, conversations, 2).sampled == pytest.approx(4)
 
 
 def test_the_judge_reads_while_others_are_sampled_but_not_in_phases():
-    """Both get 8 tokens/s. The short one ends at 1.25 s, and its judge takes 5 s; the long one goes on alone, 10 tokens
-    in 1 s."""
-    conversations = [Conversation(0, (10,), 5.0), Conversation(0, (20,), 1.0)]
-    assert play(RATES, conversations, 1).judged == pytest.approx(6.25)
-    assert play(RATES, conversations, 1, PHASED).judged == pytest.approx(7.25)
+    """The short one ends after a pass alone and nine of 2/16 s, at 1.225 s; the long one has eleven tokens left. The
+    judge takes 5 s for the short one."""
+    conversations = [lesson((0, 10), judge_s=5), lesson((0, 20), judge_s=1)]
+    assert play(RATES, conversations, 1).judged == pytest.approx(6.225)
+    assert play(RATES, conversations, 1, PHASED).judged == pytest.approx(2.325 + 5)
+
+
+def test_in_lockstep_nobody_answers_before_all_have_spoken():
+    """One teacher's message is done after 0.1 s, the other's after eleven further passes, at 1.2 s. In phases the first
+    student answers meanwhile. In lockstep both are asked at 1.2 s, and the second waits for the first one's pass."""
+    conversations = [lesson((0, 1), (0, 5)), lesson((0, 11), (0, 1))]
+    assert play(RATES, conversations, 1, PHASED).sampled == pytest.approx(1.3)
+    assert play(RATES, conversations, 1, LOCKSTEP).sampled == pytest.approx(1.2 + 0.1 + 0.125 + 3 * 0.1)
+
+
+def test_a_drawn_conversation_has_each_token_read_once_by_each_engine():
+    drawn = draw(RATES, Random(1))
+    assert drawn.messages == (Message("teacher", 50, 10), Message("student", 50, 20), Message("teacher", 20, 10))
+    assert drawn.tokens == 90 and drawn.judge_s == 1.0
 
 
 def test_steps_one_after_the_other():
@@ -84,15 +123,17 @@ def test_steps_that_overlap_are_as_long_as_their_trainer_if_it_is_slowest():
     assert [after - before for before, after in zip(ends[1:], ends[2:], strict=False)] == [11] * 4
 
 
-lengths = st.lists(st.integers(1, 40), min_size=1, max_size=5)
-batches = st.lists(st.builds(Conversation, st.integers(0, 50), lengths.map(tuple), st.floats(0, 5)), max_size=8)
+messages = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40)), min_size=1, max_size=5)
+batches = st.lists(
+    st.builds(lambda said, judge_s: lesson(*said, judge_s=judge_s), messages, st.floats(0, 5)), max_size=8
+)
 
 
 @settings(deadline=None)
-@given(batches, st.integers(1, 3), st.sampled_from([CONCURRENT, PHASED]), st.booleans())
-def test_no_batch_ends_before_its_longest_conversation_alone(conversations, servers, schedule, holds_up):
-    engine = replace(ENGINE, reading_holds_up=holds_up)
-    rates = replace(RATES, teacher=engine, student=engine)
+@given(batches, st.integers(1, 3), st.sampled_from([CONCURRENT, PHASED, LOCKSTEP]), st.sampled_from([0.0, 0.1]))
+def test_no_batch_ends_before_its_longest_conversation_alone(conversations, servers, schedule, more_s):
+    engine = replace(ENGINE, message_s=more_s, latency_s=more_s, pass_tokens=60)
+    rates = replace(RATES, teacher=engine, student=engine, server_s=more_s)
     batch = play(rates, conversations, servers, schedule)
     alone = [play(rates, [each], 1) for each in conversations]
     assert batch.sampled >= max((each.sampled for each in alone), default=0) - 1e-6

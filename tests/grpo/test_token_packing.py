@@ -79,6 +79,14 @@ def test_gradients_are_those_of_micro_batches_of_rows(loss: str, groups: str, mo
         assert torch.allclose(by_tokens[name], gradient, rtol=0, atol=min(1e-6, 1e-4 * largest)), name
 
 
+def test_rows_of_a_micro_batch_bind_nobody_where_tokens_fill_it() -> None:
+    batch = ["train.number_of_problems_per_batch=3", "train.num_samples_per_problem=3"]
+    with pytest.raises(ConfigError, match="per_device_train_batch_size"):
+        load(TrainRLConfig, "train_rl", batch, check_train_rl)
+    tokens = [*batch, "train.max_tokens_per_micro_batch=100"]
+    assert load(TrainRLConfig, "train_rl", tokens, check_train_rl).train.max_tokens_per_micro_batch == 100
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

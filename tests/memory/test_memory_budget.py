@@ -404,4 +404,12 @@ def test_programs_and_launcher_print_it_below_the_configuration(qwen, capsys):
     launch += ["train.gradient_checkpointing=true", "train.dtype=bfloat16", "--config_file"]
     assert launcher([*launch, "config/deepspeed/zero3_4GPU.yaml"]) == 0
     assert "4 × GPU, ZeRO-3; micro-batches of 16 × 1024 tokens" in capsys.readouterr().out
+    more = ["train.max_tokens_per_micro_batch=3000", "train.publish_through=memory", "train.keep_published_policies=1"]
+    assert launcher([*launch, "config/deepspeed/zero3_4GPU.yaml", *more]) == 0
+    printed = capsys.readouterr().out
+    assert "micro-batches of 3000 tokens" in printed
+    assert f"2 × published weights (/dev/shm)        {2 * 2 * PARAMETERS / GIB:.2f} GiB" in printed
+    several = ["--num_machines", "2", "--machine_rank", "0", "--main_process_ip", "10.0.0.1"]
+    assert launcher([*launch, "config/deepspeed/zero3_4GPU.yaml", *several, *more]) == 2
+    assert "launched on 2: set train.publish_through=disk" in capsys.readouterr().err
     assert launcher([*launch, "config/deepspeed/1GPU.yaml"]) == 2

@@ -105,6 +105,8 @@ def test_no_more_is_played_than_allowed_and_a_batch_without_any_signal_is_kept(m
     assert len(play.played) == 3 * 8
     loss, gradients = trainer.loss_and_gradients(batch)
     assert loss == 0 and all(not each.any() for each in gradients.values()), "nothing to learn, and no NaN"
+    figures = trainer._metrics["train"]
+    assert figures["groups/without_variance"] == [1] and figures["groups/left_out"] == [0]
 
 
 def test_a_group_whose_messages_differ_teaches_where_turn_credit_counts(model: Path, tmp_path: Path) -> None:

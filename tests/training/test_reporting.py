@@ -9,7 +9,9 @@ import pytest
 from config.base import LoggingConfig
 from src.errors import ClassroomError, ConfigError
 from src.results.trackers import report_to
+from src.training import sample_batch
 from src.training.metrics_callback import MetricsCallback
+from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 
 @pytest.fixture
@@ -51,6 +53,16 @@ def test_trackers_come_once_and_find_their_settings(tmp_path, clean_environment)
 def test_a_tracker_that_is_not_installed_is_told_before_anything_is_loaded(tmp_path, clean_environment):
     with pytest.raises(ConfigError, match="logging asks for clearml, which is not installed .* pip install clearml"):
         report_to(LoggingConfig(report_to=["tensorboard", "clearml"]), tmp_path)
+
+
+def test_the_environments_own_metrics_are_of_the_conversations_of_all_processes(world, tmp_path, monkeypatch):
+    """The correlation of a few conversations of each process is not that of all of them."""
+    seen = []
+    trainer = offline_trainer(tmp_path, save_tiny_model(tmp_path / "model", world / "blank"))
+    trainer.rollout_func._metrics = lambda records: seen.append([record.index for record in records]) or {}
+    monkeypatch.setattr(sample_batch, "gather_object", lambda own: [*own, *own])
+    trainer.batch()
+    assert seen == [[*range(8), *range(8)]]
 
 
 def state_at(step: int, of: int = 4) -> SimpleNamespace:

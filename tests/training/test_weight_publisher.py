@@ -12,15 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from config.checks import check_train_rl
+from config.checks import check_machines, check_train_rl
 from config.load import load
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from src.errors import ConfigError, DataError, StorageError
 from src.models import policy_folder
 from src.models.policy_folder import check_policy, inside_run_folder, open_shared_memory, shared_memory_folder
 from src.models.policy_version import PolicyVersion
+from src.system import storage
 from src.training.checkpoints import remove_leftovers
 from src.training.server_assignment import AssignedServer
+from src.training.sharded_save import weight_bytes
 from src.training.weight_publisher import WeightPublisher
 from tests.conftest import ROOT
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
@@ -92,9 +94,21 @@ def test_the_end_of_a_training_leaves_its_last_version_on_disk_and_nothing_in_me
 
 
 def test_through_the_disk_nothing_is_in_memory(trainer, tmp_path: Path) -> None:
-    publish(trainer, publisher(trainer, tmp_path / "run", TrainConfig()), 3)
-    assert versions_in(tmp_path / "run" / "policy") == ["v000001", "v000002"]
+    """Not even what a training left there that was stopped and goes on through the disk."""
+    publish(trainer, publisher(trainer, tmp_path / "run", MEMORY), 2)
+    publish(trainer, publisher(trainer, tmp_path / "run", TrainConfig()), 5, from_step=2)
+    assert versions_in(tmp_path / "run" / "policy") == ["v000003", "v000004"]
     assert not shared_memory_folder(tmp_path / "run").exists()
+
+
+def test_memory_without_room_for_all_versions_is_refused_at_the_first(trainer, tmp_path: Path, monkeypatch) -> None:
+    size = weight_bytes(trainer.model, only_trained=False)
+    through = publisher(trainer, tmp_path / "run", MEMORY)
+    monkeypatch.setattr(storage, "_free", lambda _: 3 * size - 1)
+    with pytest.raises(StorageError, match=r"--shm-size=…\), or set train.publish_through=disk, and start again"):
+        publish(trainer, through, 1)
+    monkeypatch.setattr(storage, "_free", lambda _: 3 * size)
+    publish(trainer, through, 1)
 
 
 def test_a_version_in_memory_is_written_over_the_oldest_one(trainer, tmp_path: Path) -> None:
@@ -201,3 +215,11 @@ def test_servers_elsewhere_have_other_memory() -> None:
     for elsewhere in ("generation.server_urls=[http://gpu2:8005]", "generation.server_host=192.0.2.7"):
         with pytest.raises(ConfigError, match="the shared memory of one machine, but a server is at"):
             load(TrainRLConfig, "train_rl", [*memory, elsewhere], check_train_rl)
+
+
+def test_a_trainer_on_several_machines_publishes_through_the_disk() -> None:
+    """A server of its own on each machine may have the address 127.0.0.1 on all of them."""
+    for way, machines in (("memory", 1), ("disk", 2)):
+        check_machines(TrainRLConfig(train=TrainConfig(publish_through=way)), machines)
+    with pytest.raises(ConfigError, match="launched on 2: set train.publish_through=disk"):
+        check_machines(TrainRLConfig(train=TrainConfig(publish_through="memory")), 2)
