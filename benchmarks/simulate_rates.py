@@ -158,15 +158,15 @@ class Bench:
 
 def fit(firsts: Sequence[tuple[int, int, float]], decode: Mapping[int, float]) -> tuple[float, float, float]:
     """The seconds for each token that is read, for each message that begins, and those of a request on its way, by
-    least squares; none is below 0.
+    least squares of the relative errors; none is below 0.
 
     Args:
         firsts: messages that began at once, the tokens that were read before them, and the seconds until each had its
             first token.
         decode: tokens per second of so many sequences together.
     """
-    rows = np.array([(tokens, messages, 1.0) for messages, tokens, _ in firsts])
-    wanted = np.array([seconds - messages / decode[messages] for messages, _, seconds in firsts])
+    rows = np.array([(tokens / seconds, messages / seconds, 1 / seconds) for messages, tokens, seconds in firsts])
+    wanted = np.array([1 - messages / decode[messages] / seconds for messages, _, seconds in firsts])
     free = [0, 1, 2]
     while True:
         found = np.zeros(3)
@@ -181,6 +181,8 @@ async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, En
     decode: dict[str, dict[int, float]] = {seat: {} for seat in benches}
     firsts: dict[str, list[tuple[int, int, float]]] = {seat: [] for seat in benches}
     numbers = {seat: bench.numbers(batch) for seat, bench in benches.items()}
+    for bench in benches.values():
+        await bench.sampled(bench.fresh(max(bench.numbers(batch))))  # warms up
     for places in range(max(map(len, numbers.values()))):
         running = {seat: each[min(places, len(each) - 1)] for seat, each in numbers.items()}
 
@@ -189,7 +191,8 @@ async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, En
             return await benches[seat].seconds(prompts, 1), sum(map(len, prompts))
 
         for seat, found in (await _side_by_side({seat: _of(read, seat) for seat in benches})).items():
-            firsts[seat] += [(running[seat], tokens, seconds) for seconds, tokens in found]
+            seconds, tokens = (median(each) for each in zip(*found, strict=True))
+            firsts[seat].append((running[seat], tokens, seconds))
         prompts = {seat: bench.fresh(running[seat]) for seat, bench in benches.items()}
         for seat, bench in benches.items():
             await bench.seconds(prompts[seat], 1)  # from here on they are in the cache
@@ -197,7 +200,7 @@ async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, En
         for seat, found in (await _side_by_side(measured)).items():
             decode[seat][running[seat]] = round(median(rate for rate, _ in found), 1)
             again = benches[seat].not_cached(prompts[seat])
-            firsts[seat] += [(running[seat], again, first) for _, first in found]
+            firsts[seat].append((running[seat], again, median(first for _, first in found)))
     rates = {}
     for seat, bench in benches.items():
         token_s, message_s, latency_s = fit(firsts[seat], decode[seat])
