@@ -73,7 +73,7 @@ class Rates:
     GPU. `judge_s`: latencies of a judge, each as likely. `weights_gb`, `publish_gb_s`: what is published, and how fast.
     `server_s`: seconds of the server itself for a message, one after the other. `conversations` a step, with `messages`
     each, by turns of teacher and student, of `teacher_tokens` and `student_tokens` tokens, each as likely;
-    `prompt_tokens` before the first one of either. `sources` says where each rate is from, and whether it is measured
+    `prompt_tokens` before the first one of either. `block_tokens`: those in a block of the engines' prefix caches. `sources` says where each rate is from, and whether it is measured
     or assumed."""
 
     teacher: EngineRates
@@ -90,6 +90,7 @@ class Rates:
     engine_gpus: int
     sources: dict[str, str]
     server_s: float = 0.0
+    block_tokens: int = 16
 
 
 @dataclass(frozen=True)

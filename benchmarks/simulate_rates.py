@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -47,8 +48,6 @@ _RUNNING = (1, 4, 16, 64)
 _SAMPLED = 17
 """Tokens of each; the first is sampled with the reading."""
 _TIMES = 5
-_GPU_BLOCK = 16
-"""vLLM's tokens in a block of the prefix cache, where an engine names no other number."""
 
 
 def tokens_to_read(batch: Sequence[Replayed], block: int) -> list[list[int]]:
@@ -102,33 +101,20 @@ def conversation_of(replayed: Replayed, reads: Sequence[int]) -> Conversation:
     )
 
 
-def block_size() -> int:
-    """Tokens in a block of the engines' prefix caches on this machine."""
-    if torch.cuda.is_available():
-        return _GPU_BLOCK
-    from src.vllm.engine import CPU_BLOCK
-
-    return CPU_BLOCK
-
-
 class Bench:
     """One engine that is measured while another one is at the same.
 
     Args:
         prompts: prompts of the engine's seat, as long as they are in the run.
-
-    Attributes:
-        options: those of the engine.
     """
 
     def __init__(self, engine: ReplayingEngine, seat: str, options: VllmConfig, prompts: Sequence[Sequence[int]]):
         self._engine, self._seat, self._sampling = engine, seat, Sampling.of(options, 0)
-        self._prompts, self.options, self._new = prompts, options, count()
-        self._block = block_size()
+        self._prompts, self._slots, self._new = prompts, options.max_num_seqs, count()
 
     def numbers(self, batch: int) -> list[int]:
         """How many sequences are sampled at once, one after the other."""
-        most = min(self.options.max_num_seqs, batch)
+        most = min(self._slots, batch)
         return sorted({*(each for each in _RUNNING if each < most), most})
 
     def fresh(self, running: int) -> list[list[int]]:
@@ -144,6 +130,11 @@ class Bench:
         await asyncio.gather(*(self._engine.replay(message, self._sampling) for message in messages))
         return time.perf_counter() - started
 
+    async def first(self, running: int) -> tuple[float, int]:
+        """The seconds until so many sequences with fresh prompts have their first tokens, and the tokens read."""
+        prompts = self.fresh(running)
+        return await self.seconds(prompts, 1), sum(map(len, prompts))
+
     async def sampled(self, prompts: Sequence[list[int]]) -> tuple[float, float]:
         """Tokens per second of these sequences together, and the seconds of their first tokens, with prompts that are
         in the cache up to their last blocks."""
@@ -153,7 +144,20 @@ class Bench:
 
     def not_cached(self, prompts: Sequence[list[int]]) -> int:
         """How many tokens of prompts that were read already are read again."""
-        return sum(len(ids) - (len(ids) - 1) // self._block * self._block for ids in prompts)
+        block = self._engine.block_tokens
+        return sum(len(ids) - (len(ids) - 1) // block * block for ids in prompts)
+
+    def rates(self, decode: Mapping[int, float], firsts: Sequence[tuple[int, int, float]]) -> EngineRates:
+        """What the measured seconds, as `fit` takes them, say of the engine."""
+        token_s, message_s, latency_s = fit(firsts, decode)
+        return EngineRates(
+            dict(decode),
+            prefill=round(1 / max(token_s, 1e-9), 1),
+            slots=self._slots,
+            message_s=round(message_s, 6),
+            pass_tokens=self._engine.pass_tokens,
+            latency_s=round(latency_s, 6),
+        )
 
 
 def fit(firsts: Sequence[tuple[int, int, float]], decode: Mapping[int, float]) -> tuple[float, float, float]:
@@ -185,39 +189,19 @@ async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, En
         await bench.sampled(bench.fresh(max(bench.numbers(batch))))  # warms up
     for places in range(max(map(len, numbers.values()))):
         running = {seat: each[min(places, len(each) - 1)] for seat, each in numbers.items()}
-
-        async def read(seat: str, running: Mapping[str, int] = running) -> tuple[float, int]:
-            prompts = benches[seat].fresh(running[seat])
-            return await benches[seat].seconds(prompts, 1), sum(map(len, prompts))
-
-        for seat, found in (await _side_by_side({seat: _of(read, seat) for seat in benches})).items():
+        fresh = {seat: partial(bench.first, running[seat]) for seat, bench in benches.items()}
+        for seat, found in (await _side_by_side(fresh)).items():
             seconds, tokens = (median(each) for each in zip(*found, strict=True))
             firsts[seat].append((running[seat], tokens, seconds))
         prompts = {seat: bench.fresh(running[seat]) for seat, bench in benches.items()}
         for seat, bench in benches.items():
             await bench.seconds(prompts[seat], 1)  # from here on they are in the cache
-        measured = {seat: _of(bench.sampled, prompts[seat]) for seat, bench in benches.items()}
+        measured = {seat: partial(bench.sampled, prompts[seat]) for seat, bench in benches.items()}
         for seat, found in (await _side_by_side(measured)).items():
             decode[seat][running[seat]] = round(median(rate for rate, _ in found), 1)
             again = benches[seat].not_cached(prompts[seat])
             firsts[seat].append((running[seat], again, median(first for _, first in found)))
-    rates = {}
-    for seat, bench in benches.items():
-        token_s, message_s, latency_s = fit(firsts[seat], decode[seat])
-        options = bench.options
-        rates[seat] = EngineRates(
-            decode[seat],
-            prefill=round(1 / max(token_s, 1e-9), 1),
-            slots=options.max_num_seqs,
-            message_s=round(message_s, 6),
-            pass_tokens=max(options.max_length, 8192),
-            latency_s=round(latency_s, 6),
-        )
-    return rates
-
-
-def _of(measure: Callable[..., Awaitable], *arguments: object) -> Callable[[], Awaitable]:
-    return lambda: measure(*arguments)
+    return {seat: bench.rates(decode[seat], firsts[seat]) for seat, bench in benches.items()}
 
 
 async def _side_by_side(measures: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, list[Any]]:
@@ -235,8 +219,6 @@ async def _side_by_side(measures: Mapping[str, Callable[[], Awaitable[Any]]]) ->
 async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
     """The rates of a run's models on this machine."""
     batch = next(iter(batches_of(run, config).values()))
-    reads = tokens_to_read(batch, block_size())
-    conversations = [conversation_of(*each) for each in zip(batch, reads, strict=True)]
     prepare_cpu(config.train.dtype)
     models = {"teacher": config.teacher_model, "student": config.student_model}
     engines = {
@@ -264,12 +246,12 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
     first = {seat: [next(m for m in each.messages if m.seat == seat) for each in batch] for seat in SEATS}
     return Rates(
         **rates,
-        train_tokens_s=round(sum(each.tokens for each in conversations) / trained, 1),
+        train_tokens_s=round(sum(len(each.ids) for each in batch) / trained, 1),
         judge_s=[0.0],
         weights_gb=round(gigabytes, 4),
         publish_gb_s=round(gigabytes / median(published), 3),
         conversations=len(batch),
-        messages=round(fmean(len(each.messages) for each in conversations)),
+        messages=round(fmean(len(each.messages) for each in batch)),
         teacher_tokens=[message.tokens for message in said["teacher"]],
         student_tokens=[message.tokens for message in said["student"]],
         prompt_tokens={seat: round(fmean(len(m.prompt_ids) for m in messages)) for seat, messages in first.items()},
@@ -281,12 +263,13 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
             "lengths": f"of the first batch of {run}",
         },
         server_s=server_s,
+        block_tokens=engines["teacher"].block_tokens,
     )
 
 
-def predicted(batch: Sequence[Replayed], rates: Rates, block: int) -> dict[str, float]:
+def predicted(batch: Sequence[Replayed], rates: Rates) -> dict[str, float]:
     """The simulated seconds of a step that plays this batch on one server and trains on it."""
-    reads = tokens_to_read(batch, block)
+    reads = tokens_to_read(batch, rates.block_tokens)
     conversations = [conversation_of(*each) for each in zip(batch, reads, strict=True)]
     parts = {
         "rollout": play(rates, conversations, servers=1).judged,
@@ -297,7 +280,7 @@ def predicted(batch: Sequence[Replayed], rates: Rates, block: int) -> dict[str, 
 
 
 def compare(
-    batches: Mapping[int, Sequence[Replayed]], lines: Sequence[Mapping[str, float]], rates: Rates, block: int
+    batches: Mapping[int, Sequence[Replayed]], lines: Sequence[Mapping[str, float]], rates: Rates
 ) -> dict[str, tuple[float, float]]:
     """By part of a step: its simulated and its measured seconds, medians over all steps but the first.
 
@@ -308,7 +291,7 @@ def compare(
     for before, line in pairwise(lines):
         step = max(step for step in batches if step < line["step"])
         took = {part: line[f"seconds/{part}"] for part in ("rollout", "train", "publish")}
-        both.append((predicted(batches[step], rates, block), took | {"step": line["time"] - before["time"]}))
+        both.append((predicted(batches[step], rates), took | {"step": line["time"] - before["time"]}))
     return {
         part: (median(each[part] for each, _ in both), median(each[part] for _, each in both)) for part in both[0][0]
     }
@@ -331,8 +314,7 @@ def main() -> int:
         print(f"{options.rates} is written")
         return 0
     lines = [line for line in read_lines(options.run / METRICS_NAME) if "reward" in line]
-    block = block_size()
-    compared = compare(batches_of(options.run, config), lines, read_rates(options.rates), block)
+    compared = compare(batches_of(options.run, config), lines, read_rates(options.rates))
     print("| seconds | simulated | measured | ratio |\n|---|---|---|---|")
     for part, (simulated, took) in compared.items():
         print(f"| {part} | {simulated:.2f} | {took:.2f} | {simulated / took:.2f} |")

@@ -36,7 +36,7 @@ from src.models.policy_version import PolicyVersion
 from src.models.pretrained import load_tokenizer
 from src.rollout.chat_template import encode_chat
 from src.rollout.engines import Sampling
-from src.rollout.journal import JOURNAL_NAME, read_journal, request_of
+from src.rollout.journal import JOURNAL_NAME, begins_anew, read_journal, request_of
 from src.rollout.prompts import render
 from src.rollout.thoughts import visible_text
 from src.training.cpu import prepare_cpu
@@ -48,6 +48,16 @@ if TYPE_CHECKING:
 
 class ReplayingEngine(VllmEngine):
     """An engine that samples exactly as many tokens as it is asked for."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block of its prefix cache."""
+        return self._engine.vllm_config.cache_config.block_size
+
+    @property
+    def pass_tokens(self) -> int:
+        """The most tokens that it reads and samples in one pass."""
+        return self._engine.vllm_config.scheduler_config.max_num_batched_tokens
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
         params = super()._sampling_params(sampling, room)
@@ -100,7 +110,7 @@ def trained_on(run: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
             continue
         if event["event"] == "batch":
             before = begun.get(request)
-            if before is None or any(before[name] != event[name] for name in ("weights", "body")):
+            if before is None or begins_anew(before, event):
                 played[request] = defaultdict(list)
             begun[request] = event
         elif event["event"] in ("turn", "conversation"):

@@ -96,7 +96,7 @@ def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0, ove
     unfinished folder is removed.
 
     Args:
-        needed: a lower bound of the folder's size in bytes, if known.
+        needed: the bytes that have to be free for it: a lower bound of the folder's size, if known.
         over: a folder on the same disk that `save` is to overwrite, in place of an empty one.
 
     Raises:

@@ -277,7 +277,7 @@ class Journal:
     def _note_batch(self, request_id: str, position: int) -> None:
         """Index a `batch` event. If its weights or body differ from before, forget the events of the earlier try."""
         before, positions = self.begun(request_id), self._positions_of(request_id)
-        if before is not None and _begins_anew(before, self.read_at(position)):
+        if before is not None and begins_anew(before, self.read_at(position)):
             positions.clear()
         self._files[-1].index.begun[request_id] = position
         self._files[-1].index.note(request_id)
@@ -299,7 +299,7 @@ class Journal:
             event, _, subject = head_of(line[:HEAD_LENGTH]) or ("", 0.0, "")
             if event == "batch" and subject == request_id:
                 now = json.loads(line)
-                if before is not None and _begins_anew(before, now):
+                if before is not None and begins_anew(before, now):
                     found.clear()
                 before = now
             elif event not in ("", "batch", "weights") and request_of(subject) == request_id:
@@ -316,7 +316,7 @@ class Journal:
                     position += len(line)
 
 
-def _begins_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def begins_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a later `batch` event of a request asks for other work than an earlier one."""
     return any(before[name] != now[name] for name in ("weights", "body"))
 

@@ -18,7 +18,6 @@ from src.models.policy_folder import (
 )
 from src.models.policy_version import PolicyVersion
 from src.server.client import ClassroomClient
-from src.system.storage import refuse_full_disk
 from src.training.collective import on_main_process
 from src.training.context import TrainerContext
 from src.training.server_assignment import AssignedServer
@@ -96,12 +95,11 @@ class WeightPublisher:
         needed = weight_bytes(trainer.model, only_trained=trainer.has_adapter)
 
         def write(save: Save) -> None:
-            over = None
+            over, versions = None, 1
             if whole_in_memory:
                 over = oldest_policy(folder.parent, self._keep)
-                missing = self._keep + 1 - len(list(folder.parent.iterdir()))
-                refuse_full_disk(folder, missing * needed)  # all that it takes, before the first steps are computed
-            write_policy(folder, self.policy, save, needed, over)
+                versions = self._keep + 1 - len(list(folder.parent.iterdir()))  # room for all, from the first one on
+            write_policy(folder, self.policy, save, versions * needed, over)
 
         if whole_in_memory:
             save_weights_together(trainer, write, self._kept)

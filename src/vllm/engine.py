@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vllm import SamplingParams
 
-CPU_BLOCK = 32
+_CPU_BLOCK = 32
 """Tokens; vLLM's attention on CPUs wants a multiple of 32."""
 
 
@@ -232,7 +232,7 @@ def _cpu_arguments(options: VllmConfig) -> dict[str, Any]:
     found: dict[str, Any] = {
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(options.max_length, 8192),
-        "block_size": CPU_BLOCK,
+        "block_size": _CPU_BLOCK,
     }
     if options.cpu_cores is not None and options.number_of_gpus_per_instance == 1:
         found["distributed_executor_backend"] = "src.vllm.single_process_executor.SingleProcessExecutor"

@@ -20,7 +20,8 @@ from src.rollout.journal import Journal
 
 ENGINE = EngineRates({1: 10.0}, prefill=100.0, slots=4)
 RATES = Rates(
-    ENGINE, ENGINE, 50.0, [0.0], 4.0, 2.0, 1, 3, [10], [20], {"teacher": 50, "student": 50}, 1, {"all": "made up"}
+    *(ENGINE, ENGINE, 50.0, [0.0], 4.0, 2.0, 1, 3, [10], [20], {"teacher": 50, "student": 50}, 1, {"all": "made up"}),
+    block_tokens=4,
 )
 
 
@@ -79,6 +80,8 @@ def test_no_part_of_it_is_below_zero() -> None:
 class Asked:
     """An engine that remembers its prompts."""
 
+    block_tokens, pass_tokens = 32, 4096
+
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
 
@@ -98,7 +101,7 @@ def test_prompts_are_fresh_and_engines_are_measured_up_to_what_they_take_at_once
     rates = asyncio.run(engine_rates(benches, 8))
     for seat in simulate.SEATS:
         assert sorted(rates[seat].decode) == [1, 4, 8] and rates[seat].slots == 20
-        assert rates[seat].pass_tokens == 8192 and len(engines[seat].asked) > 200
+        assert rates[seat].pass_tokens == 4096 and len(engines[seat].asked) > 200
 
 
 def test_a_step_is_what_was_trained_on(tmp_path: Path) -> None:
@@ -140,7 +143,7 @@ def test_a_step_is_compared_by_its_parts() -> None:
     """Played alone, the lesson takes 0.1 s for each of its 40 tokens, and 1.14 s to read 114; its 100 tokens are
     trained on in 2 s, and its weights published in 2 s. The first step is left out."""
     lines = lines_of((100, 99, 99, 99), (110, 5, 2, 1), (122, 6, 3, 2))
-    found = compare(dict.fromkeys(range(3), [LESSON]), lines, RATES, 4)
+    found = compare(dict.fromkeys(range(3), [LESSON]), lines, RATES)
     assert found["rollout"] == pytest.approx((5.14, 5.5)) and found["train"] == pytest.approx((2.0, 2.5))
     assert found["publish"] == pytest.approx((2.0, 1.5)) and found["step"] == pytest.approx((9.14, 11.0))
 
@@ -154,7 +157,6 @@ def test_more_than_15_percent_off_is_a_failure(
     rates = tmp_path / "rates.yaml"
     rates.write_text(yaml.safe_dump(TypeAdapter(Rates).dump_python(RATES)))
     monkeypatch.setattr(simulate_rates, "batches_of", lambda run, config: dict.fromkeys(range(3), [LESSON]))
-    monkeypatch.setattr(simulate_rates, "block_size", lambda: 4)
     monkeypatch.setattr(
         sys, "argv", ["simulate_rates", "check", str(tmp_path), str(rates), "--config-name", "quickstart"]
     )
