@@ -69,12 +69,12 @@ class EngineRates:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a step is made of. `engine_gpus`: the GPUs of one engine. `train_tokens_s`: tokens trained on per second and
-    GPU. `judge_s`: latencies of a judge, each as likely. `weights_gb`, `publish_gb_s`: what is published, and how fast.
-    `server_s`: seconds of the server itself for a message, one after the other. `conversations` a step, with `messages`
-    each, by turns of teacher and student, of `teacher_tokens` and `student_tokens` tokens, each as likely;
-    `prompt_tokens` before the first one of either. `block_tokens`: those in a block of the engines' prefix caches. `sources` says where each rate is from, and whether it is measured
-    or assumed."""
+    """What a step is made of. `engine_gpus`: the GPUs of one engine. `train_tokens_s`: tokens trained on per second
+    and GPU. `judge_s`: latencies of a judge, each as likely. `weights_gb`, `publish_gb_s`: what is published, and
+    how fast. `server_s`: seconds of the server itself for a message, one after the other. `conversations` a step,
+    with `messages` each, by turns of teacher and student, of `teacher_tokens` and `student_tokens` tokens, each as
+    likely; `prompt_tokens` before the first one of either. `block_tokens`: those in a block of the engines' prefix
+    caches. `sources` says where each rate is from, and whether it is measured or assumed."""
 
     teacher: EngineRates
     student: EngineRates
