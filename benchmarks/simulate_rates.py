@@ -237,6 +237,7 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
         with tempfile.TemporaryDirectory() as folder:
             published = [await publish(model, engines["teacher"], Path(folder), version) for version in range(_TIMES)]
+        block_tokens = engines["teacher"].block_tokens
         train(batch, model, optimizer, config.train)  # asks for memory
         trained = train(batch, model, optimizer, config.train)
     finally:
@@ -263,7 +264,7 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
             "lengths": f"of the first batch of {run}",
         },
         server_s=server_s,
-        block_tokens=engines["teacher"].block_tokens,
+        block_tokens=block_tokens,
     )
 
 
