@@ -77,13 +77,14 @@ class Rollout:
 
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         config = self._config
+        teacher = trainer.accelerator.unwrap_model(trainer.model)
+        self._student.to(teacher.device)
         dialogues = [self._open(self._problems[each], trainer.state.global_step) for each in prompts]
         if opens_dialogue(config.generation.teacher_prompt_path):
             self._reply(dialogues)
         for each in dialogues:
             each.prompt_ids = self._first_prompt(each)
         going = dialogues
-        teacher = trainer.accelerator.unwrap_model(trainer.model)
         while going:
             self._teach(going, teacher)
             going = [

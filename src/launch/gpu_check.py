@@ -1,12 +1,13 @@
-"""Tests on this machine's GPU what a CPU cannot show, within ten minutes and without a network: `make gpu-check`.
+"""Tests on this machine's GPU what a CPU cannot show, within twenty minutes and without a network: `make gpu-check`.
 
-    python -m src.launch.gpu_check [--parts tests quickstart Qwen3-0.6B Qwen3-4B] [--folder runs/gpu_check]
+    python -m src.launch.gpu_check [--parts tests quickstart Qwen3-0.6B TRL-alone Qwen3-4B] [--folder runs/gpu_check]
 
 The parts, in this order: the tests of tokens, server, LoRA and sleep with their engines on the GPU; three steps of the
-quickstart; one complete step of a model with random weights in the shape of Qwen3-0.6B, then of Qwen3-4B, with server
-and trainer on one GPU. For steps, the table shows tokens per second, the seconds of publishing and training, and the
-peak GPU memory beside the estimate of `dry_run`. Shapes that do not fit according to `dry_run` are skipped. The table
-goes to the terminal and into `gpu_check.json`. Without a GPU nothing is done.
+quickstart; complete steps of a model with random weights in the shape of Qwen3-0.6B, with server and trainer on one
+GPU; the same steps by TRL alone (`benchmarks.trl_alone`); a step in the shape of Qwen3-4B. For steps, the table shows
+tokens per second, the seconds of publishing and training, and the peak GPU memory beside the estimate of `dry_run`.
+Shapes that do not fit according to `dry_run` are skipped. The table goes to the terminal and into `gpu_check.json`.
+Without a GPU nothing is done.
 """
 
 import argparse
@@ -16,9 +17,12 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from config.checks import check_train_rl
@@ -31,29 +35,42 @@ from src.memory.budget import GIB, EngineJob, engine_memory
 from src.memory.report import report
 from src.memory.sources import launch_of_flags, read_shape
 from src.models.random_model import SHAPES, write_shape
-from src.results.run_folder import METRICS_NAME
+from src.results.run_folder import METRICS_NAME, read_lines
 from src.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
 from src.system.keys import print_error
 from src.system.ports import free_port
 from src.system.processes import Child, Interrupted, Signals
 from src.toy_language.build import build_world
 
-LIMIT_S = 600.0
+LIMIT_S = 1200.0
 """Time limit of all parts together, in seconds."""
 _LIMIT_ON_CPU_S = 3600.0
 """The same limit on a CPU, where only this program itself is tested, on machines that may be busy."""
-PARTS = {"tests": 190.0, "quickstart": 110.0, "Qwen3-0.6B": 110.0, "Qwen3-4B": 190.0}
+TRL_ALONE = "TRL-alone"
+PARTS = {"tests": 300.0, "quickstart": 120.0, "Qwen3-0.6B": 240.0, TRL_ALONE: 140.0, "Qwen3-4B": 400.0}
 """Part → its time limit in seconds."""
+GPU_TESTS = (
+    "tests/rollout/test_tokens.py",
+    "tests/server/test_server.py",
+    "tests/models/test_lora.py",
+    "tests/vllm/test_gpu_sleep.py",
+)
+"""The files with tests for a GPU. To collect all others, too, would take most of the part's time."""
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+REPORT = "gpu_check.json"
+"""The file with all results, in the check's folder."""
 
 _GROUPS, _GROUP, _MESSAGES, _TOKENS, _LENGTH = 8, 8, 5, 128, 2048
 """The step of a shape: problems per batch, conversations per problem, messages per conversation, tokens per message,
 and the context length."""
 _CACHED = 16
 """An engine's KV cache has room for this many conversations of that length."""
-_ENGINE_EXTRA = 3 * GIB // 2
-"""Bytes that vLLM needs besides weights, logits and cache: its CUDA context, and the activations of a prefill."""
+_ENGINE_EXTRA = 5 * GIB // 2
+"""Bytes that vLLM needs besides weights, logits and cache: its CUDA context and graphs, and the activations of a
+prefill."""
 _QUICKSTART_STEPS = 3
+_COMPARED, _COMPARED_STEPS = "Qwen3-0.6B", 2
+"""The shape whose steps are compared with those of TRL alone, and how many steps both make; the first one warms up."""
 
 
 @dataclass
@@ -124,8 +141,18 @@ class GpuCheck:
         for part in parts:
             print(f"\n[{len(outcomes) + 1}/{len(parts)}] {part}", flush=True)
             outcomes.append(self._try(part))
-            print(f"{part}: {_verdict(outcomes[-1])}", flush=True)
+            self._write(outcomes)
+            print(table(outcomes[-1:]), flush=True)
         return outcomes
+
+    def _write(self, outcomes: Sequence[PartResult]) -> None:
+        """Write what is known so far, so that a check that is interrupted leaves it."""
+        written = {
+            "machine": self._machine.name,
+            "memory_gib": self._machine.memory / GIB,
+            "parts": [asdict(each) for each in outcomes],
+        }
+        (self._folder / REPORT).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
     def _try(self, part: str) -> PartResult:
         started = time.monotonic()
@@ -133,7 +160,8 @@ class GpuCheck:
         limit_s = min(own_s, self._deadline - started)
         if limit_s <= 0:
             return PartResult(part, SKIPPED, reason=f"the parts before it took all of the {self._limit_s:g} s")
-        do = {"tests": self._tests, "quickstart": self._quickstart}.get(part, lambda limit: self._shape(part, limit))
+        known = {"tests": self._tests, "quickstart": self._quickstart, TRL_ALONE: self._trl_alone}
+        do = known.get(part, lambda limit: self._shape(part, limit))
         try:
             outcome = do(limit_s)
         except Interrupted:
@@ -146,7 +174,7 @@ class GpuCheck:
     def _tests(self, limit_s: float) -> PartResult:
         report_file = self._folder / "tests.xml"
         options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report_file}"]
-        with self._child("tests", [sys.executable, "-m", "pytest", *options]) as child:
+        with self._child("tests", [sys.executable, "-m", "pytest", *options, *GPU_TESTS]) as child:
             status = child.wait(_deadline(child, limit_s))
         if not report_file.is_file():
             raise _ended(child, status, "no report was written")
@@ -165,42 +193,72 @@ class GpuCheck:
         blank = self._world / "blank"
         folder = self._folder / "quickstart"
         overrides = [*self._overrides(folder, blank), f"train.max_steps={_QUICKSTART_STEPS}", "logging.save_steps=1000"]
-        with self._launch("quickstart", overrides) as child, MemoryWatch(self._machine.used) as watch:
+        with self._launch("quickstart", overrides) as child, self._watch() as watch:
             status = child.wait(_deadline(child, limit_s))
-        lines = _metrics(folder)
+        lines = _steps(folder / METRICS_NAME)
         if status or len(lines) < _QUICKSTART_STEPS:
             raise _ended(child, status, f"{len(lines)} of {_QUICKSTART_STEPS} steps were made")
         train = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl).train
         return PartResult("quickstart", OK, figures=step_figures(lines[-1], train) | {"peak GiB": watch.peak() / GIB})
 
     def _shape(self, name: str, limit_s: float) -> PartResult:
-        started = time.monotonic()
-        model, folder = self._folder / f"{name}-model", self._folder / name
-        write_shape(SHAPES[name], self._world / "blank", model)
-        overrides = [*self._overrides(folder, model), *self._shape_overrides(model)]
+        until = time.monotonic() + limit_s
+        folder, steps = self._folder / name, _COMPARED_STEPS if name == _COMPARED else 1
+        overrides = self._shape_overrides(name, folder, steps)
         config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
         budget = report(config, lambda: launch_of_flags(with_accelerate_config([])))
         if budget.refusals:
             return PartResult(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
         try:
-            draw = [sys.executable, "-m", "src.models.random_model", str(model), "--device", self._machine.device]
-            with self._child(f"{name}-model", draw) as child:
-                if status := child.wait(_deadline(child, limit_s)):
-                    raise _ended(child, status, "no model was made")
-            left_s = limit_s - (time.monotonic() - started)
-            with self._launch(name, overrides) as child, MemoryWatch(self._machine.used) as watch:
-                self._until_first_step(child, folder, left_s)
+            with self._weights(name, until), self._launch(name, overrides) as child, self._watch() as watch:
+                self._until_steps(child, folder / METRICS_NAME, steps, until)
         finally:
-            for gigabytes in (model, folder / "policy"):
-                shutil.rmtree(gigabytes, ignore_errors=True)
-        return PartResult(name, OK, figures=shape_figures(_metrics(folder)[0], config.train, watch, budget.moments))
+            shutil.rmtree(folder / "policy", ignore_errors=True)
+        lines = _steps(folder / METRICS_NAME)[:steps]
+        return PartResult(name, OK, figures=shape_figures(lines, config.train, watch, budget.moments))
 
-    def _until_first_step(self, child: Child, folder: Path, limit_s: float) -> None:
-        """Wait until the first step is logged; the second step and its checkpoint are not awaited."""
-        check = _deadline(child, limit_s)
-        while not _metrics(folder):
-            if (status := child.poll()) is not None:
-                raise _ended(child, status, "no step was made")
+    def _trl_alone(self, limit_s: float) -> PartResult:
+        """The same steps by TRL alone, and how much longer they take than this project's, if that made some before."""
+        until = time.monotonic() + limit_s
+        folder = self._folder / TRL_ALONE
+        made = folder / "steps.jsonl"
+        folder.mkdir()
+        overrides = self._shape_overrides(_COMPARED, folder, _COMPARED_STEPS)
+        command = [sys.executable, "-m", "benchmarks.trl_alone", str(made), "--config-name", "quickstart", *overrides]
+        with self._weights(_COMPARED, until), self._child(TRL_ALONE, command) as child, self._watch() as watch:
+            self._until_steps(child, made, _COMPARED_STEPS, until)
+        alone = step_seconds(_steps(made)[:_COMPARED_STEPS])
+        figures = {"step s": alone, "peak GiB": watch.peak() / GIB}
+        own = _steps(self._folder / _COMPARED / METRICS_NAME)[:_COMPARED_STEPS]
+        if len(own) == _COMPARED_STEPS:
+            figures["x this project's"] = alone / step_seconds(own)
+        return PartResult(TRL_ALONE, OK, figures=figures)
+
+    @contextmanager
+    def _weights(self, name: str, until: float) -> Iterator[None]:
+        """Inside, the shape's model has random weights; afterwards its gigabytes are removed."""
+        model = self._model(name)
+        draw = [sys.executable, "-m", "src.models.random_model", str(model), "--device", self._machine.device]
+        try:
+            with self._child(f"{name}-model", draw) as child:
+                if status := child.wait(_deadline(child, until - time.monotonic())):
+                    raise _ended(child, status, "no model was made")
+            yield
+        finally:
+            shutil.rmtree(model, ignore_errors=True)
+
+    def _model(self, name: str) -> Path:
+        return self._folder / f"{name}-model"
+
+    def _watch(self) -> MemoryWatch:
+        return MemoryWatch(self._machine.used)
+
+    def _until_steps(self, child: Child, file: Path, steps: int, until: float) -> None:
+        """Wait until so many steps are logged in a file; what comes after them is not awaited."""
+        check = _deadline(child, until - time.monotonic())
+        while len(made := _steps(file)) < steps:
+            if (status := child.poll()) is not None and len(_steps(file)) < steps:
+                raise _ended(child, status, f"{len(made)} of {steps} steps were made")
             self._signals.check()
             check()
             time.sleep(0.1)
@@ -216,8 +274,12 @@ class GpuCheck:
             f"dataset.train_datasets=[{{name_or_path: {lessons}}}]",
         ]
 
-    def _shape_overrides(self, model: Path) -> list[str]:
-        """Overrides for a step of realistic size, with the smallest possible share of the GPU for each engine."""
+    def _shape_overrides(self, name: str, folder: Path, steps: int) -> list[str]:
+        """Write the shape without weights, unless it is there. Returns overrides for steps of realistic size, one more
+        than asked for, with the smallest possible share of the GPU for each engine."""
+        model = self._model(name)
+        if not model.is_dir():
+            write_shape(SHAPES[name], self._world / "blank", model)
         on_gpu = self._machine.device == "cuda"
         tokens, length = (_TOKENS, _LENGTH) if on_gpu else (8, 1024)
         groups, group = (_GROUPS, _GROUP) if on_gpu else (2, 2)
@@ -230,9 +292,11 @@ class GpuCheck:
                 "max_num_seqs": groups * group,
                 "dtype": "bfloat16",
                 "gpu_memory_utilization": share,
+                "enforce_eager": not on_gpu,
             }.items()
         ]
         return [
+            *self._overrides(folder, model),
             *engines,
             f"train.number_of_problems_per_batch={groups}",
             f"train.num_samples_per_problem={group}",
@@ -242,7 +306,7 @@ class GpuCheck:
             f"train.beta={TrainConfig().beta}",
             f"train.optimizer={TrainConfig().optimizer if on_gpu else 'adamw_torch'}",
             "train.learning_rate=1e-6",
-            "train.max_steps=2",
+            f"train.max_steps={steps + 1}",
             f"train.gpu_memory_gib={self._machine.memory / GIB:.3f}",
             f"generation.max_turns={_MESSAGES}",
             f"generation.max_tokens_per_turn={tokens}",
@@ -275,15 +339,21 @@ def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, flo
     return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
 
 
+def step_seconds(lines: Sequence[Mapping[str, float]]) -> float:
+    """The median seconds between the ends of two steps."""
+    return median(after["time"] - before["time"] for before, after in pairwise(lines))
+
+
 def shape_figures(
-    line: Mapping[str, float], train: TrainConfig, watch: MemoryWatch, moments: Mapping[str, int]
+    lines: Sequence[Mapping[str, float]], train: TrainConfig, watch: MemoryWatch, moments: Mapping[str, int]
 ) -> dict[str, float]:
-    """The figures of a run's first step: `step_figures`, and the peak memory of rollout and training beside the
-    budget's estimates (`moments`)."""
-    ended = line["time"]
-    sampled = ended - line["seconds/train"]
-    began = sampled - line["seconds/rollout"]
-    figures = step_figures(line, train) | {
+    """The figures of a run's last step: `step_figures`, and the peak memory of rollout and training beside the
+    budget's estimates (`moments`). With several steps, the median seconds between their ends, too."""
+    ended = lines[-1]["time"]
+    sampled = ended - lines[-1]["seconds/train"]
+    began = sampled - lines[-1]["seconds/rollout"]
+    figures = step_figures(lines[-1], train) | ({"step s": step_seconds(lines)} if len(lines) > 1 else {})
+    figures |= {
         "rollout peak GiB": watch.peak(began, sampled) / GIB,
         "rollout, by dry_run": moments["rollout"] / GIB,
         "training peak GiB": watch.peak(sampled, ended) / GIB,
@@ -324,12 +394,9 @@ def _ended(child: Child, status: int, what: str) -> ClassroomError:
     return ClassroomError(f"{child.name} ended with status {status}: {what}. The last lines of {child.log}:\n{lines}")
 
 
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines of a run's metrics.jsonl that describe a step."""
-    path = folder / METRICS_NAME
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [line for line in lines if "seconds/train" in line]
+def _steps(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file of metrics that describe a step."""
+    return [line for line in read_lines(file) if "reward" in line]
 
 
 def _suite(file: Path) -> str:
@@ -361,13 +428,7 @@ def main(arguments: Sequence[str]) -> int:
     except USER_ERRORS as error:
         print_error(error)
         return 2
-    written = {
-        "machine": machine.name,
-        "memory_gib": machine.memory / GIB,
-        "parts": [asdict(each) for each in outcomes],
-    }
-    (folder / "gpu_check.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    print(f"\n{machine.name}\n{table(outcomes)}\n\n{folder / 'gpu_check.json'}")
+    print(f"\n{machine.name}\n{table(outcomes)}\n\n{folder / REPORT}")
     return 1 if any(each.status == FAILED for each in outcomes) else 0
 
 

