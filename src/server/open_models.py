@@ -1,8 +1,9 @@
 """Chooses and loads the engine, API client or embedded judge of each seat."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.model_supervisor import ApiSupervisor, EngineSupervisor
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from src.memory.engine_shares import refuse_crowded_gpu
+from src.memory.sources import gpu_is_there
 from src.message_rules.readings import MessageReaders
 from src.message_rules.rules_judge import RulesJudge
 from src.models.pretrained import check_context, check_model, load_tokenizer
@@ -44,10 +46,10 @@ JUDGE_CALLS_NAME = "judge_calls.sqlite"
 async def open_seats(
     config: "TrainRLConfig | EvalConfig", reward_weights: Mapping[str, float], run_folder: Path
 ) -> Seats:
-    """Load the models of all seats, one after the other, because vLLM measures free memory as it loads.
+    """Load the models of all seats.
 
     Raises:
-        EngineFailure: if a model cannot be loaded; engines that were loaded before it are shut down.
+        EngineFailure: if a model cannot be loaded; the engines of the others are shut down.
         DataError: if a prompt template or the trained readers are missing or wrong.
         ConfigError: if a model folder is missing or damaged, an API key is missing, or the engines need more memory
             than their GPU has.
@@ -196,24 +198,51 @@ def _check_models(wanted: dict[str, ModelConfig]) -> None:
 async def _start_engines(
     wanted: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int
 ) -> dict[str, "EngineProcess"]:
-    from src.vllm.engine import VllmEngine
-    from src.vllm.reward_engine import RewardEngine
-
+    """Start an engine for every seat: at once without a GPU, because most of a start is the loading of Python modules,
+    with which each process keeps one core busy. On GPUs one after the other, because vLLM measures free memory as it
+    loads; so, too, with the phased schedule."""
     engines: dict[str, EngineProcess] = {}
+    starts = [_start_engine(seat, model, generation, seed, engines) for seat, model in wanted.items()]
     try:
-        for seat, model in wanted.items():
-            started = time.monotonic()
-            logger.info("loading the %s: %s", seat, model.model_name_or_path)
-            kind = RewardEngine if seat == "reward" else VllmEngine
-            engines[seat] = await kind.start(model, seed, generation)
-            logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
-            if generation.schedule == PHASED:
-                await _sleep_after_loading(engines[seat], generation)
+        if generation.schedule == PHASED or gpu_is_there():
+            for start in starts:
+                await start
+        else:
+            await _all_at_once(starts)
     except BaseException:
+        for start in starts:
+            start.close()  # those that have not begun
         for engine in engines.values():
             engine.shutdown()
         raise
-    return engines
+    return {seat: engines[seat] for seat in wanted}
+
+
+async def _start_engine(
+    seat: str, model: ModelConfig, generation: EnvironmentConfig, seed: int, engines: dict[str, "EngineProcess"]
+) -> None:
+    """Start one engine, and put it into `engines` as soon as it has processes to be ended."""
+    from src.vllm.engine import VllmEngine
+    from src.vllm.reward_engine import RewardEngine
+
+    started = time.monotonic()
+    logger.info("loading the %s: %s", seat, model.model_name_or_path)
+    kind = RewardEngine if seat == "reward" else VllmEngine
+    engines[seat] = await kind.start(model, seed, generation)
+    logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
+    if generation.schedule == PHASED:
+        await _sleep_after_loading(engines[seat], generation)
+
+
+async def _all_at_once(starts: Iterable[Coroutine[None, None, None]]) -> None:
+    """Wait for all starts; the first that fails cancels the others, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in starts:
+                group.create_task(start)
+    except BaseExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
 
 
 async def _sleep_after_loading(engine: "VllmEngine", generation: EnvironmentConfig) -> None:

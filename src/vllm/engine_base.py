@@ -2,16 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
-
-import psutil
 
 from config.base import GenerationConfig, ModelConfig
 from config.values import PHASED
 from src.errors import DataError, EngineFailure
 from src.rollout.engines import EngineHealth
+from src.vllm.engine_start import start_engine
 from src.vllm.sleep import SleepControl
 from src.vllm.turn_deadlines import TurnDeadlines
 from src.vllm.weights_gate import WeightsGate
@@ -47,10 +47,11 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
-        """Load a model. This takes about twenty seconds on a CPU, longer for large models.
+        """Load a model. This takes about twenty seconds on a CPU, longer for large models. Where no GPU's memory is to
+        be shared out, several engines may start at once.
 
-        The engine's processes are spawned. vLLM's default on GPUs is to fork, but a fork from a server's thread would
-        inherit locks that other threads hold. VLLM_WORKER_MULTIPROC_METHOD is respected if it is set.
+        A start that is cancelled first waits until the model is loaded, because vLLM loads in a thread, and then ends
+        the engine.
 
         Args:
             generation: sets the deadlines, and whether the engine needs sleep mode.
@@ -58,16 +59,18 @@ class EngineProcess:
         Raises:
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
         """
-        before = _child_pids()
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        with _cpu_environment(model):
+        load = partial(cls._load, model, seed, _needs_sleep_mode(generation))
+        try:
+            engine, pids = await _to_the_end(asyncio.to_thread(start_engine, model, load))
             try:
-                engine = await asyncio.to_thread(cls._load, model, seed, _needs_sleep_mode(generation))
                 await engine.collective_rpc("exit_with_server", args=(os.getpid(),))
-            except (RuntimeError, ValueError, OSError) as error:
-                raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
-        gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
-        return cls(engine, model, sorted(_child_pids() - before), gpus, generation)
+                gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
+                return cls(engine, model, pids, gpus, generation)
+            except BaseException:
+                _end(engine)
+                raise
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
 
     @staticmethod
     def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
@@ -128,9 +131,7 @@ class EngineProcess:
     def shutdown(self) -> None:
         """End the engine's processes."""
         del self._sleep_control
-        engine = self.__dict__.pop("_engine")
-        engine.shutdown()
-        engine.shutdown = _nothing  # vLLM's __del__ calls it again, perhaps after the interpreter unloaded its modules
+        _end(self.__dict__.pop("_engine"))
 
     @contextmanager
     def _weight_change(self, what: str) -> Iterator[None]:
@@ -199,37 +200,22 @@ def _needs_sleep_mode(generation: GenerationConfig) -> bool:
     return generation.colocate is not False or generation.schedule == PHASED
 
 
-class _cpu_environment:
-    """Sets the environment variables for the CPU cores and the KV cache of a vLLM engine on CPUs, while it starts.
-
-    OpenMP reads its own when the engine's process starts, so the model may run in that process.
-    """
-
-    def __init__(self, model: ModelConfig):
-        from vllm.utils.cpu_resource_utils import parse_id_list
-
-        self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib)}
-        if model.vllm.cpu_cores is not None:
-            self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
-            cores = parse_id_list(model.vllm.cpu_cores)
-            self._wanted["OMP_NUM_THREADS"] = str(len(cores))
-            self._wanted["OMP_PLACES"] = f"{{{','.join(map(str, cores))}}}"
-            self._wanted["OMP_PROC_BIND"] = "true"
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._wanted}
-        os.environ.update(self._wanted)
-
-    def __exit__(self, *_error) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+async def _to_the_end(loading: Coroutine[None, None, tuple["AsyncLLM", list[int]]]) -> tuple["AsyncLLM", list[int]]:
+    """Wait for an engine. If the waiting is cancelled, the engine is ended as soon as it is there."""
+    task = asyncio.create_task(loading)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if task.exception() is None:
+            engine, _ = task.result()
+            _end(engine)
+        raise
 
 
-def _child_pids() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+def _end(engine: "AsyncLLM") -> None:
+    engine.shutdown()
+    engine.shutdown = _nothing  # vLLM's __del__ calls it again, perhaps after the interpreter unloaded its modules
 
 
 def _nothing(timeout: float | None = None) -> None:

@@ -3,7 +3,7 @@
 vLLM's own executor for CPUs runs the model in a process beside the scheduler. Both wait for each other's messages in a
 busy loop, up to a second after the last one, and so take the cores from the other engine, the server and the trainer.
 vLLM has the second process because OpenMP reads its cores from the environment before the model's process starts. Here
-the whole engine starts with them (`_cpu_environment` in engine_base.py).
+the whole engine starts with them (`_engine_environment` in engine_start.py).
 """
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
