@@ -5,6 +5,7 @@ from config.checks import check_environment, check_train_rl
 from config.load import program
 from config.train_rl_model import TrainRLConfig
 from config.values import PPO
+from src.system.imports import large_imports
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
@@ -18,10 +19,11 @@ def more_of_dry_run(config: TrainRLConfig) -> None:
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def main(config: TrainRLConfig) -> None:
-    if config.train.algorithm == PPO:
-        from src.ppo.run import train
-    else:
-        from src.grpo.run import train
+    with large_imports():
+        if config.train.algorithm == PPO:
+            from src.ppo.run import train
+        else:
+            from src.grpo.run import train
     train(config)
 
 

@@ -2,12 +2,13 @@
 
 from config.load import program
 from config.train_sft_model import TrainSFTConfig, check_train_sft
+from src.system.imports import large_imports
 
 
 @program(TrainSFTConfig, "train_sft", check_train_sft)
 def main(config: TrainSFTConfig) -> None:
-    from src.sft.run import train
-
+    with large_imports():
+        from src.sft.run import train
     train(config)
 
 

@@ -47,6 +47,7 @@ from src.server.schemas import (
     SleepRequest,
     SleepResponse,
 )
+from src.system.imports import large_imports
 from src.system.ports import refuse_taken_port
 from src.system.run_lock import claim
 from src.viewer.chat import ServerTutor
@@ -121,7 +122,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with _keep_startup_failure(app):
+        with _keep_startup_failure(app), large_imports():  # of transformers and vLLM
             service = await open_service(config, reward_weights(config), own_folder)
         app.state.service = service
         tasks = [asyncio.create_task(_stop_when_engine_dies(app))]

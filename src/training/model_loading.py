@@ -11,7 +11,6 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 from transformers.distributed.fsdp import is_fsdp_enabled
 from transformers.integrations import is_deepspeed_zero3_enabled
-from trl.trainer import grpo_trainer
 
 
 def weights_dtype(dtype: str, has_adapter: bool) -> str:
@@ -38,6 +37,8 @@ def device_for_weights() -> torch.device | None:
 def models_go_to(device: torch.device | None) -> Iterator[None]:
     """Inside, TRL loads policy and reference model onto `device`. TRL alone would load both into the host's memory,
     with DeepSpeed and with several processes, in all processes at the same time."""
+    from trl.trainer import grpo_trainer  # which imports vLLM, and a fine-tuning needs neither
+
     load = grpo_trainer.create_model_from_path
 
     def load_there(name: str, **options: Any) -> PreTrainedModel:
