@@ -1,4 +1,4 @@
-"""How engines start: several at once, each with its own environment and processes, and none that is left over."""
+"""How engines start and end: several at once, each with its own environment and processes, and none is left over."""
 
 import asyncio
 import os
@@ -19,6 +19,7 @@ from config.base import GenerationConfig, ModelConfig, VllmConfig
 from config.values import PHASED
 from src.errors import EngineFailure
 from src.memory.sources import gpu_is_there
+from src.rollout.seats import LoadedModels
 from src.server.open_models import _start_engines
 from src.vllm.engine import VllmEngine
 from src.vllm.engine_start import start_engine
@@ -188,3 +189,14 @@ def test_a_real_engine_ends_if_the_one_beside_it_has_no_room(world) -> None:
         asyncio.run(_start_engines({"teacher": model(1), "student": model(10**6)}, GenerationConfig(), 1))
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
     assert not [child for child in left if "VLLM" in " ".join(child.cmdline())]
+
+
+def test_engines_end_at_once_and_the_ledgers_are_closed_after() -> None:
+    both, closed = threading.Barrier(2), []
+
+    class Models(LoadedModels):
+        engines = {seat: SimpleNamespace(shutdown=lambda: both.wait(DEADLINE_S)) for seat in ("teacher", "student")}
+        apis = {"judge": SimpleNamespace(ledger=SimpleNamespace(close=lambda: closed.append(both.broken)))}
+
+    Models().shutdown()
+    assert closed == [False]
