@@ -25,7 +25,7 @@ def start_engine(model: ModelConfig, load: Callable[[], "AsyncLLM"]) -> tuple["A
     start engines at once: one waits for the other's process to start, not for its model to load.
 
     Processes are spawned. vLLM's default on GPUs is to fork, but a fork from a server's thread would inherit locks that
-    other threads hold. VLLM_WORKER_MULTIPROC_METHOD is respected if it is set.
+    other threads hold. VLLM_WORKER_MULTIPROC_METHOD is respected if it is set, and so is VLLM_USE_FLASHINFER_SAMPLER.
 
     Returns:
         The engine, and the ids of its processes.
@@ -54,16 +54,19 @@ def _with_descendants(pid: int) -> list[int]:
 
 
 class _engine_environment:
-    """Sets the environment variables of an engine: how vLLM starts processes, and for CPUs the cores and the size of
-    the KV cache.
+    """Sets the environment variables of an engine: how vLLM starts processes and samples, and for CPUs the cores and
+    the size of the KV cache.
 
-    OpenMP reads its own when the engine's process starts, so the model may run in that process.
+    OpenMP reads its own when the engine's process starts, so the model may run in that process. On GPUs vLLM would
+    sample a turn with `top_k` or `top_p` by FlashInfer, which first downloads and compiles kernels, for minutes, in the
+    middle of that turn, or fails to; vLLM's own kernels need neither.
     """
 
     def __init__(self, model: ModelConfig):
         from vllm.utils.cpu_resource_utils import parse_id_list
 
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib)}
         if model.vllm.cpu_cores is not None:
             self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores

@@ -73,6 +73,16 @@ def test_engines_that_start_at_once_have_their_own_environments_and_processes(pr
     assert {name: os.environ.get(name) for name in NAMES} == before
 
 
+@pytest.mark.parametrize(("given", "wanted"), [(None, "0"), ("1", "1")])
+def test_no_turn_waits_for_kernels_that_are_compiled_first(monkeypatch, given: str | None, wanted: str) -> None:
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    monkeypatch.setenv(name, "to be restored")
+    os.environ.pop(name)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    assert start_engine(TEACHER, lambda: os.environ[name])[0] == wanted
+
+
 def test_an_engine_that_fails_before_it_has_a_process_leaves_the_environment_as_it_was() -> None:
     def fail() -> None:
         raise ValueError("no such model")
