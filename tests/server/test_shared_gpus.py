@@ -263,7 +263,9 @@ def test_one_rank_of_two_puts_the_server_to_sleep_when_both_are_done(open_classr
     classroom = open_classroom()
     arguments = (free_port(), classroom.client.url, str(classroom.folder))
     torch.multiprocessing.spawn(one_rank, arguments, nprocs=2)
-    assert in_order(classroom.events) == [*ASLEEP, "teacher: wake all", "student: wake all", "turns", *ASLEEP]
+    expected = [*ASLEEP, "teacher: wake all", "student: wake all", "turns", *ASLEEP]
+    # once both ranks have ended, the server wakes the engines again, perhaps before this process looks
+    assert in_order(classroom.events)[: len(expected)] == expected
     assert [(classroom.folder / f"rank{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
 
 
