@@ -8,15 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from benchmarks.supervision_arms import Bench
 from config.load import ROOT
 from src.launch.small_tutor import arithmetic, find_model
-from src.results.run_folder import METRICS_NAME, read_lines
+from src.results.run_folder import METRICS_NAME, read_lines, step_seconds
 
 PROJECT = "this project"
 SHAPES = ("quickstart", "small_tutor")
@@ -35,8 +34,9 @@ class Round:
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> "Round":
         """The figures of a program's lines, one for each step."""
-        seconds = median(after["time"] - before["time"] for before, after in pairwise(lines))
-        return cls(seconds, fmean(line["reward"] for line in lines), fmean(line["messages"] for line in lines))
+        return cls(
+            step_seconds(lines), fmean(line["reward"] for line in lines), fmean(line["messages"] for line in lines)
+        )
 
 
 def code_version(source: Path = ROOT) -> str:

@@ -20,9 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from config.checks import check_train_rl
@@ -35,7 +33,7 @@ from src.memory.budget import GIB, EngineJob, engine_memory
 from src.memory.report import report
 from src.memory.sources import launch_of_flags, read_shape
 from src.models.random_model import SHAPES, write_shape
-from src.results.run_folder import METRICS_NAME, read_lines
+from src.results.run_folder import METRICS_NAME, read_lines, step_seconds
 from src.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
 from src.system.keys import print_error
 from src.system.ports import free_port
@@ -204,13 +202,14 @@ class GpuCheck:
     def _shape(self, name: str, limit_s: float) -> PartResult:
         until = time.monotonic() + limit_s
         folder, steps = self._folder / name, _COMPARED_STEPS if name == _COMPARED else 1
-        overrides = self._shape_overrides(name, folder, steps)
+        model = self._write_shape(name)
+        overrides = self._shape_overrides(model, folder, steps)
         config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
         budget = report(config, lambda: launch_of_flags(with_accelerate_config([])))
         if budget.refusals:
             return PartResult(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
         try:
-            with self._weights(name, until), self._launch(name, overrides) as child, self._watch() as watch:
+            with self._weights(model, until), self._launch(name, overrides) as child, self._watch() as watch:
                 self._until_steps(child, folder / METRICS_NAME, steps, until)
         finally:
             shutil.rmtree(folder / "policy", ignore_errors=True)
@@ -223,9 +222,10 @@ class GpuCheck:
         folder = self._folder / TRL_ALONE
         made = folder / "steps.jsonl"
         folder.mkdir()
-        overrides = self._shape_overrides(_COMPARED, folder, _COMPARED_STEPS)
+        model = self._write_shape(_COMPARED)
+        overrides = self._shape_overrides(model, folder, _COMPARED_STEPS)
         command = [sys.executable, "-m", "benchmarks.trl_alone", str(made), "--config-name", "quickstart", *overrides]
-        with self._weights(_COMPARED, until), self._child(TRL_ALONE, command) as child, self._watch() as watch:
+        with self._weights(model, until), self._child(TRL_ALONE, command) as child, self._watch() as watch:
             self._until_steps(child, made, _COMPARED_STEPS, until)
         alone = step_seconds(_steps(made)[:_COMPARED_STEPS])
         figures = {"step s": alone, "peak GiB": watch.peak() / GIB}
@@ -234,21 +234,24 @@ class GpuCheck:
             figures["x this project's"] = alone / step_seconds(own)
         return PartResult(TRL_ALONE, OK, figures=figures)
 
+    def _write_shape(self, name: str) -> Path:
+        """Write the shape's model without weights, unless it is there. Returns its folder."""
+        model = self._folder / f"{name}-model"
+        if not model.is_dir():
+            write_shape(SHAPES[name], self._world / "blank", model)
+        return model
+
     @contextmanager
-    def _weights(self, name: str, until: float) -> Iterator[None]:
-        """Inside, the shape's model has random weights; afterwards its gigabytes are removed."""
-        model = self._model(name)
+    def _weights(self, model: Path, until: float) -> Iterator[None]:
+        """Inside, the model has random weights; afterwards its gigabytes are removed."""
         draw = [sys.executable, "-m", "src.models.random_model", str(model), "--device", self._machine.device]
         try:
-            with self._child(f"{name}-model", draw) as child:
+            with self._child(model.name, draw) as child:
                 if status := child.wait(_deadline(child, until - time.monotonic())):
                     raise _ended(child, status, "no model was made")
             yield
         finally:
             shutil.rmtree(model, ignore_errors=True)
-
-    def _model(self, name: str) -> Path:
-        return self._folder / f"{name}-model"
 
     def _watch(self) -> MemoryWatch:
         return MemoryWatch(self._machine.used)
@@ -274,12 +277,9 @@ class GpuCheck:
             f"dataset.train_datasets=[{{name_or_path: {lessons}}}]",
         ]
 
-    def _shape_overrides(self, name: str, folder: Path, steps: int) -> list[str]:
-        """Write the shape without weights, unless it is there. Returns overrides for steps of realistic size, one more
-        than asked for, with the smallest possible share of the GPU for each engine."""
-        model = self._model(name)
-        if not model.is_dir():
-            write_shape(SHAPES[name], self._world / "blank", model)
+    def _shape_overrides(self, model: Path, folder: Path, steps: int) -> list[str]:
+        """Overrides for steps of realistic size, one more than asked for, with the smallest possible share of the GPU
+        for each engine."""
         on_gpu = self._machine.device == "cuda"
         tokens, length = (_TOKENS, _LENGTH) if on_gpu else (8, 1024)
         groups, group = (_GROUPS, _GROUP) if on_gpu else (2, 2)
@@ -337,11 +337,6 @@ def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, flo
     conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
     figures = {"teacher tokens/s": line["conversation/teacher_tokens"] * conversations / line["seconds/rollout"]}
     return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
-
-
-def step_seconds(lines: Sequence[Mapping[str, float]]) -> float:
-    """The median seconds between the ends of two steps."""
-    return median(after["time"] - before["time"] for before, after in pairwise(lines))
 
 
 def shape_figures(

@@ -121,11 +121,13 @@ install_requirements() {
     echo "installing $1 and $DEV_REQUIREMENTS"
     pip_install -r "$1" -r "$DEV_REQUIREMENTS" || return 1
     case $1 in
-        # shellcheck disable=SC2086
-        *cpu*) quietly "$VENV/bin/python" -m pip uninstall --yes $NOT_NEEDED || return 1 ;;
+        *cpu*) take_out "$NOT_NEEDED" || return 1 ;;
     esac
     check_imports "$1"
 }
+
+# shellcheck disable=SC2086
+take_out() { quietly "$VENV/bin/python" -m pip uninstall --yes $1; }
 
 # A build of torchvision and the like that does not fit the one of torch keeps transformers from importing any model. Text
 # models need none of them, so they are taken out where that is so; but on GPUs vLLM imports torchvision as an engine
@@ -138,8 +140,7 @@ check_imports() {
     fi
     quietly "$VENV/bin/python" -c "$imports" && return
     echo "transformers and vLLM cannot be imported with $not_needed, which no part of this project needs: taking them out"
-    # shellcheck disable=SC2086
-    quietly "$VENV/bin/python" -m pip uninstall --yes $not_needed || return 1
+    take_out "$not_needed" || return 1
     quietly "$VENV/bin/python" -c "$imports"
 }
 

@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Optional
 
 import yaml
@@ -141,6 +143,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return [line for line in found if isinstance(line, dict)]
+
+
+def step_seconds(lines: Sequence[Mapping[str, Any]]) -> float:
+    """The median seconds between the ends of two steps. `lines` are those of at least two steps."""
+    return median(after["time"] - before["time"] for before, after in pairwise(lines))
 
 
 def last_figures(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
