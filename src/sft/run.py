@@ -32,6 +32,7 @@ from src.results.trackers import report_to
 from src.rollout.datasets import gather, load_rows
 from src.sft.corrections import are_corrections, read_examples
 from src.sft.muon import MuonWithAdamW
+from src.sft.padding_free import attend_within_sequences, collator_without_padding
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
 from src.training.cpu import prepare_cpu
 from src.training.metrics_callback import MetricsCallback, last_metrics
@@ -104,6 +105,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     tokenizer = load_tokenizer(config)
     learned, measured = read_datasets(config, tokenizer)
     model = load_model(config, tokenizer)
+    without_padding = not torch.cuda.is_available() and attend_within_sequences(model)
     trainer = _Trainer(
         model=model,
         args=arguments,
@@ -114,6 +116,8 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
         optimizers=(_muon(config, model), None),
         peft_config=peft_config(config.model.lora) if config.model.lora.enable else None,
     )
+    if without_padding:
+        trainer.data_collator = collator_without_padding(tokenizer.pad_token_id)
     trainer.remove_callback(PrinterCallback)
     if not are_corrections(config.dataset.train_datasets):
         _warn_about_truncation(trainer.train_dataset, len(learned), config.model.max_length)

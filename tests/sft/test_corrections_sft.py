@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.train_sft_model import ConversationSource
@@ -17,7 +16,15 @@ from src.results.correction_file import Correction, tokenizer_fingerprint, write
 from src.sft import run as sft
 from src.sft.corrections import MASKED, are_corrections, read_examples
 from tests.rollout.test_chat_template import CHATML, make_tokenizer
-from tests.sft.test_sft import ROWS, blank_model, make_config, one_thread, trainer_of, write_rows  # noqa: F401
+from tests.sft.test_sft import (  # noqa: F401
+    ROWS,
+    blank_model,
+    cross_entropy_of,
+    make_config,
+    one_thread,
+    trainer_of,
+    write_rows,
+)
 
 TARGETS = ["Two eggs.", "She cooked eggs.", "No more."]
 
@@ -71,12 +78,9 @@ def test_the_prompt_is_masked_and_the_target_is_trained_on_as_it_is(tmp_path, bl
     }
     assert rows == wanted
     batch = next(iter(trainer.get_train_dataloader()))
-    logits = AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32)(
-        batch["input_ids"], attention_mask=batch["attention_mask"]
-    ).logits
     assert int((batch["labels"] != -100).sum()) == sum(len(each.target_ids) for each in corrections_of(tokenizer))
-    loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(loss.item(), abs=1e-5)
+    loss = cross_entropy_of(blank, batch)
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(loss, abs=1e-5)
 
 
 def test_the_model_says_the_corrected_messages_afterwards(tmp_path, blank, corrections, tokenizer, caplog):
