@@ -56,7 +56,8 @@ def attention_of_each_sequence(
 
 
 def collator_without_padding(pad_token_id: int) -> DataCollatorForLanguageModeling:
-    """Puts the examples of a micro-batch into one row, and says where each begins."""
+    """Puts the examples of a micro-batch into one row, and says where each begins. TRL's own option for it,
+    `padding_free`, is refused together with a `max_length`."""
     return DataCollatorForLanguageModeling(pad_token_id, padding_free=True)
 
 

@@ -16,15 +16,8 @@ from src.results.correction_file import Correction, tokenizer_fingerprint, write
 from src.sft import run as sft
 from src.sft.corrections import MASKED, are_corrections, read_examples
 from tests.rollout.test_chat_template import CHATML, make_tokenizer
-from tests.sft.test_sft import (  # noqa: F401
-    ROWS,
-    blank_model,
-    cross_entropy_of,
-    make_config,
-    one_thread,
-    trainer_of,
-    write_rows,
-)
+from tests.sft.test_padding_free import cross_entropy_of
+from tests.sft.test_sft import ROWS, blank_model, make_config, one_thread, trainer_of, write_rows  # noqa: F401
 
 TARGETS = ["Two eggs.", "She cooked eggs.", "No more."]
 
