@@ -1,11 +1,11 @@
 """How long the quickstart takes, and what its tutor reaches, against an earlier commit of this repository.
 
-    python -m benchmarks.quickstart_against COMMIT [--rounds 3] [--folder runs/quickstart_against]
+    python -m benchmarks.quickstart_against COMMIT [--rounds 3] [--busy 2] [--folder runs/quickstart_against]
 
 Each round runs both quickstarts from nothing, the earlier one first in every other round, with the packages of this
 environment. The seconds are of the whole command, from its start to its report. The judge's rules became stricter over
-time, so the held-out conversations of both are judged again, by today's. What is measured is kept in the folder, so the
-same command goes on where it was stopped.
+time, so the held-out conversations of both are judged again, by today's. With `--busy`, that many processes compute
+beside both without a pause. What is measured is kept in the folder, so the same command goes on where it was stopped.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.rounds import CONVERSATIONS, Round, Rounds, run_in
+from benchmarks.rounds import CONVERSATIONS, Round, Rounds, busy_processes, run_in
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from config.values import SAMPLED
@@ -90,17 +90,22 @@ def judged_today(run: RunData) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def report(rounds: Mapping[str, Sequence[Round]], judged: Mapping[str, Sequence[dict]]) -> str:
+def report(
+    rounds: Mapping[str, Sequence[Round]], judged: Mapping[str, Sequence[dict]], stages: Mapping[str, Sequence[dict]]
+) -> str:
     """Seconds and held-out rewards of both, by round, and how they compare in each round.
 
     Args:
         judged: what `judged_today` found, by program and round.
+        stages: the seconds of all training steps by stage (`RunData.step_seconds`), by program and round.
     """
     out = []
     for name, found in rounds.items():
         seconds = ", ".join(f"{each.seconds:.0f}" for each in found)
         rewards = ", ".join(f"{each.reward:.3f}" for each in found)
         out.append(f"{name}: {seconds} s; held-out reward by its own judge {rewards}")
+        for stage in stages[name][0]:
+            out.append(f"    of it {stage}: {', '.join(f'{each[stage]:.0f}' for each in stages[name])} s")
         for sampling in judged[name][0]:
             shown = ", ".join(_shown(mean_with_ci(each[sampling])) for each in judged[name])
             out.append(f"    by today's, {sampling}: {shown}")
@@ -123,10 +128,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/quickstart_against"))
     options = parser.parse_args()
     folder = options.folder.resolve()
-    rounds = Rounds(folder, {"commit": full_name(options.commit)})
+    rounds = Rounds(folder, {"commit": full_name(options.commit), "busy": options.busy})
     sources = {options.commit: folder / "earlier", NOW: ROOT}
     take_out(options.commit, sources[options.commit])
     found: dict[str, list[Round]] = {name: [] for name in sources}
@@ -134,9 +140,12 @@ def main() -> None:
     for number in range(options.rounds):
         for name in sorted(sources, key=lambda name: (name == NOW) == (number % 2 == 0)):
             runs[name].append(rounds.folder_of(number, name) / RUN)
-            found[name].append(rounds.measure(number, name, partial(play_quickstart, source=sources[name])))
-    judged = {name: [judged_today(load_run(run)) for run in each] for name, each in runs.items()}
-    print(report(found, judged))
+            with busy_processes(options.busy):
+                found[name].append(rounds.measure(number, name, partial(play_quickstart, source=sources[name])))
+    data = {name: [load_run(run) for run in each] for name, each in runs.items()}
+    judged = {name: [judged_today(run) for run in each] for name, each in data.items()}
+    stages = {name: [run.step_seconds() for run in each] for name, each in data.items()}
+    print(report(found, judged, stages))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -91,6 +92,19 @@ class Rounds:
     def end(self, number: int) -> None:
         """Remove the folders of a round whose programs are all measured."""
         shutil.rmtree(self._folder / f"round{number}", ignore_errors=True)
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Have processes compute without a pause, as other programs of a laptop do; they end with the context."""
+    loop = "while True: pass"
+    started = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def play_project(

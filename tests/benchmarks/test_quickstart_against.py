@@ -1,6 +1,7 @@
 """The quickstart against an earlier commit: what is taken out, what is read from a run, and the report."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks import quickstart_against
 from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after, take_out
-from benchmarks.rounds import CONVERSATIONS, Round, code_version
+from benchmarks.rounds import CONVERSATIONS, Round, busy_processes, code_version
 from config.load import ROOT
 from config.values import SAMPLED
 from src.errors import DataError
@@ -110,8 +111,21 @@ def test_the_report_compares_each_round() -> None:
         "abc": [{SAMPLED: {"a": [0.5, 0.7], "b": [0.8]}}, {SAMPLED: {"a": [0.5], "b": [0.5]}}],
         NOW: [{SAMPLED: {"a": [0.7, 0.7], "b": [0.9]}}, {SAMPLED: {"a": [0.5], "b": [0.5]}}],
     }
-    text = report({"abc": [Round(500, 0.95, 560), Round(600, 0.96, 560)], NOW: [Round(300, 0.97, 560)] * 2}, judged)
-    assert "abc: 500, 600 s; held-out reward by its own judge 0.950, 0.960" in text
+    rounds = {"abc": [Round(500, 0.95, 560), Round(600, 0.96, 560)], NOW: [Round(300, 0.97, 560)] * 2}
+    text = report(rounds, judged, {"abc": [{"train": 50.0}, {"train": 407.2}], NOW: [{"train": 51.0}] * 2})
+    assert "abc: 500, 600 s; held-out reward by its own judge 0.950, 0.960\n    of it train: 50, 407 s\n" in text
     assert "by today's, sampled: 0.667 [0.600, 0.800], 0.500 [0.500, 0.500]" in text
     assert "the reward changed, sampled: +0.100 [+0.100, +0.100], +0.000 [+0.000, +0.000]" in text
     assert "now it takes 0.55 x as long (by round: 0.60, 0.50)" in text
+
+
+def test_busy_processes_end_with_their_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args: started.append(popen(*args)) or started[-1])
+    with pytest.raises(SystemExit), busy_processes(2):
+        assert [process.poll() for process in started] == [None, None]
+        sys.exit("a round failed")
+    for process in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
