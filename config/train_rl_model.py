@@ -70,7 +70,8 @@ class PPOConfig:
     `gamma` and `lam` are γ and λ of GAE; a step is a sampled token, or a message (`gae_over`: `tokens`, `turns`).
     `value_lam` is the λ of what the critic learns: with 1 the returns themselves, without its own earlier values.
     `whiten_advantages` gives them mean 0 and standard deviation 1 over the batch. With `bootstrap_truncated`, a
-    conversation that was cut because a context was full has the critic's value at its end in place of its reward.
+    conversation that was cut because a context was full has the critic's value before its last step in place of its
+    reward.
 
     The critic is a linear head with its own `value_learning_rate`. `value_weight` is its share in the loss;
     with `center_values` it begins at the mean return of the first batch, and learns the difference from it;

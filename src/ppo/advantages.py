@@ -7,8 +7,10 @@ With V the critic, r the reward of a step and t + 1 the step after t,
     δ_t = r_t + γ·V_{t+1} − V_t        A_t = δ_t + γλ·A_{t+1}        return_t = A_t + V_t
 
 (Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation", equations 12 and
-16). At the end of an episode V_{t+1} is its bootstrap: 0 if it ended by the environment's rules, the value of its last
-state if it was cut. With λ = 1 and a critic that is 0 everywhere, A_t is the Monte-Carlo return.
+16). At the end of an episode V_{t+1} is its bootstrap: 0 if it ended by the environment's rules. What the last step of
+an episode that was cut led to is not known, and the critic is not trained on states that no step follows: such an
+episode counts up to the state before its last step, whose value is its bootstrap (`cut_before_last_step`). With λ = 1
+and a critic that is 0 everywhere, A_t is the Monte-Carlo return.
 
 In all shapes, R is the number of rows (episodes) and T the longest completion in tokens.
 """
@@ -104,6 +106,26 @@ def first_tokens(messages: Tensor) -> Tensor:
     latest = torch.cummax(messages, dim=1).values
     before = torch.nn.functional.pad(latest, (1, 0), value=NO_STEP)[:, :-1]
     return (messages != NO_STEP) & (messages > before)
+
+
+def cut_before_last_step(messages: Tensor, cut: Tensor, values: Tensor, over: str) -> tuple[Tensor, Tensor]:
+    """Take the last step of episodes that were cut out of them.
+
+    Args:
+        cut: which episodes were cut, of shape (R,).
+        over: what a step is, as in `estimate`.
+
+    Returns:
+        The messages without it, and the bootstrap of each row, of shape (R,): the value before the step that was taken
+        out; 0 where none was.
+    """
+    places = torch.arange(messages.size(1), device=messages.device).expand_as(messages)
+    starts = first_tokens(messages) if over == TURNS else messages != NO_STEP
+    last = torch.where(starts, places, NO_STEP).max(dim=1).values
+    shortened = cut & (last != NO_STEP)
+    left = messages.masked_fill(shortened.unsqueeze(1) & (places >= last.unsqueeze(1)), NO_STEP)
+    bootstrap = values.gather(1, last.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return left, torch.where(shortened, bootstrap, 0.0)
 
 
 def token_rewards(messages: Tensor, process: Tensor, outcome: Tensor) -> Tensor:

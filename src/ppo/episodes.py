@@ -20,13 +20,11 @@ class EpisodeTokens:
     Attributes:
         rows, places: the row of each token and its place in it, of shape (E, L).
         there: false for padding, of shape (E, L).
-        last_rows: the last row of each episode, of shape (E,).
     """
 
     rows: Tensor
     places: Tensor
     there: Tensor
-    last_rows: Tensor
 
     @classmethod
     def of(cls, episodes: Sequence[Sequence[int]], lengths: Tensor) -> "EpisodeTokens":
@@ -39,8 +37,7 @@ class EpisodeTokens:
         rows = [torch.tensor([row for row in own for _ in range(known[row])], device=device) for own in episodes]
         places = [torch.cat([torch.arange(known[row], device=device) for row in own]) for own in episodes]
         there = pad_sequence([torch.ones_like(each, dtype=torch.bool) for each in places], batch_first=True)
-        last = torch.tensor([own[-1] for own in episodes], device=device)
-        return cls(pad_sequence(rows, batch_first=True).long(), pad_sequence(places, batch_first=True), there, last)
+        return cls(pad_sequence(rows, batch_first=True).long(), pad_sequence(places, batch_first=True), there)
 
     def joined(self, tokens: Tensor, empty: float) -> Tensor:
         """Values of shape (R, T) as episodes, of shape (E, L), with `empty` as padding."""

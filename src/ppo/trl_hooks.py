@@ -13,7 +13,16 @@ from torch import Tensor
 
 from config.train_rl_model import PPOConfig
 from src.grpo.trainer import ClassroomGRPOTrainer
-from src.ppo.advantages import NO_STEP, Estimates, estimate, mean_and_variance, moments, token_rewards, whitened
+from src.ppo.advantages import (
+    NO_STEP,
+    Estimates,
+    cut_before_last_step,
+    estimate,
+    mean_and_variance,
+    moments,
+    token_rewards,
+    whitened,
+)
 from src.ppo.episodes import EpisodeTokens
 from src.ppo.losses import (
     approximate_kl,
@@ -118,7 +127,8 @@ class PPOHooks(ClassroomGRPOTrainer):
         """Called on all processes before a batch is sampled."""
 
     def _targets(self, completion_mask: Tensor) -> dict[str, Tensor]:
-        """Advantages, returns and old values of the batch. A conversation without a verdict has no step.
+        """Advantages, returns and old values of the batch. A conversation without a verdict has no step; one that was
+        cut goes on with the critic's value of the state before its last step, where the critic is trained.
 
         Steps are counted along episodes, which may be several rows; all tensors inside are of episodes.
         """
@@ -130,22 +140,22 @@ class PPOHooks(ClassroomGRPOTrainer):
         scores = self._scores[start : start + len(messages)]
         messages[scores.isnan()] = NO_STEP
         goes_on = truncated & ppo.bootstrap_truncated
-        states = self._old_states.float()
-        last = states.gather(1, completion_mask.sum(dim=1, keepdim=True)).squeeze(1)[tokens.last_rows]
-        outcome = torch.where(goes_on | scores.isnan(), 0.0, scores)
-        rewards = token_rewards(messages, process, outcome)
+        ended = messages.masked_fill(goes_on.unsqueeze(1), NO_STEP)
+        rewards = token_rewards(messages, process, scores.nan_to_num(nan=0.0))
+        old_values = self._old_states[:, :-1].float()
         if ppo.center_values and self.state.global_step == 0:
-            mean = self._mean_return(rewards, messages)
+            mean = self._mean_return(rewards, ended, messages)
             self.value_head.offset.fill_(mean)
-            states, last = states + mean, last + mean
-        old_values = states[:, :-1]
+            old_values = old_values + mean
         values = tokens.joined(old_values, 0.0)
-        ends = torch.where(goes_on, last, 0.0)
+        share = moments(goes_on.float(), (messages != NO_STEP).any(dim=1))
+        messages, bootstrap = cut_before_last_step(messages, goes_on, values, ppo.gae_over)
         found, of_critic = (
-            estimate(rewards, values, messages, ends, ppo.gamma, lam, ppo.gae_over) for lam in (ppo.lam, ppo.value_lam)
+            estimate(rewards, values, messages, bootstrap, ppo.gamma, lam, ppo.gae_over)
+            for lam in (ppo.lam, ppo.value_lam)
         )
         mask = messages != NO_STEP
-        summed = self._log_batch(found, of_critic, values, rewards, messages, goes_on)
+        summed = self._log_batch(found, of_critic, values, mask, self._real_returns(rewards, ended), share)
         advantages = whitened(found.advantages, mask, summed) if ppo.whiten_advantages else found.advantages
         counts = torch.stack([mask.sum(), found.value_mask.sum()])
         items = self.accelerator.reduce(counts, reduction="sum").clamp(min=1)
@@ -161,34 +171,36 @@ class PPOHooks(ClassroomGRPOTrainer):
             "value_items": items[1],
         }
 
-    def _mean_return(self, rewards: Tensor, messages: Tensor) -> float:
-        """The mean Monte-Carlo return over the critic's states of all processes."""
+    def _real_returns(self, rewards: Tensor, messages: Tensor) -> Estimates:
+        """The Monte-Carlo returns: what the critic should say of episodes whose rewards are all known."""
         nothing = torch.zeros_like(rewards)
-        real = estimate(rewards, nothing, messages, nothing[:, 0], self.ppo.gamma, 1.0, self.ppo.gae_over)
-        own = moments(real.returns, real.value_mask)
-        return mean_and_variance(self.accelerator.reduce(own, reduction="sum"))[0]
+        return estimate(rewards, nothing, messages, nothing[:, 0], self.ppo.gamma, 1.0, self.ppo.gae_over)
+
+    def _mean_return(self, rewards: Tensor, ended: Tensor, messages: Tensor) -> float:
+        """The mean Monte-Carlo return over the critic's states of all processes: in conversations that ended, or, if
+        every one was cut, in all of them, with the verdicts on what there is of them."""
+        own = [self._real_returns(rewards, each) for each in (ended, messages)]
+        sums = torch.stack([moments(each.returns, each.value_mask) for each in own])
+        of_ended, of_all = self.accelerator.reduce(sums, reduction="sum")
+        return mean_and_variance(of_ended if of_ended[0] > 0 else of_all)[0]
 
     def _log_batch(
-        self,
-        found: Estimates,
-        of_critic: Estimates,
-        values: Tensor,
-        rewards: Tensor,
-        messages: Tensor,
-        goes_on: Tensor,
+        self, found: Estimates, of_critic: Estimates, values: Tensor, mask: Tensor, real: Estimates, share: Tensor
     ) -> Tensor:
         """Log how good the critic was before this batch; returns the moments of the advantages. The explained variance
-        is that of the Monte-Carlo returns: those of GAE hold the critic's own values."""
-        nothing = torch.zeros_like(values)
-        played = messages.masked_fill(goes_on.unsqueeze(1), NO_STEP)
-        real = estimate(rewards, nothing, played, nothing[:, 0], self.ppo.gamma, 1.0, self.ppo.gae_over)
-        known, scored = real.value_mask, (messages != NO_STEP).any(dim=1)
+        is that of the Monte-Carlo returns: those of GAE hold the critic's own values.
+
+        Args:
+            mask: true for the tokens of steps.
+            real: the Monte-Carlo returns of the conversations that ended.
+            share: the moments of whether a conversation was cut.
+        """
         own = [
-            moments(found.advantages, messages != NO_STEP),
+            moments(found.advantages, mask),
             moments(of_critic.returns, of_critic.value_mask),
-            moments(real.returns - values, known),
-            moments(real.returns, known),
-            moments(goes_on.float(), scored),
+            moments(real.returns - values, real.value_mask),
+            moments(real.returns, real.value_mask),
+            share,
         ]
         advantages, returns, errors, known_returns, cut = self.accelerator.reduce(torch.stack(own), reduction="sum")
         mean, variance = mean_and_variance(advantages)

@@ -5,7 +5,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.ppo.advantages import NO_STEP, estimate, first_tokens, gae, mean_and_variance, moments, token_rewards, whitened
+from src.ppo.advantages import (
+    NO_STEP,
+    cut_before_last_step,
+    estimate,
+    first_tokens,
+    gae,
+    mean_and_variance,
+    moments,
+    token_rewards,
+    whitened,
+)
 
 X = 99.0
 """Stands where nothing may be read."""
@@ -61,6 +71,20 @@ def test_over_turns_a_message_is_one_step_and_its_tokens_share_the_advantage():
 def test_a_message_with_a_tool_s_answer_inside_is_still_one_step():
     messages = torch.tensor([[0, NO_STEP, 0, NO_STEP, 1, NO_STEP, 1]])
     assert first_tokens(messages).int().tolist() == [[1, 0, 0, 0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("over", "kept", "value"),
+    [("tokens", [0, 0, -1, 1, 1, -1, -1], 0.6), ("turns", [0, 0, -1, -1, -1, -1, -1], 0.4)],
+)
+def test_an_episode_that_was_cut_counts_up_to_the_state_before_its_last_step(over: str, kept: list, value: float):
+    """A step is a token, or a whole message; episodes that ended, and those without a step, stay as they are."""
+    messages = torch.cat([MESSAGES[:1], MESSAGES, torch.full((1, 7), NO_STEP)])
+    values = torch.arange(0.1, 0.8, 0.1).repeat(4, 1)
+    left, bootstrap = cut_before_last_step(messages, torch.tensor([True, False, False, True]), values, over)
+    assert left[0].tolist() == kept
+    assert torch.equal(left[1:], messages[1:])
+    assert bootstrap.tolist() == pytest.approx([value, 0, 0, 0])
 
 
 @pytest.mark.parametrize("over", ["tokens", "turns"])

@@ -15,7 +15,6 @@ def test_the_tokens_of_an_episode_follow_each_other_across_rows() -> None:
     values = torch.tensor([[1.0, 2, 9], [3, 4, 5], [6, 9, 9], [9, 9, 9]])
     assert tokens.joined(values, -1.0).tolist() == [[1, 2, 6], [3, 4, 5]]
     assert tokens.apart(tokens.joined(values, -1.0), 3, 4).tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0], [0, 0, 0]]
-    assert tokens.last_rows.tolist() == [2, 1]
 
 
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 1000))

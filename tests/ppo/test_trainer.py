@@ -1,5 +1,6 @@
 """The PPO trainer on recorded batches: its gradients, its critic, and what stops it."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,41 @@ def unjudged(index: int, problem: Problem) -> ConversationRecord:
 def cut(index: int, problem: Problem) -> ConversationRecord:
     """As `lively`; every other conversation was cut."""
     return conversation(index, problem, seed=1, overflow="the student's context is full" if index % 2 else None)
+
+
+def equally_good(is_cut: Callable[[int], bool]) -> Any:
+    """As `lively`, all with the reward 0.8; those at some places of the batch were cut."""
+
+    def play(index: int, problem: Problem) -> ConversationRecord:
+        full = {"overflow": "the student's context is full"} if is_cut(index) else {}
+        return conversation(index, problem, seed=1, reward=0.8, rewards={"pedagogical": 0.8}, **full)
+
+    return play
+
+
+class Framed:
+    """Conversations in a chat template's frame, other ones in each batch, all with the reward 0.93. Every other one was
+    cut behind its first or second message, in a state that is before no message."""
+
+    reward = 0.93
+
+    def __init__(self) -> None:
+        self._rng = random.Random(1)
+
+    def __call__(self, index: int, problem: Problem) -> ConversationRecord:
+        count = self._rng.choice([1, 3]) if index % 2 else 5
+        record, full = conversation(index, problem, seed=1), {"overflow": "full"} if index % 2 else {}
+        ids, mask, turns = [], [], []
+        for turn in record.turns[:count]:
+            own = turn.span is not None
+            said = [self._rng.randrange(20, 26) for _ in range(self._rng.randrange(3, 8))]
+            start, framed = len(ids), [*said, 5]
+            ids += framed + [7] + ([11, 9] if own else [12, 9]) * (turn is not record.turns[count - 1])
+            mask += [int(own)] * len(framed) + [0] * (len(ids) - start - len(framed))
+            turns.append(replace(turn, span=(start, start + len(framed)) if own else None))
+        fields = {"completion_ids": ids, "mask": mask, "logprobs": [-6.0 * own for own in mask], "turns": turns}
+        rewards = {"reward": self.reward, "rewards": {"pedagogical": self.reward}}
+        return record.model_copy(update=fields | rewards | full | {"prompt_ids": [7, 10, 9, 20, 21, 5, 7, 12, 9]})
 
 
 @pytest.fixture
@@ -241,6 +277,31 @@ def test_a_centred_critic_begins_at_the_mean_return(trainer_of, tmp_path: Path) 
     trainer.save_model(str(tmp_path / "saved"))
     again = trainer_of(name="again", checkpoint=tmp_path / "saved")
     assert again.value_head.offset.item() == pytest.approx(mean) and not again.value_head.weight.any()
+
+
+@pytest.mark.parametrize("is_cut", [lambda place: place % 2, lambda place: True], ids=["half", "all"])
+def test_a_centred_critic_begins_where_it_would_without_the_cut_conversations(trainer_of, is_cut) -> None:
+    """What a cut conversation would have got is unknown, and not 0: where all others have 0.8, nothing is better or
+    worse. If every one was cut, the verdicts on what there is of them are all that is known."""
+    trainer = trainer_of(play=equally_good(is_cut))
+    batch = trainer.batch()
+    assert trainer.value_head.offset.item() == pytest.approx(0.8)
+    advantages = torch.cat([inputs["advantages"][inputs["policy_mask"]] for inputs in batch])
+    assert len(advantages) > 8 and not advantages.any()
+
+
+@pytest.mark.parametrize("over", ["tokens", "turns"])
+def test_a_conversation_that_was_cut_goes_on_with_a_value_that_the_critic_has_learned(trainer_of, over: str) -> None:
+    """All rewards are 0.93. The end of a cut conversation is a state that no ended one passes as a step, so the critic
+    may say anything of it (down to 0.58 here, over messages)."""
+    warm_up = ["train.ppo.value_warmup_steps=90", "train.max_steps=99", "train.lr_scheduler_type=constant"]
+    learning = ["train.ppo.value_learning_rate=0.003", "train.ppo.value_clip=null", "train.ppo.lam=1"]
+    trainer = trainer_of(*warm_up, *learning, f"train.ppo.gae_over={over}", play=Framed())
+    ready(trainer)
+    for _ in range(20):
+        step(trainer, trainer.batch())
+    returns = [inputs["returns"][inputs["value_mask"]] for inputs in trainer.batch()]
+    assert torch.cat(returns).tolist() == pytest.approx([Framed.reward] * len(torch.cat(returns)), abs=0.05)
 
 
 def test_during_the_warm_up_the_policy_stays_as_it_is(trainer_of) -> None:
