@@ -15,6 +15,36 @@ from src.system.distributed import communication_backend, keep_deepspeed_from_co
 from src.training.model_loading import weights_dtype
 
 _COMPUTING_S = 1800
+_OBJECTIVE = {
+    "use_bias_correction_kl": True,
+    "importance_sampling_level": "token",
+    "delta": None,
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "vllm_importance_sampling_clip_min": None,
+    "mask_truncated_completions": False,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "reward_weights": None,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    "router_aux_loss_coef": None,
+    "sync_ref_model": False,
+    "disable_dropout": False,
+    "cast_lm_head_to_fp32": False,
+    "shuffle_dataset": True,
+    "use_liger_kernel": False,
+    "label_smoothing_factor": 0.0,
+    "neftune_noise_alpha": None,
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "warmup_steps": 0,
+}
+"""Options of TRL and transformers that change what is learned and have no key of their own: set here, so that another
+version with other defaults trains for the same."""
 
 
 def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
@@ -37,6 +67,7 @@ def grpo_config(config: TrainRLConfig, run_folder: Path) -> GRPOConfig:
     if config.judge_model.mode == GROUP:
         _check_whole_groups(batch, train.num_samples_per_problem)
     return GRPOConfig(
+        **_OBJECTIVE,
         output_dir=str(run_folder / "checkpoints"),
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=passes,

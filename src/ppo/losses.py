@@ -55,6 +55,16 @@ def approximate_kl(logps: Tensor, old_logps: Tensor) -> Tensor:
     return torch.exp(log_ratio) - 1 - log_ratio
 
 
+def kl_to_reference(logps: Tensor, old_logps: Tensor, reference: Tensor) -> Tensor:
+    """The k3 estimate of KL(π ‖ reference) from tokens that π_old sampled, in nats, times the ratio π / π_old: as TRL's
+    GRPO computes it with `use_bias_correction_kl`. Without the ratio its gradient would be that of KL(reference ‖ π).
+
+    Args:
+        reference: the log-probs of the reference model.
+    """
+    return torch.exp(logps - old_logps) * approximate_kl(reference, logps)
+
+
 def explained_variance(of_errors: Tensor, of_returns: Tensor) -> float | None:
     """1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for one that knows only a constant, below 0 for
     one that is worse. None if all returns are equal.

@@ -29,6 +29,7 @@ from src.ppo.losses import (
     explained_variance,
     is_clipped,
     is_value_clipped,
+    kl_to_reference,
     policy_loss,
     value_loss,
 )
@@ -276,8 +277,8 @@ class PPOHooks(ClassroomGRPOTrainer):
         return summed * self.accelerator.num_processes * steps_in_batch / inputs[f"{of}_items"]
 
     def _reference_kl(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """The k3 estimate of KL(policy ‖ reference) of each token, as TRL computes it."""
-        kl = approximate_kl(inputs["ref_per_token_logps"], logps)
+        """The estimate of KL(policy ‖ reference) of each token; it is added up for the log, too."""
+        kl = kl_to_reference(logps, inputs["old_per_token_logps"], inputs["ref_per_token_logps"])
         summed = torch.where(inputs["policy_mask"], kl, 0.0).sum().detach()
         self._kl = summed if self._kl is None else self._kl + summed
         return kl

@@ -1,6 +1,7 @@
 """The losses of PPO and its figures, on numbers worked out by hand."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from src.ppo.losses import (
     explained_variance,
     is_clipped,
     is_value_clipped,
+    kl_to_reference,
     policy_loss,
     value_loss,
 )
@@ -73,3 +75,31 @@ def test_explained_variance():
     assert explained(tokens(7, 7, 7, 7)) == pytest.approx(0), "a constant explains nothing"
     assert explained(-returns) == pytest.approx(-3)
     assert explained_variance(moments(returns, mask), moments(torch.ones(1, 4), mask)) is None
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["first pass", "later pass"])
+def test_the_gradient_of_the_kl_to_the_reference_is_that_of_kl_policy_reference(moved: bool):
+    """In expectation over three tokens that π_old samples, whether the policy is still π_old or has moved. On the
+    logits it is π · (ln π/π_reference − KL), here with KL = 0.274887. As a loss, k3 alone has in the first pass the
+    gradient of KL(reference ‖ π), which is π − π_reference."""
+    old, reference = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.3, 0.5]).double()
+    start = torch.tensor([0.7, 0.2, 0.1]).double() if moved else old
+
+    def gradient(of: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
+        logits = start.log().clone().requires_grad_()
+        of(logits.log_softmax(-1)).backward()
+        return logits.grad.tolist()
+
+    found = gradient(lambda logps: (old * kl_to_reference(logps, old.log(), reference.log())).sum())
+    exact = gradient(lambda logps: (logps.exp() * (logps - reference.log())).sum())
+    assert found == pytest.approx(exact, abs=1e-12)
+    assert moved or found == pytest.approx([0.320702, -0.082466, -0.238236], abs=1e-5)
+    k3 = gradient(lambda logps: (old * approximate_kl(reference.log(), logps)).sum())
+    assert k3 != pytest.approx(exact, abs=0.01) and (moved or k3 == pytest.approx([0.3, 0.0, -0.3]))
+
+
+def test_the_kl_to_the_reference_by_hand():
+    """π_reference / π = 2 and 0.5, π / π_old = 1.5 and 0.7: (2 − ln 2 − 1) · 1.5 and (0.5 + ln 2 − 1) · 0.7."""
+    now = tokens(-1, -2)
+    found = kl_to_reference(now, now - tokens(1.5, 0.7).log(), now + tokens(2, 0.5).log())
+    assert found[0].tolist() == pytest.approx([0.460279, 0.135203], abs=1e-6)

@@ -261,6 +261,26 @@ def test_entropy_is_that_of_what_is_sampled_and_raises_it(trainer_of) -> None:
     assert step(trainer, batch)["entropy"] > before
 
 
+def test_the_kl_pulls_back_by_how_far_each_token_s_log_prob_is_from_the_reference(trainer_of) -> None:
+    """β/N · Σ (ln π − ln π_reference) · ∇ ln π, the gradient of KL(π ‖ reference), computed without the trainer; the
+    reference is 0.7 nats away everywhere. k3 alone would pull by 1 − e^−0.7 = 0.503."""
+    trainer = trainer_of("train.beta=0.5", "train.ppo.value_weight=0")
+    batch = trainer.batch()
+    for inputs in batch:
+        inputs["advantages"] = torch.zeros_like(inputs["advantages"])
+        inputs["ref_per_token_logps"] = inputs["old_per_token_logps"] - 0.7
+    _, found = trainer.loss_and_gradients(batch)
+    records = [lively(index, lesson(index)) for index in range(8)]
+    tokens = sum(sum(record.mask) for record in records)
+    trainer.model.zero_grad()
+    for record in records:
+        (0.5 * 0.7 * (torch.tensor(record.mask) * scored(trainer.model, record)).sum() / tokens).backward()
+    for name, each in trainer.model.named_parameters():
+        if each.grad is not None and "value_head" not in name:
+            assert torch.allclose(found[name], each.grad, rtol=0, atol=1e-6), name
+            assert found[name].abs().max() > 1e-5, name
+
+
 def test_a_centred_critic_begins_at_the_mean_return(trainer_of, tmp_path: Path) -> None:
     """Over all sampled tokens of conversations with a verdict. It explains nothing then, and no weight has moved; the
     checkpoint knows it."""
