@@ -55,11 +55,6 @@ class BatchRows:
             targets[place, : len(own)] = torch.tensor(own, dtype=targets.dtype)
         return targets
 
-    @property
-    def sampled_rows(self) -> int:
-        """The number of rows with a token that the policy sampled, and of conversations."""
-        return len(self.conversations) + sum(any(each.row.mask) for each in self.beside)
-
 
 def cross_entropy(logps: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
     """The summed cross-entropy of the targets under the policy as it is sampled, in nats.

@@ -59,7 +59,6 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
         self.shuffle_rewards = config.train.shuffle_rewards
         self.correction_weight = config.train.corrections.weight
         groups = GroupFilter.of(config, [problem.id for problem in session.problems])
-        self.leaves_out_groups = groups is not None
         self.tokens_per_micro_batch = config.train.max_tokens_per_micro_batch
         planner = self.planner_of(config)
         rollout = ClassroomRollout(

@@ -14,6 +14,7 @@ from accelerate.utils import DistributedType
 from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
+from config.values import BNPO
 from src.grpo.log_probs import Cut, mask_of, scoring_only
 from src.grpo.mismatch import BatchMismatch, importance_ratio
 from src.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
@@ -56,7 +57,6 @@ class TrlHooks(GRPOTrainer):
         correct_mismatch: whether the loss corrects for the difference between the engine's log-probs and the trainer's.
         shuffle_rewards: whether rewards are permuted over the batch: a control that must learn nothing.
         correction_weight: the weight of the cross-entropy of corrections in the loss.
-        leaves_out_groups: whether conversations of a batch may be left out of its training.
         tokens_per_micro_batch: the most tokens of a micro-batch, padding included; None if it has a number of rows.
         needs_old_log_probs: whether the log-probs of before a batch's first step are needed by themselves.
     """
@@ -64,7 +64,6 @@ class TrlHooks(GRPOTrainer):
     correct_mismatch: bool
     shuffle_rewards: bool
     correction_weight: float = 0.0
-    leaves_out_groups: bool = False
     tokens_per_micro_batch: int | None = None
     needs_old_log_probs: bool = False
     _mismatch: BatchMismatch | None = None
@@ -157,7 +156,10 @@ class TrlHooks(GRPOTrainer):
         """TRL's method; with `tokens_per_micro_batch` it gives micro-batches that are filled by tokens. TRL has one
         micro-batch for each row then, of which the first are None: there are fewer than rows, and the last one must be
         real, because gradients are exchanged with it."""
+        before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
+        if self.loss_type == BNPO and self._buffered_inputs is not before:
+            self._scale_micro_batches(self._buffered_inputs)
         if self.tokens_per_micro_batch is None:
             return inputs
         if self._buffered_inputs is not self._filled:
@@ -245,8 +247,7 @@ class TrlHooks(GRPOTrainer):
         if self._rows is not None:
             output |= self._tensors_of_rows(self._rows, output)
         mask = output["completion_mask"] * output["tool_mask"]
-        if self.leaves_out_groups:
-            output["row_scale"] = self._row_scale(mask)
+        output["row_scale"] = self._row_scale(mask)
         for name in self.reward_func_names:
             for figure in ("mean", "std"):
                 self._metrics["train"].pop(f"rewards/{name}/{figure}")
@@ -261,18 +262,20 @@ class TrlHooks(GRPOTrainer):
         """TRL's method, with the rows beside the conversations appended to its lists of tokens. TRL's own metrics are
         of the conversations alone."""
         ids, completions, mask, texts, logprobs, extra, images, tool_images = super()._generate(prompts)
-        left_out = extra.pop(LEFT_OUT, [False] * len(ids))  # only now: TRL's metrics count these conversations, too
-        mask = [[0] * len(row) if out else row for row, out in zip(mask, left_out, strict=True)]
+        left_out = extra.pop(LEFT_OUT)  # only now: TRL's metrics count these conversations, too
         self._rows, planned = None, self._pop_rows(extra)
         if planned is not None:
             beside, owners = flatten(planned)
+            left_out = [*left_out, *(left_out[owner] for owner in owners)]
             parts, pad = self.args.steps_per_generation, self._tokenizer.pad_token_id
             own = padded(beside, len(planned), parts, self.accelerator, pad)
             self._rows = BatchRows(planned, own, [*owners, *[None] * (len(own) - len(owners))])
             ids = [*ids, *(each.row.prompt_ids for each in own)]
             completions = [*completions, *(each.row.completion_ids for each in own)]
             mask = [*mask, *(each.row.mask for each in own)]
+            left_out += [False] * (len(own) - len(owners))
             logprobs = [*logprobs, *(each.row.logprobs for each in own)]
+        mask = [[0] * len(row) if out else row for row, out in zip(mask, left_out, strict=True)]
         self._wanted = mask_of(mask, self.accelerator.device)
         if self._rows is not None:
             self._wanted |= self._rows.targets(self._wanted.size(1), self.accelerator.device).bool()
@@ -283,23 +286,29 @@ class TrlHooks(GRPOTrainer):
         return extra.pop(ROWS, None)
 
     def _tensors_of_rows(self, rows: BatchRows, output: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """The advantage of every token, and what the cross-entropy needs: its targets, their number over all ranks, and
-        how much larger the batch is than what the policy sampled."""
+        """The advantage of every token, and what the cross-entropy needs: its targets, and their number over all
+        ranks."""
         length, advantages = output["completion_ids"].size(1), output["advantages"]
         targets = rows.targets(length, advantages.device)
-        counts = advantages.new_tensor([targets.sum(), len(targets), rows.sampled_rows])
-        items, everything, sampled = self.accelerator.gather(counts.unsqueeze(0)).sum(dim=0)
-        tensors = {"advantages": rows.advantages(advantages, length), "row_scale": everything / sampled}
+        items = self.accelerator.gather(targets.sum().unsqueeze(0)).sum()
+        tensors = {"advantages": rows.advantages(advantages, length)}
         if items > 0:
             tensors |= {"correction_targets": targets, "correction_items": items}
             self._metrics["train"]["corrections/rows"].append(self._correction_rows(targets))
         return tensors
 
     def _row_scale(self, mask: torch.Tensor) -> torch.Tensor:
-        """How many rows there are for each that is trained on, over all ranks."""
-        counts = torch.stack([mask.new_tensor(len(mask)), mask.any(dim=1).sum()])
+        """How many rows there are for each with a token that is trained on, over all ranks."""
+        counts = torch.tensor([len(mask), mask.any(dim=1).sum()], device=mask.device)
         everything, trained = self.accelerator.gather(counts.unsqueeze(0)).sum(dim=0)
-        return everything / trained
+        return everything / trained.clamp(min=1)
+
+    def _scale_micro_batches(self, batch: Sequence[dict[str, Any]]) -> None:
+        """With a loss that is a mean over micro-batches: how many there are for each that is trained on."""
+        trained = torch.stack([(each["completion_mask"] * each["tool_mask"]).any() for each in batch])
+        scale = self._row_scale(trained.unsqueeze(1))
+        for each in batch:
+            each["row_scale"] = scale
 
     def _correction_rows(self, targets: torch.Tensor) -> float:
         return self.accelerator.gather(targets.any(dim=1).sum().unsqueeze(0)).sum().item()
@@ -322,9 +331,7 @@ class TrlHooks(GRPOTrainer):
             loss = super()._compute_loss(model, inputs)
         if self.tokens_per_micro_batch is not None and self.loss_type in PER_ROW_LOSSES:
             loss = loss * len(wanted)  # TRL took the mean over these rows, and divides by the number of all
-        if "row_scale" not in inputs:
-            return loss
-        if self.loss_type in PER_ROW_LOSSES:
+        if self.loss_type in (*PER_ROW_LOSSES, BNPO):
             loss = loss * inputs["row_scale"]
         if "correction_targets" not in inputs:
             return loss

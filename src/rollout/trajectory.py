@@ -68,6 +68,11 @@ class Trajectory(BaseModel):
         return self.overflow is not None
 
     @property
+    def unrewarded(self) -> bool:
+        """Whether nothing of the episode could be scored, so that nothing can be learned from it."""
+        return self.reward is None and all(player.reward is None for player in self.players)
+
+    @property
     def players(self) -> list[PlayerOutcome]:
         """The players, if the policy played several against or beside each other; [] if all messages are one's, whose
         reward is the episode's."""

@@ -130,8 +130,7 @@ class ClassroomRollout:
         if self._on_batch is not None:
             self._on_batch(step, batch.played)
         columns = to_rollout(records)
-        if batch.left_out:
-            columns[LEFT_OUT] = [place in batch.left_out for place in range(len(records))]
+        columns[LEFT_OUT] = [place in batch.left_out or each.unrewarded for place, each in enumerate(records)]
         if self._planner is not None:
             columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, step)
         return columns

@@ -241,3 +241,24 @@ def test_no_more_corrections_than_configured_are_in_a_step(model: Path, tmp_path
     batches = trainer.batch()
     assert sum(batch["correction_targets"].any(dim=1).sum().item() for batch in batches) == 3
     assert {len(batch["prompt_ids"]) for batch in batches} == {6}, "8 conversations, 3 corrections, 1 of padding"
+
+
+def test_drafts_beside_a_conversation_without_a_verdict_teach_nothing_and_corrections_do(
+    model: Path, tmp_path: Path
+) -> None:
+    records = {}
+
+    def play(index: int, problem: Problem) -> ConversationRecord:
+        nothing = {} if index else {"reward": None, "rewards": {"pedagogical": None}, "verdicts": []}
+        records[index] = supervised(index, problem, 4).model_copy(update=nothing)
+        return records[index]
+
+    overrides = [*SUPERVISED, *CREDIT, *CORRECTIONS, "judge_model.max_failed_share=1"]
+    trainer = offline_trainer(tmp_path, model, overrides, play)
+    taught = {}
+    for batch in trainer.batch():
+        for key, gradient in zip(rows_in(batch), gradients_by_token(trainer, batch), strict=True):
+            taught[key] = gradient.any().item()
+    rows = rows_of(records[0])
+    assert [taught[tuple(row.prompt_ids), tuple(row.completion_ids)] for row in rows] == [False, False, True]
+    assert [row.kind for row in rows] == ["policy", "draft", "correction"]
