@@ -15,9 +15,15 @@ _STORE_TIMEOUT = timedelta(seconds=10)
 
 
 def communication_backend() -> Optional[str]:
-    """The torch.distributed backend: "gloo" if accelerate launched the processes on CPUs, else None, the default."""
-    launched = "LOCAL_RANK" in os.environ
-    return "gloo" if launched and not torch.cuda.is_available() else None
+    """The torch.distributed backend of processes that accelerate launched; None, the default, for a single one.
+
+    On GPUs it is NCCL for tensors there, and gloo for what is on the CPU: Python objects and barriers. accelerate's
+    default under DeepSpeed is NCCL alone, which sends objects with kernels, so that a process waiting for another one's
+    conversations keeps a GPU busy that an engine may need for them.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        return None
+    return "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
 
 
 def keep_deepspeed_from_compiling() -> None:

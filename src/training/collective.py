@@ -1,9 +1,11 @@
-"""Runs an action on one rank or on all ranks, so that all continue, or all raise the same error."""
+"""Runs an action on one rank or on all ranks, so that all continue, or all raise the same error; and brings what all
+ranks have to the one that needs it."""
 
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, Union
 
+import torch.distributed
 from accelerate.utils import broadcast_object_list, gather_object
 
 from src.errors import ClassroomError
@@ -45,6 +47,16 @@ def on_every_process(processes: Processes, action: Callable[[], Result]) -> Resu
     if error is not None and type(error) is not type(failures[0]):
         logger.error("process %d failed, too: %s", processes.process_index, error)
     raise failures[0]
+
+
+def to_main_process(processes: Processes, own: Result) -> list[Result] | None:
+    """What each process has, in the order of their ranks, on the main process; None on the others. All processes call
+    this together."""
+    if processes.num_processes == 1:
+        return [own]
+    everyone = [own] * processes.num_processes if processes.is_main_process else None
+    torch.distributed.gather_object(own, everyone)
+    return everyone
 
 
 def _attempt(action: Callable[[], Result]) -> tuple[Result | None, ClassroomError | None]:

@@ -21,7 +21,7 @@ from src.rollout.rows import POLICY
 from src.rollout.trajectory import Trajectory
 from src.rollout.usage import Usage
 from src.server.client import ClassroomClient
-from src.training.collective import on_every_process
+from src.training.collective import on_every_process, to_main_process
 from src.training.context import TrainerContext
 from src.training.curriculum import Curriculum
 from src.training.group_variance import GroupFilter, PlayedBatch
@@ -111,18 +111,16 @@ class ClassroomRollout:
         records = batch.records
         checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
         trainer.gpus.sleep_engines()
-        metrics = batch_metrics(records, batch.played) | self._metrics(gather_object(records))
-        metrics |= supervision_metrics(records) | checked
-        metrics |= reward_metrics(gather_object([record.rewards for record in records]))
-        metrics |= batch.figures
+        metrics = batch_metrics(records, batch.played) | supervision_metrics(records) | checked | batch.figures
+        everyones = to_main_process(trainer.accelerator, (records, batch.usage))
+        if everyones is not None:  # metrics are means over the processes that record them
+            metrics |= self._metrics_of_all(everyones)
         if self._curriculum is not None:
             metrics |= self._curriculum.record(step, batch.played)
         if self._next is not None:
             metrics["policy/staleness"] = fmean(staleness(records, trainer.policy))
             if self._curriculum is not None:  # it draws by the rewards of these
                 self._begin_next(trainer)
-        for seat in dict.fromkeys(gather_object([seat for each in batch.usage for seat in each])):
-            metrics |= usage_metrics(seat, gather_object([each.get(seat) for each in batch.usage]))
         for name, value in metrics.items():
             trainer.record_metric(name, value)
         trainer.record_metric("seconds/rollout", time.monotonic() - started)
@@ -134,6 +132,17 @@ class ClassroomRollout:
         if self._planner is not None:
             columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, step)
         return columns
+
+    def _metrics_of_all(
+        self, everyones: Sequence[tuple[Sequence[Trajectory], Sequence[Mapping[str, Usage]]]]
+    ) -> dict[str, float]:
+        """The metrics that are no mean over processes, from what each of them played and used."""
+        records = [record for own, _ in everyones for record in own]
+        usages = [each for _, own in everyones for each in own]
+        metrics = self._metrics(records) | reward_metrics([record.rewards for record in records])
+        for seat in dict.fromkeys(seat for each in usages for seat in each):
+            metrics |= usage_metrics(seat, [each.get(seat) for each in usages])
+        return metrics
 
     def _problems_of(self, step: int, prompts: Sequence[str], trainer: TrainerContext) -> Sequence[str]:
         """The problems of this rank's conversations: those that TRL asks for, or the curriculum's."""

@@ -60,9 +60,20 @@ def test_the_environments_own_metrics_are_of_the_conversations_of_all_processes(
     seen = []
     trainer = offline_trainer(tmp_path, save_tiny_model(tmp_path / "model", world / "blank"))
     trainer.rollout_func._metrics = lambda records: seen.append([record.index for record in records]) or {}
-    monkeypatch.setattr(sample_batch, "gather_object", lambda own: [*own, *own])
+    monkeypatch.setattr(sample_batch, "to_main_process", lambda processes, own: [own, own])
     trainer.batch()
     assert seen == [[*range(8), *range(8)]]
+
+
+def test_a_process_that_is_not_the_main_one_leaves_metrics_of_all_to_it(world, tmp_path, monkeypatch):
+    """It has not got the others' conversations, and their mean over processes counts those that have recorded one."""
+    seen = []
+    trainer = offline_trainer(tmp_path, save_tiny_model(tmp_path / "model", world / "blank"))
+    trainer.rollout_func._metrics = lambda records: seen.append(records) or {}
+    monkeypatch.setattr(sample_batch, "to_main_process", lambda processes, own: None)
+    trainer.batch()
+    logged = trainer._metrics["train"]
+    assert not seen and "rewards/pedagogical/mean" not in logged and "judge/failed_share" in logged
 
 
 def state_at(step: int, of: int = 4) -> SimpleNamespace:
