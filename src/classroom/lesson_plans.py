@@ -85,11 +85,12 @@ def read_plans(path: Path) -> list[LessonPlan]:
         DataError: if a line is not a valid lesson plan; the message names file and line.
     """
     plans = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            plans.append(LessonPlan.model_validate(json.loads(line)))
-        except (ValueError, ValidationError) as error:
-            raise DataError(f"{path}: line {number} is no lesson plan: {error}") from error
+    with path.open(encoding="utf-8") as file:  # its lines end with line breaks only, those of splitlines also in texts
+        for number, line in enumerate(file, start=1):
+            try:
+                plans.append(LessonPlan.model_validate(json.loads(line)))
+            except (ValueError, ValidationError) as error:
+                raise DataError(f"{path}: line {number} is no lesson plan: {error}") from error
     return plans
 
 

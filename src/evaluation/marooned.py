@@ -124,7 +124,8 @@ def table(figures: Mapping[str, Mapping[str, Estimate]]) -> str:
 
 def held_out(path: Path) -> list[str]:
     """The problems of a JSONL file."""
-    return [json.loads(line)["problem"] for line in path.read_text(encoding="utf-8").splitlines()]
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line)["problem"] for line in file]
 
 
 def main() -> int:

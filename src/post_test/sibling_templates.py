@@ -59,11 +59,12 @@ def read_templates(path: Path) -> list[ProblemTemplate]:
     if not path.is_file():
         raise DataError(f"There is no file {path}.")
     templates = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            templates.append(ProblemTemplate.model_validate_json(line))
-        except ValidationError as error:
-            raise DataError(f"{path}: line {number} is no template: {error}") from error
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                templates.append(ProblemTemplate.model_validate_json(line))
+            except ValidationError as error:
+                raise DataError(f"{path}: line {number} is no template: {error}") from error
     return templates
 
 

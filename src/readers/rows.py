@@ -7,7 +7,7 @@ from typing import Any
 
 from config.base import DataSource
 from src.errors import DataError
-from src.rollout.datasets import LOCAL_SUFFIXES, load_rows
+from src.rollout.datasets import is_local_name, load_rows
 
 
 def numbered_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -26,7 +26,7 @@ def numbered_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]
         yield from _rows_of_json(path)
     elif path.suffix == ".jsonl":
         yield from _rows_of_lines(path)
-    elif path.suffix in LOCAL_SUFFIXES:
+    elif is_local_name(path):
         raise DataError(f"{name}: labelled messages are read from .jsonl and .json files, and from the Hub.")
     else:
         for number, row in enumerate(load_rows(DataSource(name, split)), start=1):

@@ -1,15 +1,15 @@
 """Reads datasets and makes problems of their rows."""
 
-import glob
-import json
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import DataError
+from .data_files import READERS, Table, as_cell, as_text, parsed, read_file
 from .problem import PostTestMaterial, Problem
 from .prompts import render, variables_of
 
@@ -38,9 +38,7 @@ class DatasetSource(DataSource, Protocol):
 
 Source = TypeVar("Source", bound=DataSource)
 Row = TypeVar("Row")
-_LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-LOCAL_SUFFIXES = frozenset(_LOADERS)
-"""Suffixes of local files; a name without one is a Hub name."""
+Rows = Union[Table, "datasets.Dataset"]
 _MATERIAL = TypeAdapter(PostTestMaterial)
 
 
@@ -82,10 +80,7 @@ def gather(
 def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int | None) -> list[Row]:
     if not 0 < source.ratio <= 1:
         raise DataError(f"{source.name_or_path}: ratio is {source.ratio}; it must be above 0 and at most 1.")
-    try:
-        rows = read(source)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source.name_or_path} is not UTF-8: {error}.") from error
+    rows = read(source)
     if source.ratio < 1:
         count = round(len(rows) * source.ratio)
         rows = random.Random(f"ratio|{seed}|{source.name_or_path}").sample(rows, count)
@@ -104,9 +99,19 @@ def _read_problems(source: DatasetSource) -> list[Problem]:
             f"Name yours with {renaming} and answer_column (null: the problems have no answer); leave out "
             "sibling_problems_column and steps_column where there are none."
         )
-    texts = _fill_in(source, rows, columns) if source.problem_template else rows[source.problem_column]
-    answers = rows[source.answer_column] if source.answer_column else [None] * len(rows)
+    filled = source.problem_template is not None
+    texts = _fill_in(source, rows, columns) if filled else _texts(source, rows, source.problem_column)
+    answers = _texts(source, rows, source.answer_column) if source.answer_column else [None] * len(rows)
     return list(_to_problems(source, texts, answers, _material(source, rows)))
+
+
+def _texts(source: DataSource, rows: Rows, column: str) -> Iterator[str | None]:
+    for number, value in enumerate(rows[column], start=1):
+        yield as_text(value, _place(source, number, column))
+
+
+def _place(source: DataSource, row: int, column: str) -> str:
+    return f"{source.name_or_path}: row {row}, column {column}"
 
 
 def _text_columns(source: DatasetSource) -> dict[str, str]:
@@ -125,20 +130,20 @@ def _text_columns(source: DatasetSource) -> dict[str, str]:
 
 def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable, material: Iterable) -> Iterator[Problem]:
     for number, (text, answer, given) in enumerate(zip(texts, answers, material, strict=True), start=1):
-        if not isinstance(text, str) or not text.strip():
+        if text is None or not text.strip():
             raise DataError(f"{source.name_or_path}: row {number} has no text in column {source.problem_column}.")
-        yield Problem.of(text, "" if answer is None else str(answer), given)
+        yield Problem.of(text, answer or "", given)
 
 
-def _material(source: DatasetSource, rows: "datasets.Dataset") -> Iterator[PostTestMaterial]:
+def _material(source: DatasetSource, rows: Rows) -> Iterator[PostTestMaterial]:
     """What post-tests need, from the columns that the source names for it."""
     columns = {"siblings": source.sibling_problems_column, "steps": source.steps_column}
     named = {name: column for name, column in columns.items() if column is not None}
     if not named:
         yield from [PostTestMaterial()] * len(rows)
         return
-    for number, row in enumerate(rows.select_columns(list(named.values())), start=1):
-        cells = {name: _without_nulls(_cell(row[column])) for name, column in named.items()}
+    for number, row in enumerate(_cells(source, rows, named), start=1):
+        cells = {name: _as_material(cell) for name, cell in row.items()}
         try:
             yield _MATERIAL.validate_python({name: cell for name, cell in cells.items() if cell is not None})
         except ValidationError as error:
@@ -149,16 +154,18 @@ def _material(source: DatasetSource, rows: "datasets.Dataset") -> Iterator[PostT
             ) from error
 
 
-def _without_nulls(value: Any) -> Any:
-    """JSON data without the nulls that a table has where an object lacks a field of another one."""
+def _as_material(value: Any) -> Any:
+    """JSON data with its numbers as text, and without the nulls that a table has where an object lacks a field of
+    another one."""
     if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {name: _as_material(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_as_material(each) for each in value]
+    return str(value) if isinstance(value, float) else value
 
 
-def _fill_in(source: DatasetSource, rows: "datasets.Dataset", columns: dict[str, str]) -> Iterator[str]:
-    for number, row in enumerate(rows, start=1):
-        values = {variable: _cell(row[column]) for variable, column in columns.items()}
+def _fill_in(source: DatasetSource, rows: Rows, columns: dict[str, str]) -> Iterator[str]:
+    for number, values in enumerate(_cells(source, rows, columns), start=1):
         empty = [columns[variable] for variable, value in values.items() if value in (None, "", [], {})]
         if empty:
             raise DataError(f"{source.name_or_path}: row {number} has nothing in column {', '.join(empty)}.")
@@ -168,36 +175,52 @@ def _fill_in(source: DatasetSource, rows: "datasets.Dataset", columns: dict[str,
             raise DataError(f"{source.name_or_path}: row {number}: {error}") from error
 
 
-def _cell(value: Any) -> Any:
-    """A cell's value for a template. Lists and objects written as JSON text, as in CSV files, are parsed."""
-    if not isinstance(value, str):
-        return value
-    value = value.strip()
-    if value[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):  # plain text that begins with a bracket
-            return value
-    return value
+def _cells(source: DataSource, rows: Rows, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The cells of each row in these columns, by variable."""
+    numbers, values = range(1, len(rows) + 1), [rows[column] for column in columns.values()]
+    for number, *row in zip(numbers, *values, strict=True):
+        cells = zip(columns.items(), row, strict=True)
+        yield {name: cell_value(cell, _place(source, number, column)) for (name, column), cell in cells}
 
 
-def load_rows(source: DataSource) -> "datasets.Dataset":
+def cell_value(value: Any, where: str) -> Any:
+    """A cell's value; a list or an object written as JSON text, as in CSV files, is parsed.
+
+    Args:
+        where: file, row and column, for the error message.
+
+    Raises:
+        DataError: if something in it has no form as text.
+    """
+    checked = as_cell(value, where)
+    return parsed(checked.strip(), where) if isinstance(checked, str) else checked
+
+
+def load_rows(source: DataSource) -> Rows:
     """All rows of the dataset that a source names.
 
     Raises:
         DataError: if there is no such file, dataset or split, or it cannot be read.
     """
-    import datasets
-
     if not source.name_or_path:
         raise DataError("A dataset's name_or_path is empty: give a Hub name or a local file.")
     path = Path(source.name_or_path)
-    if path.suffix in _LOADERS and (not path.is_file() or path.stat().st_size == 0):
-        raise DataError(f"There is no file {path}." if not path.is_file() else f"The file {path} is empty.")
+    if is_local_name(path):
+        return read_file(path)
+    if os.path.isfile(path):
+        raise DataError(f"{path} is a file of a kind that is not read. Data files are {', '.join(READERS)}.")
+    return _load_from_hub(source)
+
+
+def is_local_name(path: Path) -> bool:
+    """Whether a dataset's name is that of a local file, by its suffix; otherwise it is a Hub name."""
+    return path.suffix.lower() in READERS
+
+
+def _load_from_hub(source: DataSource) -> "datasets.Dataset":
+    import datasets
+
     try:
-        if path.suffix in _LOADERS:
-            files = glob.escape(str(path))  # otherwise datasets reads [ ] * ? in the name as a pattern
-            return datasets.load_dataset(_LOADERS[path.suffix], data_files=files, split="train")
         return datasets.load_dataset(source.name_or_path, split=source.split)
     except (
         datasets.exceptions.DatasetsError,
@@ -206,21 +229,4 @@ def load_rows(source: DataSource) -> "datasets.Dataset":
         RuntimeError,
     ) as error:  # RuntimeError: needs a script
         reason = str(error.__cause__ or error)
-        if path.suffix == ".jsonl":
-            reason = _broken_line(path) or reason
-        if "corresponds to no data" in reason:
-            reason = "it holds no rows."
         raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {reason}") from error
-
-
-def _broken_line(path: Path) -> str | None:
-    """An error message about the first line that is not a JSON object; None if all are."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                found = json.loads(line) if line.strip() else {}
-            except json.JSONDecodeError as error:
-                return f"line {number} is not JSON ({error.msg}): {line.strip()[:60]!r}."
-            if not isinstance(found, dict):
-                return f"line {number} is no JSON object, but {line.strip()[:60]!r}."
-    return None

@@ -11,6 +11,7 @@ from typing import Any, Optional
 import datasets
 import torch
 from accelerate import DistributedType, PartialState
+from pyarrow import ArrowException
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
@@ -29,7 +30,7 @@ from src.models.pretrained import check_model
 from src.models.pretrained import load_tokenizer as load_any_tokenizer
 from src.results.hub import release
 from src.results.trackers import report_to
-from src.rollout.datasets import gather, load_rows
+from src.rollout.datasets import cell_value, gather, load_rows
 from src.sft.corrections import are_corrections, read_examples
 from src.sft.muon import MuonWithAdamW
 from src.sft.padding_free import attend_within_sequences, collator_without_padding
@@ -252,13 +253,23 @@ def read_datasets(
     def read(sources: list[ConversationSource], limit: int) -> datasets.Dataset:
         if corrections:
             return datasets.Dataset.from_list(read_examples(sources, tokenizer, length, limit, config.seed))
-        return datasets.Dataset.from_dict({"messages": read_conversations(sources, limit, config.seed)})
+        return _table_of(read_conversations(sources, limit, config.seed))
 
     learned = read(given.train_datasets, given.max_train_examples)
     measured = read(given.val_datasets, given.max_val_examples) if given.val_datasets else None
     count = len(learned) + (len(measured) if measured else 0)
     logger.info("reading %d corrections" if corrections else "tokenising %d conversations", count)
     return learned, measured
+
+
+def _table_of(conversations: list[Conversation]) -> datasets.Dataset:
+    try:
+        return datasets.Dataset.from_dict({"messages": conversations}, on_mixed_types="use_json")
+    except (ArrowException, OverflowError) as error:
+        raise DataError(
+            f"The fields of the messages do not go into one table: {error}. Beside role and content, give each field "
+            "values of one type, and write large numbers as text."
+        ) from error
 
 
 def read_conversations(
@@ -285,11 +296,12 @@ def _read_source(source: ConversationSource) -> list[Conversation]:
             f"{source.name_or_path} has no column {' or '.join(wanted)}. It has: {', '.join(rows.column_names)}. "
             "Name yours with conversation_column."
         )
-    return list(_to_conversations(source.name_or_path, rows[column]))
+    return list(_to_conversations(source.name_or_path, column, rows[column]))
 
 
-def _to_conversations(name: str, cells: Any) -> Iterator[Conversation]:
-    for number, cell in enumerate(cells, start=1):
+def _to_conversations(name: str, column: str, cells: Any) -> Iterator[Conversation]:
+    for number, given in enumerate(cells, start=1):
+        cell = cell_value(given, f"{name}: row {number}, column {column}")
         problem = _what_is_wrong(cell)
         if problem is not None:
             raise DataError(f"{name}: the conversation in row {number} {problem}.")

@@ -17,7 +17,7 @@ from config.base import DatasetSource, LoraConfig
 from config.train_rl_model import TrainConfig, TrainRLConfig
 from src.errors import ClassroomError, ConfigError
 from src.post_test.examiner import check_exams
-from src.rollout.datasets import LOCAL_SUFFIXES, load_problems
+from src.rollout.datasets import is_local_name, load_problems
 from src.rollout.problem import Problem
 
 logger = logging.getLogger(__name__)
@@ -189,4 +189,4 @@ def log_length_before_training(config: TrainRLConfig) -> None:
 
 def _is_here(source: DatasetSource) -> bool:
     path = Path(source.name_or_path)
-    return path.suffix in LOCAL_SUFFIXES and path.is_file()
+    return is_local_name(path) and path.is_file()

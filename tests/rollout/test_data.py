@@ -150,7 +150,7 @@ def test_nothing_to_train_on_is_an_error(source):
         ("list.jsonl", '{"problem": "p", "answer": "a"}\n["p", "a"]\n', r"list\.jsonl .*line 2 is no JSON object, but"),
         ("blank.jsonl", "\n\n", r"blank\.jsonl .*it holds no rows"),
         ("header.csv", "problem,answer\n", r"header\.csv .*it holds no rows"),
-        ("ragged.csv", "problem,answer\na,b\nc,d,e\n", r"ragged\.csv .*line 3"),
+        ("ragged.csv", "problem,answer\na,b\nc,d,e\n", r"ragged\.csv: line 3: 3 fields, but the header has 2"),
         ("broken.json", '[{"problem": "p",]', r"broken\.json .*cannot be read"),
         ("broken.parquet", "PAR1", r"broken\.parquet .*cannot be read"),
         ("empty.jsonl", "", "empty.jsonl is empty"),

@@ -1,0 +1,392 @@
+"""Odd data files, as people have them: what comes out is exactly what was written, or an error that says what to do."""
+
+import csv
+import datetime
+import decimal
+import gzip
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.base import DatasetSource
+from config.load import load
+from config.train_sft_model import ConversationSource, TrainSFTConfig
+from src.errors import DataError
+from src.rollout.data_files import READERS
+from src.rollout.datasets import load_problems
+from src.sft.run import read_conversations, read_datasets
+
+ANSWER = "problem,answer\np,{}\n"
+"""A CSV file with one problem, whose answer is to be filled in."""
+ROW = '{"problem": "p", "answer": "a"}\n'
+PLAIN = [("p", "a")]
+
+
+def answered(written: str, suffix: str = "csv") -> str:
+    """A file with one problem p and this answer, in JSON as it is written there."""
+    if suffix == "csv":
+        return ANSWER.format(written)
+    line = f'{{"problem": "p", "answer": {written}}}'
+    return f"[{line}]" if suffix == "json" else f"{line}\n"
+
+
+def parquet(**columns: pa.Array | list) -> bytes:
+    target = io.BytesIO()
+    pq.write_table(pa.table({"problem": ["p"], **columns}), target)
+    return target.getvalue()
+
+
+def pandas_index() -> bytes:
+    import pandas
+
+    return pandas.DataFrame({"problem": ["p"], "answer": ["007"]}).to_csv().encode()
+
+
+def zipped() -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("problems.csv", ANSWER.format("a"))
+    return target.getvalue()
+
+
+MORE_FIELDS = "fields, but the header has 2. Put a field with commas, quotes or line breaks in double quotes"
+NO_TEXT = ", and text is wanted. Text, numbers, true and false can be read as text"
+FILES = {
+    # Encodings
+    "csv with a byte order mark": ("p.csv", ANSWER.format("ä").encode("utf-8-sig"), [("p", "ä")]),
+    "jsonl with a byte order mark": ("p.jsonl", ROW.encode("utf-8-sig"), PLAIN),
+    "json with a byte order mark": ("p.json", f"[{ROW}]".encode("utf-8-sig"), PLAIN),
+    "csv in UTF-16": ("p.csv", ANSWER.format("a").encode("utf-16"), "p.csv is not UTF-8: .* Save it as UTF-8"),
+    "csv in UTF-16 without a mark": ("p.csv", ANSWER.format("a").encode("utf-16-le"), "p.csv is not UTF-8"),
+    "csv in UTF-32": ("p.csv", ANSWER.format("a").encode("utf-32"), "p.csv is not UTF-8"),
+    "jsonl in UTF-16": ("p.jsonl", ROW.encode("utf-16"), "p.jsonl is not UTF-8"),
+    "csv in Latin-1": ("p.csv", ANSWER.format("é").encode("latin-1"), "p.csv is not UTF-8 .*save it as UTF-8"),
+    "json in Latin-1": ("p.json", answered('"é"', "json").encode("latin-1"), "p.json is not UTF-8"),
+    "csv with letters of many scripts": ("p.csv", ANSWER.format("日本 ∑ עברית 🙂"), [("p", "日本 ∑ עברית 🙂")]),
+    "csv in a form with combining accents": ("p.csv", ANSWER.format("e\u0301"), [("p", "e\u0301")]),
+    "csv with a NUL in a field": ("p.csv", "problem,answer\n" + "p" * 70 + ",a\0b\n", "row 1, column answer .* NUL"),
+    "csv with a NUL at its beginning": ("p.csv", ANSWER.format("a\0b"), "p.csv is not UTF-8: it has NUL bytes"),
+    "jsonl with a NUL": ("p.jsonl", answered(r'"a\u0000b"', "jsonl"), "row 1, column answer holds a NUL character"),
+    "jsonl with half a character": ("p.jsonl", answered(r'"\ud83d"', "jsonl"), "row 1, column answer .*lone surrogate"),
+    # Values of CSV files
+    "csv: a date": ("p.csv", answered("1945-05-08"), [("p", "1945-05-08")]),
+    "csv: a number with leading zeros": ("p.csv", answered("007"), [("p", "007")]),
+    "csv: a number with trailing zeros": ("p.csv", answered("1.000"), [("p", "1.000")]),
+    "csv: an exponent": ("p.csv", answered("1e5"), [("p", "1e5")]),
+    "csv: a large whole number": ("p.csv", answered("123456789012345678901"), [("p", "123456789012345678901")]),
+    "csv: NA": ("p.csv", answered("NA"), [("p", "NA")]),
+    "csv: null": ("p.csv", answered("null"), [("p", "null")]),
+    "csv: None": ("p.csv", answered("None"), [("p", "None")]),
+    "csv: nan": ("p.csv", answered("nan"), [("p", "nan")]),
+    "csv: N/A": ("p.csv", answered("N/A"), [("p", "N/A")]),
+    "csv: true": ("p.csv", answered("TRUE"), [("p", "TRUE")]),
+    "csv: infinity": ("p.csv", answered("inf"), [("p", "inf")]),
+    "csv: a list": ("p.csv", answered('"[1, 2]"'), [("p", "[1, 2]")]),
+    "csv: nothing": ("p.csv", answered(""), [("p", "")]),
+    "csv: spaces are kept": ("p.csv", answered(" a "), [("p", " a ")]),
+    "csv: LaTeX": ("p.csv", answered(r"\frac{1}{2}"), [("p", r"\frac{1}{2}")]),
+    "csv: a number with a decimal comma": ("p.csv", answered('"3,5"'), [("p", "3,5")]),
+    "csv: numbers and words in a column": (
+        "p.csv",
+        "problem,answer\np,7\nq,x\nr,\n",
+        [("p", "7"), ("q", "x"), ("r", "")],
+    ),
+    "csv: NA as the problem": ("p.csv", "problem,answer\nNA,a\n", [("NA", "a")]),
+    "csv: a field of 200,000 characters": ("p.csv", answered("x" * 200_000), [("p", "x" * 200_000)]),
+    # The shape of CSV files
+    "csv: a comma too many in the first row": (
+        "p.csv",
+        "problem,answer\n1,2,3\nq,b\n",
+        f"p.csv: line 2: 3 {MORE_FIELDS}",
+    ),
+    "csv: a comma too many in every row": (
+        "p.csv",
+        "problem,answer\n1,2,3\n4,5,6\n",
+        f"p.csv: line 2: 3 {MORE_FIELDS}",
+    ),
+    "csv: a comma too many later": ("p.csv", "problem,answer\np,a\n\n1,2,3\n", f"p.csv: line 4: 3 {MORE_FIELDS}"),
+    "csv: a field too few": ("p.csv", "problem,answer\np,a\nq\n", f"p.csv: line 3: 1 {MORE_FIELDS}"),
+    "csv: a wrong row of several lines": (
+        "p.csv",
+        'problem,answer\n"p\nq",a,b\n',
+        f"p.csv: lines 2 to 3: 3 {MORE_FIELDS}",
+    ),
+    "csv: line breaks in quotes": ("p.csv", 'problem,answer\n"p\nq\r\nr",a\n', [("p\nq\r\nr", "a")]),
+    "csv: quotes in quotes": ("p.csv", 'problem,answer\n"say ""p""",a\n', [('say "p"', "a")]),
+    "csv: a quote inside a field": ("p.csv", 'problem,answer\na 5" pipe,a\n', [('a 5" pipe', "a")]),
+    "csv: quotes with backslashes": (
+        "p.csv",
+        'problem,answer\n"say \\"p\\"",a\n',
+        "line 2: .*write a quote in it twice",
+    ),
+    "csv: a quote that is not closed": (
+        "p.csv",
+        'problem,answer\n"p,a\nq,b\n',
+        "line 3: unexpected end of data. Put a",
+    ),
+    "csv: line ends of Windows": ("p.csv", "problem,answer\r\np,a\r\n", PLAIN),
+    "csv: line ends of an old Mac": ("p.csv", "problem,answer\rp,a\r", PLAIN),
+    "csv: no line end at the end": ("p.csv", "problem,answer\np,a", PLAIN),
+    "csv: blank lines": ("p.csv", "\nproblem,answer\n\np,a\n\n", PLAIN),
+    "csv: a line separator of Unicode": ("p.csv", "problem,answer\np\u2028q,a\x85b\n", [("p\u2028q", "a\x85b")]),
+    "csv: semicolons": ("p.csv", "problem;answer\np;a\n", "p.csv: the header .* has no commas, but semicolons"),
+    "csv: tabs": ("p.csv", "problem\tanswer\np\ta\n", "p.csv: the header .* has no commas, but tabs"),
+    "csv: a line of Excel's before the header": ("p.csv", "sep=;\nproblem;answer\n", "has no commas, but semicolons"),
+    # Headers and names
+    "csv: a column of pandas's index": ("p.csv", pandas_index(), [("p", "007")]),
+    "csv: a column without a name at the end": ("p.csv", "problem,answer,\np,a,\n", PLAIN),
+    "csv: two columns of a name": ("p.csv", "problem,answer,answer\np,a,b\n", "p.csv has two columns named answer"),
+    "csv: a header without names": ("p.csv", ",\np,a\n", "p.csv has no header"),
+    "csv: no header": ("p.csv", "p,a\nq,b\n", "p.csv has no column problem, answer. It has: p, a"),
+    "csv: a space before a name": ("p.csv", "problem, answer\np,a\n", "has no column answer. It has: problem,  answer"),
+    "csv: a header only": ("p.csv", "problem,answer\n", "p.csv cannot be read: it holds no rows"),
+    "csv: columns that nobody asked for": ("p.csv", "id,problem,when,answer\n1,p,1945-05-08,a\n", PLAIN),
+    "a suffix in capitals": ("P.CSV", ANSWER.format("007"), [("p", "007")]),
+    "spaces and brackets in a name": ("my [1] *ö?.csv", ANSWER.format("a"), PLAIN),
+    "a glob that would match": ("*.jsonl", ROW, PLAIN),
+    "a suffix of another kind": (
+        "p.tsv",
+        "problem\tanswer\np\ta\n",
+        "p.tsv is a file of a kind that is not read. Data",
+    ),
+    "a compressed file": ("p.jsonl.gz", gzip.compress(ROW.encode()), "p.jsonl.gz is a file of a kind that is not read"),
+    # Disguises
+    "csv that is a ZIP archive": ("p.csv", zipped(), "p.csv is not what its name says: it is a ZIP archive"),
+    "jsonl that is compressed": ("p.jsonl", gzip.compress(ROW.encode()), "it is compressed with gzip"),
+    "csv that is Parquet": ("p.csv", parquet(answer=["a"]), "p.csv is not what its name says: it is a Parquet file"),
+    "parquet that is CSV": ("p.parquet", ANSWER.format("a"), "p.parquet cannot be read: .*Parquet magic bytes"),
+    "json that is CSV": ("p.json", ANSWER.format("a"), "p.json cannot be read: line 1 is not JSON"),
+    "a pointer of Git LFS": ("p.csv", "version https://git-lfs.github.com/spec/v1\n", "only a pointer of Git LFS"),
+    "an empty file": ("p.parquet", b"", "The file .*p.parquet is empty"),
+    # JSON and JSONL
+    "jsonl: a list of objects": ("p.jsonl", f"[\n{ROW},\n{ROW}]", PLAIN * 2),
+    "jsonl: a list on one line": ("p.jsonl", f"[{ROW.strip()}]\n", PLAIN),
+    "json: an object per line": ("p.json", ROW * 2, PLAIN * 2),
+    "json: one object over several lines": ("p.json", json.dumps(json.loads(ROW), indent=2), PLAIN),
+    "json: an object around the rows": (
+        "p.json",
+        f'{{"data": [{ROW}]}}',
+        "has no column problem, answer. It has: data",
+    ),
+    "json: columns instead of rows": ("p.json", '{"problem": ["p"], "answer": ["a"]}', "column problem holds a list"),
+    "json: a list of texts": ("p.json", '["p", "q"]', "p.json cannot be read: entry 1 is no JSON object, but"),
+    "json: an empty list": ("p.json", "[]", "p.json cannot be read: it holds no rows"),
+    "json: a line that is cut": (
+        "p.json",
+        f'[{ROW},\n{{"problem": "q", "ans',
+        'line 3 is not JSON .*: \'{"problem": "q"',
+    ),
+    "jsonl: line ends of Windows": ("p.jsonl", ROW.replace("\n", "\r\n") * 2, PLAIN * 2),
+    "jsonl: a line separator of Unicode": ("p.jsonl", answered('"a\u2028b\x85c"', "jsonl"), [("p", "a\u2028b\x85c")]),
+    "jsonl: a key twice": ("p.jsonl", '{"problem": "p", "answer": "a", "answer": "b"}', "line 1 .*'answer' twice"),
+    "jsonl: NaN": ("p.jsonl", answered("NaN", "jsonl"), "line 1 is not JSON .NaN is no number of JSON"),
+    "jsonl: nested too deep": ("p.jsonl", answered("[" * 100_000, "jsonl"), "line 1 is not JSON .it nests too deep"),
+    "jsonl: a number that is too long": (
+        "p.jsonl",
+        answered("9" * 5000, "jsonl"),
+        "line 1 is not JSON .Exceeds the limit",
+    ),
+    "jsonl: a date": ("p.jsonl", answered('"1945-05-08"', "jsonl"), [("p", "1945-05-08")]),
+    "json: a date and a time": ("p.json", answered('"1945-05-08T12:00:00Z"', "json"), [("p", "1945-05-08T12:00:00Z")]),
+    "jsonl: digits in quotes": ("p.jsonl", answered('"007"', "jsonl"), [("p", "007")]),
+    "jsonl: trailing zeros": ("p.jsonl", answered("1.000", "jsonl"), [("p", "1.000")]),
+    "json: trailing zeros": ("p.json", answered("1.000", "json"), [("p", "1.000")]),
+    "jsonl: an exponent": ("p.jsonl", answered("1E5", "jsonl"), [("p", "1E5")]),
+    "jsonl: minus zero": ("p.jsonl", answered("-0", "jsonl"), [("p", "-0")]),
+    "jsonl: a large whole number": ("p.jsonl", answered("1" * 40, "jsonl"), [("p", "1" * 40)]),
+    "json: a large whole number": ("p.json", answered("1" * 40, "json"), [("p", "1" * 40)]),
+    "jsonl: a number too large for a float": ("p.jsonl", answered("1e999", "jsonl"), [("p", "1e999")]),
+    "jsonl: true": ("p.jsonl", answered("true", "jsonl"), [("p", "true")]),
+    "jsonl: null": ("p.jsonl", answered("null", "jsonl"), [("p", "")]),
+    "jsonl: the text null": ("p.jsonl", answered('"null"', "jsonl"), [("p", "null")]),
+    "jsonl: a list": (
+        "p.jsonl",
+        answered("[1, 2]", "jsonl"),
+        rf"p.jsonl: row 1, column answer holds a list.*{NO_TEXT}",
+    ),
+    "json: an object": ("p.json", answered('{"a": 1}', "json"), "p.json: row 1, column answer holds an object"),
+    "jsonl: values of all kinds in a column": (
+        "p.jsonl",
+        "".join(answered(each, "jsonl") for each in ("7", '"x"', "1.50", "null", "false")),
+        [("p", "7"), ("p", "x"), ("p", "1.50"), ("p", ""), ("p", "false")],
+    ),
+    "jsonl: keys in another order, and others": (
+        "p.jsonl",
+        ROW + '{"n": {"m": [1]}, "answer": "a", "problem": "p"}',
+        PLAIN * 2,
+    ),
+    # Parquet
+    "parquet: whole numbers": ("p.parquet", parquet(answer=[2**62 + 1]), [("p", str(2**62 + 1))]),
+    "parquet: a decimal": ("p.parquet", parquet(answer=[decimal.Decimal("1.000")]), [("p", "1.000")]),
+    "parquet: 32-bit floats": ("p.parquet", parquet(answer=pa.array([0.1], pa.float32())), [("p", "0.1")]),
+    "parquet: 16-bit floats": ("p.parquet", parquet(answer=pa.array([np.float16(0.1)])), [("p", "0.099975586")]),
+    "parquet: 64-bit floats": ("p.parquet", parquet(answer=[0.1]), [("p", "0.1")]),
+    "parquet: true": ("p.parquet", parquet(answer=[True]), [("p", "true")]),
+    "parquet: null": ("p.parquet", parquet(answer=pa.array([None], pa.string())), [("p", "")]),
+    "parquet: NaN": ("p.parquet", parquet(answer=[float("nan")]), "row 1, column answer holds no finite number"),
+    "parquet: categories": ("p.parquet", parquet(answer=pa.array(["007"]).dictionary_encode()), [("p", "007")]),
+    "parquet: long strings": ("p.parquet", parquet(answer=pa.array(["007"], pa.large_string())), [("p", "007")]),
+    "parquet: a date": (
+        "p.parquet",
+        parquet(answer=[datetime.date(1945, 5, 8)]),
+        "row 1, column answer holds a date or",
+    ),
+    "parquet: a time stamp": (
+        "p.parquet",
+        parquet(answer=pa.array([1], pa.timestamp("ns", "Europe/Berlin"))),
+        "row 1, column answer holds a date or time",
+    ),
+    "parquet: bytes": ("p.parquet", parquet(answer=[b"a"]), "row 1, column answer holds bytes"),
+    "parquet: a list": ("p.parquet", parquet(answer=[["a"]]), "row 1, column answer holds a list"),
+    "parquet: a struct": ("p.parquet", parquet(answer=[{"a": 1}]), "row 1, column answer holds an object"),
+    "parquet: odd columns that nobody asked for": (
+        "p.parquet",
+        parquet(answer=["a"], when=pa.array([2**62], pa.timestamp("us")), image=[b"\xff"]),
+        PLAIN,
+    ),
+    "parquet: a file that is cut": ("p.parquet", parquet(answer=["a"])[:-4], "p.parquet cannot be read"),
+    "parquet: no rows": ("p.parquet", parquet(problem=pa.array([], pa.string())), "cannot be read: it holds no rows"),
+    "parquet in a folder like a partition": ("answer=b/p.parquet", parquet(answer=["a"]), PLAIN),
+    # What is no file
+    "a file that is not there": ("p.csv", None, "There is no file .*p.csv"),
+    "a name that is too long": ("p" * 300 + ".csv", None, "There is no file .*p.csv"),
+    "a folder with the name of a file": ("p.csv/inside", b"", "p.csv is a folder, not a file"),
+}
+"""What it is → (file, its content, the problems and answers, or the words of the error). A file may be in a folder."""
+
+
+@pytest.mark.parametrize("odd", FILES)
+def test_an_odd_file_gives_exactly_its_problems_or_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/no cache")  # a file is read without one
+    name, content, wanted = FILES[odd]
+    path = tmp_path / name
+    if content is not None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    source = DatasetSource(name_or_path=str(path.parent if path.name == "inside" else path))
+    if isinstance(wanted, list):
+        assert [(problem.text, problem.answer) for problem in load_problems([source])] == wanted
+        return
+    with pytest.raises(DataError, match=wanted):
+        load_problems([source])
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    """With the size and the time of the file before, which a cache would take for the same."""
+    path = tmp_path / "p.csv"
+    for answer in "ab":
+        path.write_text(answered(answer))
+        os.utime(path, (0, 0))
+        assert load_problems([DatasetSource(name_or_path=str(path))])[0].answer == answer
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
+
+@given(st.lists(st.tuples(TEXTS.filter(str.strip), TEXTS), min_size=1))
+def test_every_text_comes_out_of_every_kind_of_file_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("texts")
+    columns = dict(zip(("problem", "answer"), map(list, zip(*rows, strict=True)), strict=True))
+    objects = [{"problem": problem, "answer": answer} for problem, answer in rows]
+    with (folder / "p.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("problem", "answer"), *rows])
+    (folder / "p.json").write_text(json.dumps(objects, ensure_ascii=False), encoding="utf-8")
+    lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in objects)
+    (folder / "p.jsonl").write_text(lines, encoding="utf-8")
+    pq.write_table(pa.table(columns), folder / "p.parquet")
+    for suffix in READERS:
+        problems = load_problems([DatasetSource(name_or_path=str(folder / f"p{suffix}"))])
+        assert [(problem.text, problem.answer) for problem in problems] == rows, suffix
+
+
+# Templates and messages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
+@pytest.mark.parametrize("written", ["1945-05-08", "007", "1.000", "NA", "[1.50, 2]", '["a"]', "{1, 2}", "true"])
+def test_a_template_writes_the_text_that_the_file_holds(tmp_path: Path, suffix: str, written: str) -> None:
+    (tmp_path / "t.txt").write_text("It is {{ answer }}.")
+    path = tmp_path / f"p.{suffix}"
+    quoted = '"' + written.replace('"', '""') + '"' if suffix == "csv" else json.dumps(written)
+    path.write_text(answered(quoted, suffix))
+    source = DatasetSource(name_or_path=str(path), problem_template=str(tmp_path / "t.txt"))
+    assert load_problems([source])[0].text == f"It is {written}."
+
+
+@pytest.mark.parametrize(("written", "text"), [("1.000", "1.000"), ("7", "7"), ("1e5", "1e5")])
+def test_a_template_writes_a_number_as_it_is_written_and_can_count_with_it(
+    tmp_path: Path, written: str, text: str
+) -> None:
+    (tmp_path / "t.txt").write_text("{{ answer }}, {{ answer > 0.5 }}")
+    (tmp_path / "p.jsonl").write_text(answered(written, "jsonl"))
+    source = DatasetSource(name_or_path=str(tmp_path / "p.jsonl"), problem_template=str(tmp_path / "t.txt"))
+    assert load_problems([source])[0].text == f"{text}, True"
+
+
+def test_what_a_template_cannot_write_is_refused_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("{{ answer }}")
+    for name, content, words in (
+        ("p.parquet", parquet(answer=[datetime.date(1945, 5, 8)]), "row 1, column answer holds a date or time"),
+        ("q.parquet", parquet(answer=[[b"a"]]), "row 1, column answer holds bytes"),
+        ("p.jsonl", answered('["a"]', "jsonl").encode(), "row 1: .*t.txt, line 1.*a list, .'a'., has no form as text"),
+        ("p.json", answered('{"a": 1}', "json").encode(), "row 1: .*t.txt, line 1.*an object, .* has no form as text"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        source = DatasetSource(name_or_path=str(tmp_path / name), problem_template=str(tmp_path / "t.txt"))
+        with pytest.raises(DataError, match=words):
+            load_problems([source])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("said", ["1945-05-08", "007", "1.000", "NA", "null", "[1, 2]", "1945-05-08T12:00:00Z"])
+def test_messages_are_learned_as_they_are_written(tmp_path: Path, suffix: str, said: str) -> None:
+    messages = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+    path = tmp_path / f"c.{suffix}"
+    if suffix == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["messages"], [json.dumps(messages)]])
+    elif suffix == "parquet":
+        pq.write_table(pa.table({"messages": [messages]}), path)
+    else:
+        path.write_text(json.dumps([{"messages": messages}] if suffix == "json" else {"messages": messages}))
+    assert read_conversations([ConversationSource(name_or_path=str(path))]) == [messages]
+
+
+def test_messages_that_are_no_text_are_refused_with_their_row(tmp_path: Path) -> None:
+    moment = datetime.date(1945, 5, 8)
+    messages = [{"role": "user", "content": moment}, {"role": "assistant", "content": moment}]
+    pq.write_table(pa.table({"messages": [messages]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match="row 1, column messages holds a date or time, 1945-05-08"):
+        read_conversations([ConversationSource(name_or_path=str(tmp_path / "c.parquet"))])
+
+
+def test_fields_beside_the_messages_may_be_of_several_types_but_not_too_large(tmp_path: Path) -> None:
+    def learned(extra: str) -> list:
+        said = [
+            f'{{"role": "{role}", "content": "a", "id": {each}}}' for role, each in (("user", 1), ("assistant", extra))
+        ]
+        (tmp_path / "c.jsonl").write_text(f'{{"messages": [{", ".join(said)}]}}')
+        overrides = [
+            f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'c.jsonl'}}}]",
+            f"logging.save_dir={tmp_path}",
+        ]
+        config = load(TrainSFTConfig, "train_sft", overrides)
+        return read_datasets(config, None)[0]["messages"][0]
+
+    assert [message["id"] for message in learned('"x"')] == [1, "x"]
+    with pytest.raises(DataError, match="The fields of the messages do not go into one table: .*too large"):
+        learned("9" * 30)
