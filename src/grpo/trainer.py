@@ -53,6 +53,7 @@ class ClassroomGRPOTrainer(AtomicCheckpoints, ResumedTrainer, TrlHooks):
 
     def __init__(self, session: TrainingSession, arguments: GRPOConfig):
         config = self.run_config = session.config
+        self.contents = session.contents
         self.gpus = session.gpus
         self.has_adapter = config.teacher_model.adapter is not None
         self.correct_mismatch = config.train.importance_sampling_correction

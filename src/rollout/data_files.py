@@ -183,7 +183,7 @@ def read_file(path: Path) -> Table:
         DataError: if it is not there, holds something else, or has no rows; with the line, if it is text.
     """
     if not os.path.isfile(path):  # unlike Path.is_file false for a name that is too long
-        raise DataError(f"{path} is a folder, not a file." if path.is_dir() else f"There is no file {path}.")
+        raise DataError(f"{path} is a folder, not a file." if os.path.isdir(path) else f"There is no file {path}.")
     suffix = path.suffix.lower()
     try:
         _check_beginning(path, suffix)

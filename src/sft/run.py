@@ -10,16 +10,17 @@ from typing import Any, Optional
 
 import datasets
 import torch
+import yaml
 from accelerate import DistributedType, PartialState
 from pyarrow import ArrowException
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import get_training_chat_template
 
-from config.load import record_run
+from config.load import record_run, to_yaml
 from config.train_sft_model import MUON, ConversationSource, TrainSFTConfig
 from src.errors import ConfigError, DataError
 from src.models.checkpoint_safety import refuse_unsafe_checkpoint
@@ -35,6 +36,7 @@ from src.sft.corrections import are_corrections, read_examples
 from src.sft.muon import MuonWithAdamW
 from src.sft.padding_free import attend_within_sequences, collator_without_padding
 from src.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from src.training.contents import Contents, contents_of, differences, read_contents, refusal, unknown, write_contents
 from src.training.cpu import prepare_cpu
 from src.training.metrics_callback import MetricsCallback, last_metrics
 from src.training.model_loading import device_for_weights, weights_dtype
@@ -45,6 +47,8 @@ logger = logging.getLogger(__name__)
 MODEL_FOLDER = "model"
 ADAPTER_FOLDER = "adapter"
 _COLUMNS = ("conversation", "messages")
+_FIXED = ("dataset.train_datasets", "model.model_name_or_path", "model.tokenizer_name_or_path")
+"""The keys whose files must hold what they held when a training that resumes began."""
 _ROLES = ("system", "user", "assistant")
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -79,8 +83,12 @@ def train(config: TrainSFTConfig) -> Path:
     if state.is_main_process:
         record_run(config, "train_sft")
     state.wait_for_everyone()
-    trainer = make_trainer(config, arguments, run_folder)
+    contents = contents_of(yaml.safe_load(to_yaml(config)))
     last = _last_checkpoint(run_folder)
+    if last is not None:
+        _check_contents(Path(last), contents)
+    trainer = make_trainer(config, arguments, run_folder)
+    trainer.add_callback(_KeepContents(contents))
     if last is not None:
         refuse_unsafe_checkpoint(Path(last))
         check_checkpoint(Path(last), config.model.model_name_or_path, lora if lora.enable else None)
@@ -90,6 +98,28 @@ def train(config: TrainSFTConfig) -> Path:
     if state.is_main_process:
         release(folder, config, config.model.model_name_or_path, "sft", last_metrics(run_folder))
     return folder
+
+
+class _KeepContents(TrainerCallback):
+    """Writes into each checkpoint what the files of the configuration held when the training began."""
+
+    def __init__(self, contents: Contents):
+        self._contents = contents
+
+    def on_save(self, args: SFTConfig, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            write_contents(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", self._contents)
+
+
+def _check_contents(checkpoint: Path, now: Contents) -> None:
+    before = read_contents(checkpoint)
+    if not before:
+        logger.warning("%s", unknown(checkpoint))
+    changed = list(differences(before, now))
+    if wrong := [f"{path} is not what it was ({key})" for key, path in changed if key in _FIXED]:
+        raise ConfigError(refusal(checkpoint, wrong))
+    for key, path in changed:
+        logger.warning("%s (%s) has changed since the training began", path, key)
 
 
 def _refuse_hidden_data_parallelism(state: PartialState) -> None:

@@ -1,9 +1,9 @@
-"""Which config keys may change when a training resumes. Each key either takes effect from the checkpoint on, which is
-logged, or must keep its value."""
+"""Which config keys may change when a training resumes, and the files that they name. Each either takes effect from the
+checkpoint on, which is logged, or must stay as it was."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,18 @@ import yaml
 from config.load import to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
+from src.rollout.problem import Problem
+from src.training.contents import (
+    PROBLEMS,
+    Contents,
+    contents_of,
+    differences,
+    fingerprint_of,
+    read_contents,
+    refusal,
+    unknown,
+    write_contents,
+)
 
 MADE_WITH = "train_rl.yaml"
 """The file in a checkpoint's folder with the configuration that it was made with."""
@@ -20,12 +32,13 @@ _ORDER = "which problems a step takes follows from it"
 _BATCH = "steps are counted in batches of this size"
 _STATE = "the checkpoint holds a state for this one"
 _WEIGHTS = "the checkpoint holds the weights of this one"
+_DATA = "dataset.train_datasets"
 _ENVIRONMENT = "the weights were trained in that environment"
 FIXED = {
     "environment": _ENVIRONMENT,
     "seed": _ORDER,
     "skip_first_samples": _ORDER,
-    "dataset.train_datasets": _ORDER,
+    _DATA: _ORDER,
     "dataset.max_train_examples": _ORDER,
     "train.number_of_problems_per_batch": _BATCH,
     "train.num_samples_per_problem": _BATCH,
@@ -65,29 +78,37 @@ number of a step: it means the same in every mode and with every interval."""
 _NOT_COMPARED = ("dry_run", "logging.save_dir")
 
 
-def write_config(checkpoint: Path, config: TrainRLConfig) -> None:
-    """Write the configuration into a checkpoint's folder."""
+def contents_at_start(config: TrainRLConfig, problems: Sequence[Problem]) -> Contents:
+    """What a training that begins now is made from: its problems, and the files that its configuration names."""
+    return contents_of(yaml.safe_load(to_yaml(config))) | {PROBLEMS: {_DATA: {"": fingerprint_of(problems)}}}
+
+
+def write_config(checkpoint: Path, config: TrainRLConfig, contents: Contents) -> None:
+    """Write the configuration, and what the files that it names held, into a checkpoint's folder."""
     (checkpoint / MADE_WITH).write_text(to_yaml(config), encoding="utf-8")
+    write_contents(checkpoint, contents)
 
 
 def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
     """Compare a configuration with that of the last checkpoint.
 
     Returns:
-        Descriptions of the changes, which take effect from the checkpoint on; empty without a checkpoint.
+        Descriptions of the changes, which take effect from the checkpoint on, also of those in the files that it names;
+        empty without a checkpoint.
 
     Raises:
-        ConfigError: if a key in `FIXED` differs; with both values, the reason and what to do. If the checkpoint has
-            made more steps than are configured.
+        ConfigError: if a key in `FIXED` differs, or what its files hold; with the reason and what to do. If the
+            checkpoint has made more steps than are configured.
+        DataError: if problems that have changed cannot be read.
     """
-    checkpoints = (run_folder / "checkpoints").glob("checkpoint-*")
-    steps = {int(path.name.rpartition("-")[2]): path for path in checkpoints if re.search(r"-\d+$", path.name)}
-    if not steps:
+    found = _last_checkpoint(run_folder)
+    if found is None:
         return []
-    checkpoint, last = steps[max(steps)], config.train.max_steps
-    if 0 < last < max(steps):
+    checkpoint, step = found
+    last = config.train.max_steps
+    if 0 < last < step:
         raise ConfigError(
-            f"{checkpoint} has made {max(steps)} steps already, and train.max_steps is {last}: raise it, or give a new "
+            f"{checkpoint} has made {step} steps already, and train.max_steps is {last}: raise it, or give a new "
             "run another folder, logging.save_dir=…"
         )
     if not (checkpoint / MADE_WITH).is_file():
@@ -96,11 +117,58 @@ def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
     changes = _changes(made_with, yaml.safe_load(to_yaml(config)))
     wrong = [f"{key} was {old} and is {new} now ({FIXED[key]})" for key, old, new in changes if key in FIXED]
     if wrong:
-        raise ConfigError(
-            f"The training cannot go on from {checkpoint}: {'; '.join(wrong)}. Set back what has changed, or give a "
-            "new run another folder, logging.save_dir=…"
-        )
-    return [f"{key} changes from {old} to {new} after step {max(steps)}" for key, old, new in changes]
+        raise ConfigError(refusal(checkpoint, wrong))
+    told = [f"{key} changes from {old} to {new} after step {step}" for key, old, new in changes]
+    return [*told, *_changed_contents(checkpoint, step, config)]
+
+
+def check_problems(run_folder: Path, problems: Sequence[Problem]) -> None:
+    """Check that a training resumes on the problems that it began with, wherever they come from.
+
+    Raises:
+        ConfigError: if the last checkpoint was made with others.
+    """
+    found = _last_checkpoint(run_folder)
+    was = read_contents(found[0]).get(PROBLEMS) if found is not None else None
+    if was is not None and was != {_DATA: {"": fingerprint_of(problems)}}:
+        raise ConfigError(refusal(found[0], [_other_problems(was, problems)]))
+
+
+def _changed_contents(checkpoint: Path, step: int, config: TrainRLConfig) -> Iterator[str]:
+    """Descriptions of the files that have changed since a training began, where that is allowed."""
+    before = read_contents(checkpoint)
+    if not before:
+        yield unknown(checkpoint)
+    changed = list(differences(before, contents_of(yaml.safe_load(to_yaml(config)))))
+    wrong = [
+        f"{path} is not what it was ({key}: {FIXED[key]})" for key, path in changed if key in FIXED and key != _DATA
+    ]
+    data = ", ".join(path for key, path in changed if key == _DATA)
+    if data:
+        from src.training.run_length import load_training_problems  # imports more than a launcher needs
+
+        problems = load_training_problems(config)
+        if before[PROBLEMS] == {_DATA: {"": fingerprint_of(problems)}}:
+            yield f"{data} has changed since the training began, but gives the same problems"
+        else:
+            wrong.append(f"{data} has changed: {_other_problems(before[PROBLEMS], problems)}")
+    if wrong:
+        raise ConfigError(refusal(checkpoint, wrong))
+    for key, path in changed:
+        if key not in FIXED:
+            yield f"{path} ({key}) has changed since the training began, and takes effect after step {step}"
+
+
+def _other_problems(was: dict[str, dict[str, str]], problems: Sequence[Problem]) -> str:
+    count = was[_DATA][""].partition(",")[0]
+    return f"{_DATA} gave {count}, and gives {len(problems)} now, which are not the same ({_ORDER})"
+
+
+def _last_checkpoint(run_folder: Path) -> tuple[Path, int] | None:
+    """The last checkpoint and its step."""
+    checkpoints = (run_folder / "checkpoints").glob("checkpoint-*")
+    steps = {int(path.name.rpartition("-")[2]): path for path in checkpoints if re.search(r"-\d+$", path.name)}
+    return (steps[max(steps)], max(steps)) if steps else None
 
 
 def check_launch(checkpoint: Path, environment: Mapping[str, str]) -> None:

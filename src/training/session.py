@@ -31,10 +31,11 @@ from src.server.schemas import Health
 from src.system.run_lock import claim
 from src.training.checkpoints import last_checkpoint, remove_leftovers, step_of
 from src.training.collective import on_every_process, on_main_process
+from src.training.contents import Contents
 from src.training.gpu_sharing import SharedGpus
 from src.training.metrics_callback import last_metrics
 from src.training.plot_callback import PlotCallback
-from src.training.resume import check_launch, check_resume
+from src.training.resume import check_launch, check_problems, check_resume, contents_at_start
 from src.training.run_length import load_training_problems, report_length
 from src.training.sample_batch import refuse_other_weights
 from src.training.server_assignment import AssignedServer, assign_server
@@ -58,6 +59,7 @@ class TrainingSession:
         client, server: the client of the server that plays this process's episodes, and that server's assignment.
         gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
         checkpoint: the checkpoint to resume from; None for a new training.
+        contents: fingerprints of the problems, and of the files that the configuration names, as the training begins.
     """
 
     config: TrainRLConfig
@@ -68,6 +70,7 @@ class TrainingSession:
     server: AssignedServer
     gpus: SharedGpus
     checkpoint: str | None
+    contents: Contents
 
     def run(self, trainer: Any) -> None:
         """Train to the end, from the checkpoint if there is one, then save the model, write `learning.json` (with a
@@ -131,6 +134,8 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     problems = on_every_process(state, lambda: load_training_problems(config))
     if state.is_main_process:
         report_length(config, len(problems)).log()
+    on_main_process(state, lambda: check_problems(run_folder, problems))
+    contents = on_main_process(state, lambda: contents_at_start(config, problems))
     server = on_every_process(state, lambda: assign_server(config.generation, state.process_index, state.num_processes))
     client = on_every_process(state, lambda: connect(config, server))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
@@ -138,7 +143,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     if config.train.max_staleness > 0:
         gpus.refuse_playing_ahead()
     gpus.sleep_engines()
-    return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint)
+    return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint, contents)
 
 
 def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:

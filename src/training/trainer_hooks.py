@@ -13,6 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from src.training.checkpoints import UNFINISHED, complete_checkpoint, remove_unfinished
 from src.training.collective import on_main_process
+from src.training.contents import Contents
 from src.training.resume import write_config
 from src.training.sharded_save import save_adapter_together, save_together
 
@@ -71,10 +72,12 @@ class AtomicCheckpoints(Trainer):
 
     Attributes:
         run_config: the configuration, which is saved in each checkpoint.
+        contents: fingerprints of what its files held when the training began, saved beside it.
         has_adapter: whether an adapter is trained instead of the model's own weights.
     """
 
     run_config: Any
+    contents: Contents
     has_adapter: bool
     _saving_checkpoint = False
 
@@ -116,4 +119,4 @@ class AtomicCheckpoints(Trainer):
 
     def write_checkpoint_files(self, folder: Path) -> None:
         """Add this project's own files to a checkpoint that is being written; the main process calls it."""
-        write_config(folder, self.run_config)
+        write_config(folder, self.run_config, self.contents)

@@ -23,6 +23,7 @@ from src.rollout.runner import Runner
 from src.rollout.seats import Seats
 from src.server.open_models import embedded_judge
 from src.server.sampling_service import SamplingService
+from src.training.contents import unknown
 from src.training.resume import check_resume
 from src.viewer.filters import ListQuery
 from src.viewer.reader import RunReader
@@ -89,6 +90,7 @@ def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
     longer = load(TrainRLConfig, "train_rl", [*then, "train.max_steps=5"])
     assert check_resume(folder, longer) == [
         "train.max_steps changes from 2 to 5 after step 2",
+        unknown(folder / "checkpoints/checkpoint-2"),
     ]
     with pytest.raises(ConfigError, match="train.num_samples_per_problem was 2 and is 4 now"):
         check_resume(folder, load(TrainRLConfig, "train_rl", [*then, "train.num_samples_per_problem=4"]))

@@ -292,6 +292,11 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         sft.train(config)
     assert not (tmp_path / "broken" / "model").exists()
+    learned = Path(corpus).read_bytes()
+    Path(corpus).write_bytes(learned + b"\n")
+    with pytest.raises(ConfigError, match=r"checkpoint-3: .* is not what it was .dataset.train_datasets.\. Set back"):
+        sft.train(config)
+    Path(corpus).write_bytes(learned)
     stop_after = None
     sft.train(config)
     assert steps[:7] == [1, 2, 3, 4, 4, 5, 6]

@@ -100,6 +100,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
     trainer.args = SimpleNamespace(output_dir=str(tmp_path), save_total_limit=2)
     trainer.accelerator, trainer.hp_search_backend = Accelerator(cpu=True), None
     trainer.state, trainer.run_config = SimpleNamespace(global_step=1), load(TrainRLConfig, "train_rl", [])
+    trainer.contents = {}
 
     def save(self: ClassroomGRPOTrainer, model: None, trial: None) -> None:
         folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"

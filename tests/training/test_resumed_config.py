@@ -1,6 +1,9 @@
 """A training that resumes with a changed configuration: allowed changes take effect, others are refused."""
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +16,30 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from config.base import GenerationConfig
 from config.checks import check_train_rl
-from config.load import load, to_yaml
+from config.load import ROOT, load, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.grpo.run import train
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.launch.cli import main as launch
+from src.rollout import prompts
 from src.server.auth import TOKEN_VARIABLE
 from src.sft.run import _Trainer as SFTTrainer
 from src.training.checkpoints import UNFINISHED
+from src.training.contents import CONTENTS, fingerprint, read_contents, unknown
 from src.training.correction_set import CURSOR_NAME, CorrectionSet
-from src.training.resume import FIXED, MADE_WITH, TAKES_EFFECT, check_launch, check_resume, keys_of, write_config
+from src.training.resume import (
+    FIXED,
+    MADE_WITH,
+    TAKES_EFFECT,
+    check_launch,
+    check_problems,
+    check_resume,
+    contents_at_start,
+    keys_of,
+    write_config,
+)
+from src.training.run_length import load_training_problems
 from src.training.trainer_hooks import ResumedTrainer
 from tests.conftest import free_port
 from tests.support.scripted_room import Room, application, serving
@@ -36,7 +52,10 @@ def configured(run_folder: Path, *overrides: str) -> TrainRLConfig:
 def checkpoint_made_with(run_folder: Path, *overrides: str, step: int = 20) -> Path:
     folder = run_folder / "checkpoints" / f"checkpoint-{step}"
     folder.mkdir(parents=True)
-    write_config(folder, configured(run_folder, *overrides))
+    config = configured(run_folder, *overrides)
+    here = all(Path(source.name_or_path).is_file() for source in config.dataset.train_datasets)
+    problems = load_training_problems(config) if here else []
+    write_config(folder, config, contents_at_start(config, problems))
     return folder
 
 
@@ -166,6 +185,165 @@ def test_the_launcher_refuses_before_any_model_is_loaded(tmp_path: Path, capsys:
     assert not (tmp_path / "server.log").exists()
 
 
+# What the files hold ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path, world: Path) -> Path:
+    """A folder with all that a training is made from."""
+    folder = tmp_path / "files"
+    shutil.copytree(world / "blank", folder / "teacher")
+    shutil.copytree(world / "blank", folder / "student")
+    (folder / "plan.txt").write_text("Teach: {{ problem }}")
+    shutil.copy(ROOT / "prompt_templates/quickstart/teacher.txt", folder / "teacher.txt")
+    lines = [json.dumps({"problem": f"What is {n} + 1?", "hint": n}) + "\n" for n in range(40)]
+    (folder / "lessons.jsonl").write_text("".join(lines))
+    return folder
+
+
+def made_from(files: Path) -> list[str]:
+    source = f"name_or_path: {files}/lessons.jsonl, problem_template: {files}/plan.txt, answer_column: null"
+    return [
+        f"dataset.train_datasets=[{{{source}}}]",
+        f"teacher_model.model_name_or_path={files}/teacher",
+        f"student_model.model_name_or_path={files}/student",
+        f"generation.teacher_prompt_path={files}/teacher.txt",
+    ]
+
+
+def turn_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+CHANGES = {
+    "another problem in the data": (
+        lambda files: replace_in(files / "lessons.jsonl", "What is 3 + 1?", "What is 3 + 2?"),
+        r"lessons.jsonl has changed: dataset.train_datasets gave 40 problems, and gives 40 now, which are not the same",
+        None,
+    ),
+    "problems in another order": (
+        lambda files: (files / "lessons.jsonl").write_text(
+            "".join(reversed((files / "lessons.jsonl").read_text().splitlines(keepends=True)))
+        ),
+        "lessons.jsonl has changed: .* which are not the same",
+        None,
+    ),
+    "another template of problems": (
+        lambda files: replace_in(files / "plan.txt", "Teach", "Explain"),
+        "plan.txt has changed: dataset.train_datasets gave 40 problems, and gives 40 now",
+        None,
+    ),
+    "a column that no problem is made of": (
+        lambda files: replace_in(files / "lessons.jsonl", '"hint": 3}', '"hint": 5}'),
+        None,
+        "lessons.jsonl has changed since the training began, but gives the same problems",
+    ),
+    "another weight of the teacher": (
+        lambda files: turn_a_bit(files / "teacher/model.safetensors"),
+        "teacher/model.safetensors is not what it was .teacher_model.model_name_or_path: the checkpoint holds",
+        None,
+    ),
+    "another file of the teacher's tokenizer": (
+        lambda files: (files / "teacher/added_tokens.json").write_text("{}"),
+        "teacher/added_tokens.json is not what it was",
+        None,
+    ),
+    "a note beside the teacher": (lambda files: (files / "teacher/NOTES.md").write_text("x"), None, None),
+    "another weight of the student": (
+        lambda files: turn_a_bit(files / "student/model.safetensors"),
+        None,
+        "student/model.safetensors .student_model.model_name_or_path. has changed since .* takes effect after step 20",
+    ),
+    "another prompt of the teacher": (
+        lambda files: (files / "teacher.txt").write_text("Teach. {{ problem }}"),
+        None,
+        "teacher.txt .generation.teacher_prompt_path. has changed since the training began, and takes effect after",
+    ),
+    "only the time": (lambda files: os.utime(files / "lessons.jsonl", (0, 0)), None, None),
+}
+"""What is changed → how, the words of the refusal, the words that are said."""
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_the_files_of_a_checkpoint_held_may_not_change_unnoticed(tmp_path: Path, files: Path, what: str) -> None:
+    change, refused, told = CHANGES[what]
+    checkpoint_made_with(tmp_path / "run", *made_from(files))
+    config = configured(tmp_path / "run", *made_from(files))
+    assert check_resume(tmp_path / "run", config) == []
+    check_problems(tmp_path / "run", load_training_problems(config))
+    change(files)
+    prompts._load.cache_clear()  # a training resumes in a new process
+    if refused is not None:
+        with pytest.raises(ConfigError, match=f"go on from .*checkpoint-20: .*{refused}.*Set back what has changed"):
+            check_resume(tmp_path / "run", config)
+        return
+    lines = check_resume(tmp_path / "run", config)
+    assert (re.search(told, lines.pop()) is not None) if told is not None else lines == []
+    assert lines == []
+
+
+def test_other_problems_are_refused_wherever_they_come_from(tmp_path: Path, files: Path) -> None:
+    """As of a dataset on the Hub, where no file of the configuration shows it."""
+    checkpoint_made_with(tmp_path, *made_from(files))
+    problems = load_training_problems(configured(tmp_path, *made_from(files)))
+    with pytest.raises(ConfigError, match="dataset.train_datasets gave 40 problems, and gives 39 now"):
+        check_problems(tmp_path, problems[1:])
+
+
+def test_files_in_the_run_folder_move_with_it(tmp_path: Path, world: Path) -> None:
+    """The quickstart makes its lessons and models there."""
+    run = tmp_path / "run"
+    shutil.copytree(world / "blank", run / "world/blank")
+    checkpoint_made_with(run, f"teacher_model.model_name_or_path={run}/world/blank")
+    moved = run.rename(tmp_path / "moved")
+    there = configured(moved, f"teacher_model.model_name_or_path={moved}/world/blank")
+    assert check_resume(moved, there) == []
+    turn_a_bit(moved / "world/blank/model.safetensors")
+    with pytest.raises(ConfigError, match=r"…/world/blank/model.safetensors is not what it was"):
+        check_resume(moved, there)
+
+
+def test_a_checkpoint_without_fingerprints_is_told_about(tmp_path: Path) -> None:
+    checkpoint = checkpoint_made_with(tmp_path)
+    (checkpoint / CONTENTS).unlink()
+    assert check_resume(tmp_path, configured(tmp_path)) == [unknown(checkpoint)]
+
+
+def test_of_a_large_file_of_weights_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header, and something of every MiB to the end."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [5 << 20], "data_offsets": [0, 5 << 20]}}).encode()
+    path, data = tmp_path / "model.safetensors", bytes(5 << 20)
+    whole = len(header).to_bytes(8, "little") + header + data
+
+    def of(content: bytes, most: int) -> str:
+        path.write_bytes(content)
+        monkeypatch.setattr("src.training.contents.WHOLE_UP_TO", most)
+        return fingerprint(path)
+
+    def changed(*places: int) -> bytes:
+        content = bytearray(whole)
+        for place in places:
+            content[place] ^= 1
+        return bytes(content)
+
+    sampled = of(whole, 1 << 20)
+    assert sampled.startswith("sampled ") and sampled == of(whole, 1 << 20)
+    assert of(changed(20), 1 << 20) != sampled, "the header"
+    assert of(changed(len(whole) - 1), 1 << 20) != sampled, "the end"
+    assert all(of(changed(number << 20), 1 << 20) != sampled for number in range(5))
+    assert of(whole + b"0", 1 << 20) != sampled, "the size"
+    assert of(changed((1 << 20) + 9000), 1 << 20) == sampled, "what lies between is not read"
+    assert of(changed((1 << 20) + 9000), 1 << 30) != of(whole, 1 << 30), "of a small file all is"
+
+
 # What takes effect -----------------------------------------------------------------------------------------------
 
 
@@ -230,10 +408,12 @@ def test_a_checkpoint_is_complete_with_what_it_was_made_with(tmp_path: Path) -> 
     (tmp_path / UNFINISHED / "checkpoint-3").mkdir(parents=True)
     trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
     trainer.run_config, trainer.state = config, SimpleNamespace(global_step=3)
+    trainer.contents = {"dataset.train_datasets": {"a.jsonl": {"a.jsonl": "1"}}}
     trainer.corrections = CorrectionSet(tmp_path, 8, "", lambda text: [])
     trainer.corrections.passed(2, 5)
     trainer._complete_checkpoint(tmp_path, keep=2)
     assert (tmp_path / "checkpoint-3" / MADE_WITH).read_text() == to_yaml(config)
+    assert read_contents(tmp_path / "checkpoint-3") == trainer.contents
     cursor = json.loads((tmp_path / "checkpoint-3" / CURSOR_NAME).read_text())
     assert cursor == {"passes": 1, "examples": 5, "next_step": 2}
 
