@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from src.classroom.verdicts import CRITERIA, Verdict, find_object, quote, read_scores
+from src.classroom.json_answer import find_object, quote
+from src.classroom.verdicts import CRITERIA, Verdict, read_scores
 from src.errors import JudgeOutputError
 from src.rollout.text import without_surrogates
 

@@ -6,19 +6,19 @@ rule, the conversation is rejected.
 """
 
 import asyncio
-import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from config.values import SCORING_RULES
+from src.classroom.json_answer import find_object, quote
 from src.errors import ContentRefused, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
 from src.rollout.engines import ConversationFacts, EmbeddedJudge, Judge, ask_judge
-from src.rollout.text import nests_deeper, without_surrogates
+from src.rollout.text import without_surrogates
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +28,6 @@ LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all judging until the user fixes their cause."""
 
-_COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{\[]\s*,|,(?=\s*[}\]])', re.DOTALL)
-_MOST_LEVELS = 50
-_MOST_CHARACTERS, _MOST_REPAIRS, _MOST_OBJECTS, _MOST_BROKEN = 100_000, 20, 20, 1_000
-_TRAILING_COMMA = re.compile(r",\s*[}\]]")
 _NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 
@@ -204,106 +200,6 @@ def _read_decision(answer: dict[str, Any], text: str) -> bool:
 def _reason(answer: dict[str, Any], name: str) -> str:
     """A judge's reason as text that UTF-8 can encode, whatever type of value it wrote."""
     return without_surrogates(str(answer.get(name) or ""))
-
-
-def find_object(text: str) -> dict[str, Any]:
-    """The one JSON object in the text after a reasoning model's thoughts; equal objects count once.
-
-    Raises:
-        JudgeOutputError: if there is no object, or several different ones, or if the answer is too long or too broken
-            to parse.
-    """
-    answer = text.rsplit("</think>", 1)[-1]
-    if len(answer) > _MOST_CHARACTERS:
-        length = f"{len(answer)} characters long; {_MOST_CHARACTERS} are read at most"
-        raise JudgeOutputError(f"The judge's answer is {length}: {quote(text)}")
-    found: list[dict[str, Any]] = []
-    position, broken, repairs = 0, 0, iter(range(_MOST_REPAIRS))
-    while (brace := answer.find("{", position)) >= 0 and len(found) < _MOST_OBJECTS:
-        try:
-            value, position = _decode(answer, brace, repairs)
-        except ValueError:  # not JSON, or an integer of thousands of digits
-            position, broken = brace + 1, broken + 1
-            if broken > _MOST_BROKEN:
-                what = f"more than {_MOST_BROKEN} braces that open no JSON object"
-                raise JudgeOutputError(f"The judge's answer holds {what}: {quote(text)}") from None
-            continue
-        except (RecursionError, _TooDeep) as error:
-            raise JudgeOutputError(f"The judge's answer nests too deep to be read: {quote(text)}") from error
-        except _TooManyRepairs as error:
-            what = f"more than {_MOST_REPAIRS} objects with a comma before a closing bracket"
-            raise JudgeOutputError(f"The judge's answer holds {what}: {quote(text)}") from error
-        except _AmbiguousKey as error:
-            key = without_surrogates(error.args[0][:100])
-            raise JudgeOutputError(f"The judge's answer says two things of {key}: {quote(text)}") from error
-        if value not in found:
-            found.append(value)
-    if len(found) != 1:
-        what = "no JSON object" if not found else f"{len(found)} different JSON objects"
-        cut = " (one begins and does not end: was it cut off?)" if not found and "{" in answer else ""
-        raise JudgeOutputError(f"The judge's answer holds {what}{cut}: {quote(text)}")
-    return found[0]
-
-
-class _AmbiguousKey(Exception):
-    """An object has a key twice, with different values."""
-
-
-class _TooManyRepairs(Exception):
-    """Too many objects of an answer need a repair; each repair reads the rest of the text."""
-
-
-class _TooDeep(Exception):
-    """An object is nested deeper than a judge's answer needs; showing or comparing it could fail."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found and found[key] != value:
-            raise _AmbiguousKey(key)
-        found[key] = value
-    return found
-
-
-def _decode(text: str, start: int, repairs: Iterator[int]) -> tuple[dict[str, Any], int]:
-    """The object that starts at `start`, and the position after it. Line breaks in strings and commas before a closing
-    bracket are accepted, because judges write both.
-
-    Args:
-        repairs: each object with such a comma consumes one item.
-
-    Raises:
-        ValueError: if no object starts there.
-        _TooManyRepairs: if `repairs` is used up.
-    """
-    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_object)
-    try:
-        value, end = decoder.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        comma = text.rfind(",", start, error.pos + 1)
-        if comma < 0 or text[comma + 1 : error.pos].strip() or not _TRAILING_COMMA.match(text, comma):
-            raise
-        if next(repairs, None) is None:
-            raise _TooManyRepairs from error
-        value, end = decoder.raw_decode(_without_trailing_commas(text, start), start)
-    if nests_deeper(value, _MOST_LEVELS):
-        raise _TooDeep
-    return value, end
-
-
-def _without_trailing_commas(text: str, start: int) -> str:
-    """The text with a space in place of each comma, from `start` on, between a value and a closing bracket. Commas in
-    strings, and commas without a value before them, stay."""
-    kept = _COMMA_OR_STRING.sub(lambda found: " " if found[0] == "," else found[0], text[start:])
-    return text[:start] + kept
-
-
-def quote(said: Any, limit: int = 400) -> str:
-    """What a judge said, cut to `limit` characters, for a message."""
-    text = said if isinstance(said, str) else repr(said)
-    shown = text if len(text) <= limit else f"{text[:limit]} …"
-    return repr(shown) if isinstance(said, str) else shown
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from config.eval_model import EvalConfig
 from src.classroom.conversation import State
+from src.classroom.json_answer import find_object
 from src.classroom.record import ConversationRecord
 from src.classroom.seats import Seats
-from src.classroom.verdicts import find_object
 from src.errors import JudgeOutputError, RequestRefused
 from src.evaluation.metrics.language import ErrorLabels
 from src.inference_providers.chat_api import ChatRequest

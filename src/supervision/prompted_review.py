@@ -6,7 +6,7 @@ The model names what is wrong; it never gives a number. Prices stand in `generat
 from collections.abc import Iterable
 from typing import Any
 
-from src.classroom.verdicts import find_object, quote
+from src.classroom.json_answer import find_object, quote
 from src.errors import JudgeOutputError
 from src.rollout.prompts import render
 from src.rollout.reviews import MessageToReview, Review

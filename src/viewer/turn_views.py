@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from src.classroom.verdicts import find_object
+from src.classroom.json_answer import find_object
 from src.errors import JudgeOutputError
 from src.viewer.schemas import DraftView, ReviewView, ToolCallView, TurnView
 from src.viewer.text_spans import split_thoughts

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from config.base import JudgeModelConfig
-from src.classroom.verdicts import find_object, quote
+from src.classroom.json_answer import find_object, quote
 from src.errors import ContentRefused, JudgeOutputError, RequestRefused, RequestTooLong
 from src.evaluation.concurrency import gather_or_stop
 from src.evaluation.progress import EvaluationProgress
