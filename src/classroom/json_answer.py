@@ -20,6 +20,7 @@ _INVALID_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _OBJECT_BEGINS, _TWO_BRACES = re.compile(r'\{\s*"'), re.compile(r"\{\s*\{")
 _KEY, _MEMBER = re.compile(r'"(\w+)"\s*:'), re.compile(r'[{,]\s*"(\w+)"\s*:\s*')
 _KEY_OUTSIDE = re.compile(r"""["'](\w+)["']\s*:|[{,]\s*(\w+)\s*:""")
+_HERE = "\0"
 _OBJECT_ENDS = re.compile(r"""["']\s*\}""")
 _QUOTE, _ENDS_STRING = re.compile(r'\\.|"', re.DOTALL), re.compile(r'(?<!\\)(?:\\\\)*"\Z')
 _LAST_QUOTE = re.compile(r'(?<!\\)(?:\\\\)*(")\s*(?:,\s*)?\}')
@@ -59,7 +60,7 @@ def find_object(text: str) -> dict[str, Any]:
         what = "no JSON object" if not found else f"{len(found)} different JSON objects"
         raise JudgeOutputError(f"The judge's answer holds {what}: {quote(text)}")
     again = next((name for pair in _KEY_OUTSIDE.findall(outside) for name in pair if name in found[0]), None)
-    if again is not None or _OBJECT_ENDS.search(outside):
+    if again is not None or _OBJECT_ENDS.search(outside.partition(_HERE)[2]):
         what = f"names {again}" if again is not None else "goes on like JSON"
         raise JudgeOutputError(f"The judge's answer {what} outside of its JSON object, too: {quote(text)}")
     return found[0]
@@ -76,7 +77,7 @@ def _without_thoughts(text: str) -> str:
 
 
 def _scan(answer: str) -> tuple[list[dict[str, Any]], str]:
-    """The different objects at the top level, and the text outside of them.
+    """The different objects at the top level, and the text outside of them, with `_HERE` in their places.
 
     A template may have opened the thoughts, so nothing before a `</think>` outside of the objects needs to be JSON. But
     an object before it counts: the judge may quote a tutor that writes `</think>`.
@@ -88,7 +89,7 @@ def _scan(answer: str) -> tuple[list[dict[str, Any]], str]:
         brace = answer.find("{", position)
         between = answer[position:] if brace < 0 else answer[position:brace]
         if "</think>" in between:
-            between, outside, unreadable, opened = between.rsplit("</think>", 1)[1], "", "", 0
+            between, outside, unreadable, opened = between.rsplit("</think>", 1)[1], _HERE if found else "", "", 0
         outside += between
         opened = max(0, opened - between.count("}"))
         if brace < 0:
@@ -106,7 +107,7 @@ def _scan(answer: str) -> tuple[list[dict[str, Any]], str]:
             continue
         if opened and not unreadable:
             unreadable = "one stands inside of braces that are no JSON"
-        outside += " "
+        outside += _HERE
         if value not in found:
             found.append(value)
     if unreadable:

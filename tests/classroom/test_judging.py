@@ -435,7 +435,7 @@ def rejects(reason: str) -> str:
         (rejects('It calls f({"a": 1}, "b") }, {"c"}.'), 'It calls f({"a": 1}, "b") }, {"c"}.'),
         (rejects("It writes </think> in a message"), "It writes </think> in a message"),
         (f"<think>Say {OKAY}? No.</think>{rejects('It writes </think>.')}", "It writes </think>."),
-        (f'Perhaps {{"a": "b" c?</think>\n{rejects("It is told.")}', "It is told."),
+        (f'Perhaps {{"a": b}}?</think>\n{rejects("It is told.")}', "It is told."),
         ("```json\n" + rejects('the "key"') + "\n```\nSo {it} is.", 'the "key"'),
         (rejects('he "said"').replace("}", ",}"), 'he "said"'),
         ('{"decision": "REJECT", "reasoning": "It says "so" }."}', 'It says "so" }.'),
