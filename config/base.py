@@ -76,7 +76,8 @@ class ApiModelConfig(ModelConfig):
 
     `fallback_models` are models of the same API, in order: when one does not answer, or the API does not know it, the
     next one is asked. `response_format`: `json_schema` asks for answers by schema, `text` leaves their shape to the
-    prompt, `auto` tries the schema and falls back to text for a model that refuses it.
+    prompt, `auto` tries the schema and falls back to text for a model that refuses it. An engine of the server samples
+    a judge's and a supervisor's answers under the schema, unless it is `text`.
 
     Limits: `max_concurrent_requests` at a time; null in `requests_per_minute` or `tokens_per_minute` (prompt and
     answer) means no limit. A request may take `request_timeout_s`. If a model does not answer for `deadline_s`, the run

@@ -105,7 +105,12 @@ class GpuFull(ClassroomError):
 
 
 class JudgeOutputError(ClassroomError):
-    """A judge's answer that holds no verdict. The message quotes it."""
+    """A judge's answer that holds no verdict. The message quotes it; `answer` is all of it, unless the receiver of the
+    error has it anyway."""
+
+    def __init__(self, message: str, answer: str = ""):
+        super().__init__(message)
+        self.answer = answer
 
 
 class TooManyFailedJudgements(ClassroomError):
@@ -123,8 +128,8 @@ class RequestTooLong(RequestRefused):
 
 
 class ContentRefused(RequestRefused):
-    """What a request is about will not be read: a provider's filter, a model's refusal, or a judge that has no readable
-    verdict on this tutor's words alone."""
+    """What a request is about will not be read: a provider's filter, a model's refusal, or a judge whose context this
+    tutor's words fill."""
 
 
 class ProviderFailure(ClassroomError):

@@ -169,7 +169,7 @@ class JudgePanel:
             raise
         except Exception as error:
             logger.warning("no verdict by the rule %s on a group: %s: %s", rule, type(error).__name__, error)
-            failed = failed_verdict(rule, attempt, error, text)
+            failed = failed_verdict(rule, attempt, error, text or getattr(error, "answer", ""))
             verdicts = [replace(failed, refused=False, group_size=size)] * size
         return dict(zip(shown, verdicts, strict=True))
 

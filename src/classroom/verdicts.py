@@ -268,7 +268,7 @@ async def ask_for_verdict(
         raise
     except Exception as error:
         logger.warning("no verdict by the rule %s: %s: %s", rule, type(error).__name__, error)
-        return failed_verdict(rule, attempt, error, text)
+        return failed_verdict(rule, attempt, error, text or getattr(error, "answer", ""))
 
 
 def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdict:

@@ -16,7 +16,7 @@ from src.classroom.seats import Seats
 from src.errors import JudgeOutputError, RequestRefused
 from src.evaluation.metrics.language import ErrorLabels
 from src.inference_providers.chat_api import ChatRequest
-from src.inference_providers.open_router_inference import KeptReplies, render_rule
+from src.inference_providers.open_router_inference import KeptReplies, render_rule, wanted_schema
 from src.message_rules.plans import read_plan
 from src.rollout.engines import Sampling
 from src.rollout.scheduler import Schedule
@@ -66,11 +66,11 @@ async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -
 
 async def _ask(config: EvalConfig, seats: Seats, messages: list[dict[str, str]]) -> str:
     judge, most = config.judge_model, config.generation.max_tokens_per_judge_attempt
+    schema = wanted_schema(judge, SCHEMA)
     if "judge" not in seats.apis:
-        options = judge.vllm
-        return (await seats.engines["judge"].chat(messages, Sampling(0.0, options.top_p, options.top_k, most))).text
+        sampling = Sampling(0.0, judge.vllm.top_p, judge.vllm.top_k, most, schema=schema)
+        return (await seats.engines["judge"].chat(messages, sampling)).text
     api = seats.apis["judge"]
-    schema = None if judge.response_format == "text" else SCHEMA
     request = ChatRequest(messages, Sampling(0.0, max_tokens=most), schema, ("errors",))
     return (await KeptReplies(judge, api.ledger, api).get(request))[0].text
 

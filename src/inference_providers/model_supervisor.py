@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from config.base import SupervisionConfig, SupervisorModelConfig
+from src.classroom.json_answer import quote
 from src.errors import ConfigError, ContextOverflow, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
-from src.inference_providers.open_router_inference import KeptReplies
+from src.inference_providers.open_router_inference import KeptReplies, wanted_schema
+from src.inference_providers.responses import Answer
 from src.rollout.engines import ChatEngine, Sampling
 from src.rollout.reviews import MessageToReview, Review, no_verdict
 from src.supervision.correction_check import checked
@@ -22,8 +24,8 @@ from src.supervision.rules_supervisor import Rules, review_by_rules
 STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all reviews until a user fixes their cause."""
 
-Reply = Callable[[int], Awaitable[str]]
-"""Requests one reply by its number, from 0, and returns its text."""
+Reply = Callable[[int], Awaitable[Answer]]
+"""Requests one reply by its number, from 0."""
 
 
 class ApiSupervisor:
@@ -51,7 +53,7 @@ class ApiSupervisor:
         self._path = _prompt_path(supervision)
         self._replies_per_review = config.replies_per_review
         self._categories = tuple(supervision.penalties)
-        self._schema = None if config.response_format == "text" else review_schema(self._categories)
+        self._schema = wanted_schema(config, review_schema(self._categories))
         self._sampling = Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=supervision.max_tokens)
         self._replies = KeptReplies(config, ledger, api)
         self._timeout_s = timeout_s
@@ -65,11 +67,11 @@ class ApiSupervisor:
             StorageError: if the ledger cannot be used.
         """
 
-        async def reply(number: int) -> str:
+        async def reply(number: int) -> Answer:
             messages = review_messages(self._path, about)
             request = ChatRequest(messages, self._sampling, self._schema, ("review", number))
             answer, _ = await self._replies.get(request, lambda text: _can_be_read(text, self._categories))
-            return answer.text
+            return answer
 
         return await review_by_model(
             about, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
@@ -100,7 +102,8 @@ class EngineSupervisor:
         self._replies_per_review = config.replies_per_review
         self._categories = tuple(supervision.penalties)
         self._engine = engine
-        self._sampling = replace(sampling, max_tokens=supervision.max_tokens)
+        schema = wanted_schema(config, review_schema(self._categories))
+        self._sampling = replace(sampling, max_tokens=supervision.max_tokens, schema=schema)
         self._timeout_s = timeout_s
         self._rules = rules
 
@@ -111,13 +114,13 @@ class EngineSupervisor:
             EngineFailure: if the engine died.
         """
 
-        async def reply(number: int) -> str:
+        async def reply(number: int) -> Answer:
             messages = review_messages(self._path, about)
             found = await self._engine.chat(messages, replace(self._sampling, draw=("review", number)))
             was_short = not found.ended and found.tokens < self._sampling.max_tokens
             if was_short and not _can_be_read(found.text, self._categories):
                 raise ContextOverflow(f"The supervisor's context had room for {found.tokens} tokens of an answer only.")
-            return found.text
+            return Answer(found.text, not found.ended, None)
 
         return await review_by_model(
             about, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
@@ -145,9 +148,13 @@ async def review_by_model(
             return found
         async with asyncio.timeout(timeout_s):
             for number in range(replies):
-                text = await reply(number)
-                if number + 1 == replies or _can_be_read(text, categories):
+                answer = await reply(number)
+                text = answer.text
+                if not answer.cut and _can_be_read(text, categories):
                     break
+        if answer.cut:
+            what = "was cut off at generation.supervisor.max_tokens, so it holds no review"
+            raise JudgeOutputError(f"The supervisor's answer {what}: {quote(text)}")
         return checked(parse_review(text, categories), about, rules)
     except STOPS:
         raise

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
 from config.base import ApiModelConfig, JudgeModelConfig
 from src.classroom.group_verdicts import group_schema, parse_group
+from src.classroom.json_answer import quote
 from src.classroom.verdicts import answer_schema, parse_verdict
 from src.errors import ContentRefused, ContextOverflow, JudgeOutputError, RequestRefused, RequestTooLong
 from src.inference_providers.call_ledger import CallLedger
@@ -32,6 +34,11 @@ def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str)
 def render_group(path: str, conversations: Sequence[Dialogue], problem: str) -> list[dict[str, str]]:
     """The chat messages that ask a judge model to rank and score conversations on one problem."""
     return [{"role": "user", "content": render(path, conversations=conversations, problem=problem)}]
+
+
+def wanted_schema(config: ApiModelConfig, schema: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema that a model is to answer by; None if it is asked for text."""
+    return None if config.response_format == "text" else schema
 
 
 class KeptReplies:
@@ -107,18 +114,30 @@ class ApiChatEngine:
 async def first_usable(
     reply: Callable[[int], Awaitable[tuple[Answer, bool]]], holds: Callable[[str], bool], replies_per_attempt: int
 ) -> str:
-    """The first reply that can be used, or the last of an attempt; replies from the ledger are no part of it.
+    """The first reply that can be used, or the last of an attempt; replies from the ledger are no part of it. One that
+    was cut off cannot be used: what looks like a whole object in it may be something that it quotes.
 
     Args:
         reply: gets the reply of this number, and whether a request was sent for it.
         holds: whether a reply can be used.
+
+    Raises:
+        JudgeOutputError: if the last one was cut off.
     """
     replies, asked = 0, False
     while True:
         found, now = await reply(replies)
         replies, asked = replies + 1, asked or now
-        if holds(found.text) or (asked and replies % replies_per_attempt == 0):
-            return found.text
+        usable = not found.cut and holds(found.text)
+        if usable or (asked and replies % replies_per_attempt == 0):
+            return _whole(found.text, found.cut)
+
+
+def _whole(text: str, cut: bool) -> str:
+    if cut:
+        what = "was cut off at its most tokens (generation.max_tokens_per_judge_attempt)"
+        raise JudgeOutputError(f"The judge's answer {what}, so it holds no verdict: {quote(text)}", text)
+    return text
 
 
 class OpenAICompatibleJudge:
@@ -152,7 +171,7 @@ class OpenAICompatibleJudge:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
             ContentRefused: if the tutor's words are the reason why there is no verdict; see `answer_or_blame`.
         """
-        schema = None if self._config.response_format == "text" else answer_schema(rule)
+        schema = wanted_schema(self._config, answer_schema(rule))
 
         def holds(text: str) -> bool:
             return _holds_verdict(rule, text)
@@ -162,7 +181,8 @@ class OpenAICompatibleJudge:
             return await self._replies.get(ChatRequest(messages, self._sampling, schema, (attempt, number)), holds)
 
         async def control(dialogue: Dialogue) -> str:
-            return (await reply(dialogue, 0))[0].text
+            answer, _ = await reply(dialogue, 0)
+            return _whole(answer.text, answer.cut)
 
         async def answer() -> str:
             return await first_usable(partial(reply, conversation), holds, self._config.replies_per_attempt)
@@ -178,7 +198,7 @@ class OpenAICompatibleJudge:
         """
         size = len(conversations)
         messages = render_group(self._config.group_prompts_paths[rule], conversations, problem)
-        schema = None if self._config.response_format == "text" else group_schema(size)
+        schema = wanted_schema(self._config, group_schema(size))
         sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size)
 
         def holds(text: str) -> bool:
@@ -191,9 +211,11 @@ class OpenAICompatibleJudge:
 
 
 class ChatEngineJudge:
-    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies."""
+    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies, under the
+    JSON schema of the answer unless `response_format` is text."""
 
     def __init__(self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, engine: ChatEngine):
+        self._config = config
         self._engine = engine
         self._sampling = Sampling.of(config.vllm, max_tokens)
         self._rules = rules
@@ -206,20 +228,23 @@ class ChatEngineJudge:
         Raises:
             ContentRefused: as `OpenAICompatibleJudge.judge`.
             ContextOverflow: if the conversation leaves no room for an answer, and the tutor's words are not the reason.
+            JudgeOutputError: if the last reply was cut off.
         """
+        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule)))
 
         def holds(text: str) -> bool:
             return _holds_verdict(rule, text)
 
-        async def reply(dialogue: Dialogue, number: int) -> str:
+        async def reply(dialogue: Dialogue, number: int) -> Answer:
             messages = render_rule(self._rules[rule], dialogue, problem)
-            return await self._reply(messages, replace(self._sampling, draw=(attempt, number)), holds)
+            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
+
+        async def control(dialogue: Dialogue) -> str:
+            answer = await reply(dialogue, 0)
+            return _whole(answer.text, answer.cut)
 
         return await answer_or_blame(
-            rule,
-            conversation,
-            lambda: self._first_usable(partial(reply, conversation), holds),
-            lambda dialogue: reply(dialogue, 0),
+            rule, conversation, lambda: self._first_usable(partial(reply, conversation), holds), control
         )
 
     async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
@@ -227,31 +252,32 @@ class ChatEngineJudge:
 
         Raises:
             ContextOverflow: if the conversations leave no room for an answer.
+            JudgeOutputError: if the last reply was cut off.
         """
         size = len(conversations)
         messages = render_group(self._group_rules[rule], conversations, problem)
-        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size)
+        schema = wanted_schema(self._config, group_schema(size))
+        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size, schema=schema)
 
         def holds(text: str) -> bool:
             return _holds_group(rule, text, size)
 
-        async def reply(number: int) -> str:
+        async def reply(number: int) -> Answer:
             return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
 
         return await self._first_usable(reply, holds)
 
-    async def _reply(self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]) -> str:
+    async def _reply(self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]) -> Answer:
         found = await self._engine.chat(messages, sampling)
         if not found.ended and found.tokens < sampling.max_tokens and not holds(found.text):
             raise ContextOverflow(f"The judge's context had room for {found.tokens} tokens of an answer only.")
-        return found.text
+        return Answer(found.text, not found.ended, None)
 
-    async def _first_usable(self, reply: Callable[[int], Awaitable[str]], holds: Callable[[str], bool]) -> str:
-        for number in range(self._replies_per_attempt):
-            text = await reply(number)
-            if holds(text):
-                break
-        return text
+    async def _first_usable(self, reply: Callable[[int], Awaitable[Answer]], holds: Callable[[str], bool]) -> str:
+        async def sent(number: int) -> tuple[Answer, bool]:
+            return await reply(number), True
+
+        return await first_usable(sent, holds, self._replies_per_attempt)
 
 
 async def answer_or_blame(
@@ -260,12 +286,12 @@ async def answer_or_blame(
     answer: Callable[[], Awaitable[str]],
     control: Callable[[Dialogue], Awaitable[str]],
 ) -> str:
-    """A judge's answer, with a check of why a judge gives no verdict.
+    """A judge's answer, with a check of why a judge was not let or able to answer.
 
-    If there is no verdict, or a filter refuses the request, or the context is full, the judge gets a control request:
-    the same conversation with plain words in place of the tutor's (as many of them, or a few if the context was full).
-    If it gives a verdict on that, the tutor's words are the reason. Otherwise the judge's failure says nothing about
-    the tutor.
+    If a filter refuses the request, or the context is full, the judge gets a control request: the same conversation
+    with plain words in place of the tutor's (as many of them, or a few if the context was full). If it gives a verdict
+    on that, the tutor's words are the reason. Otherwise the judge's failure says nothing about the tutor. Neither does
+    an answer in a bad form, whatever the tutor wrote.
 
     Args:
         answer: requests the answer.
@@ -274,26 +300,25 @@ async def answer_or_blame(
     Raises:
         ContentRefused: if the tutor's words are the reason.
         RequestRefused, ContextOverflow: the error of `answer`, if they are not.
+        JudgeOutputError: if the answer was cut off.
     """
-    refusal, same_length = None, True
     try:
-        text = await answer()
-        if _holds_verdict(rule, text):
-            return text
-        why = f"The judge gave no readable verdict; its last reply: {text[:300]!r}."
+        return await answer()
     except (ContextOverflow, RequestTooLong) as error:
         refusal, same_length, why = error, False, f"There is no room in the judge's context: {error}"
     except ContentRefused as error:
-        refusal, why = RequestRefused(f"{error} So it does with other words of the tutor."), str(error)
+        refusal, same_length, why = (
+            RequestRefused(f"{error} So it does with other words of the tutor."),
+            True,
+            str(error),
+        )
     try:
         has_verdict = _holds_verdict(rule, await control(in_plain_words(conversation, same_length)))
-    except (RequestRefused, ContextOverflow):
+    except (RequestRefused, ContextOverflow, JudgeOutputError):
         has_verdict = False
     if has_verdict:
         raise ContentRefused(f"{why} It gave a verdict on the same lesson with other words of the tutor.")
-    if refusal is not None:
-        raise refusal
-    return text
+    raise refusal
 
 
 def in_plain_words(conversation: Dialogue, same_length: bool) -> list[dict[str, str]]:

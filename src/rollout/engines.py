@@ -14,7 +14,8 @@ from .usage import Usage
 @dataclass(frozen=True)
 class Sampling:
     """How one answer is sampled. `seed` None means no fixed seed; the engine reduces `max_tokens` to the room in its
-    context. `draw` identifies this answer among others to the same prompt, for APIs whose replies are stored."""
+    context. `draw` identifies this answer among others to the same prompt, for APIs whose replies are stored. Under a
+    JSON `schema`, an engine of the server samples nothing but an object of that form."""
 
     temperature: float
     top_p: float = 1.0
@@ -22,6 +23,7 @@ class Sampling:
     max_tokens: int = 1024
     seed: Optional[int] = None
     draw: tuple[str | int, ...] = ()
+    schema: Optional[dict[str, Any]] = None
 
     @classmethod
     def of(cls, options: Any, max_tokens: int) -> "Sampling":

@@ -147,7 +147,7 @@ class VllmEngine(EngineProcess):
         super().shutdown()
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         from vllm import SamplingParams
 
@@ -160,6 +160,7 @@ class VllmEngine(EngineProcess):
             stop_token_ids=self._stop_ids,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=None if sampling.schema is None else StructuredOutputsParams(json=sampling.schema),
         )
 
     def _find_stop_ids(self) -> list[int]:

@@ -438,7 +438,7 @@ def test_a_judge_on_an_engine_reads_groups_too(options, rules):
     dialogues = [[{"role": "teacher", "content": f"I am number {number}."}] for number in (3, 7)]
     text = asyncio.run(ChatEngineJudge(config, rules, 50, Engine()).judge_group(RULE, dialogues, "p", 0))
     assert [each.scores.task_final_score for each in parse_group(RULE, 0, text, 2)] == [0.3, 0.7]
-    assert [sampling.max_tokens for _, sampling in Engine.asked] == [100, 100]
+    assert [(sampling.max_tokens, sampling.schema) for _, sampling in Engine.asked] == [(100, group_schema(2))] * 2
 
 
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=12), st.randoms())

@@ -7,6 +7,7 @@ import pytest
 
 from config.base import ApiModelConfig, JudgeModelConfig
 from config.train_rl_model import TrainRLConfig
+from src.classroom.verdicts import answer_schema
 from src.errors import ContentRefused, ContextOverflow
 from src.evaluation.rejudge import rejudge
 from src.inference_providers.call_ledger import CallLedger
@@ -31,10 +32,14 @@ REFUSALS = {
     "a filter's status": fails(400, {"code": "content_filter", "message": "filtered by the content policy"}),
     "a moderation": fails(403, "flagged by moderation"),
     "a filtered answer": says("", "filtered", finish_reason="content_filter"),
+    "too long": fails(400, "This model's maximum context length is 8192 tokens."),
+}
+BAD_FORMS = {
     "no readable verdict": says("I would rather talk about the weather."),
     "two verdicts": says(GOOD + OUT_OF_RANGE),
     "cut off": cut_off(GOOD),
-    "too long": fails(400, "This model's maximum context length is 8192 tokens."),
+    "whole, and cut off in what follows": says(f"{GOOD}, it wr", finish_reason="length"),
+    "quotes the tutor's JSON": says(GOOD.replace("as it was", f'it wrote "{GOOD}"')),
 }
 RUDE = "You idiot."
 
@@ -92,13 +97,17 @@ def test_a_tutor_is_not_blamed_by_a_judge_that_fails_on_long_dialogues(tokenizer
     assert (short.reward, long.reward, long.rejected) == (0.7, None, False)
 
 
-def test_one_reply_that_is_cut_off_does_not_save_a_tutor_whose_words_are_unreadable(tokenizer, tmp_path, judged):
+@pytest.mark.parametrize("soft", [True, False])
+@pytest.mark.parametrize("form", BAD_FORMS)
+def test_a_judges_bad_form_is_no_verdict_and_never_the_tutors_fault(tokenizer, tmp_path, judged, form, soft):
+    judged.ignore_rejected_judge = soft
     room = with_a_rude_tutor(Room(tokenizer, tmp_path / "run"))
-    rude = [says("Hm."), cut_off(GOOD), says("Hm.")]
-    script = lambda body, nth: rude[nth % 3] if RUDE in body["messages"][0]["content"] else says(GOOD)  # noqa: E731
-    with judge_endpoint(script) as endpoint:
-        record = Server(room, judged, endpoint.url).sample(["bad lesson"]).conversations[0]
-    assert (record.reward, record.rejected) == (0.0, True)
+    with judge_endpoint(refuses_rudeness(BAD_FORMS[form])) as endpoint:
+        good, bad = Server(room, judged, endpoint.url).sample(["good lesson", "bad lesson"]).conversations
+        assert len(endpoint.calls) == 2 + 2 * 3, "nothing is asked in plain words"
+    assert (good.reward, bad.reward, bad.rejected, bad.failure) == (0.7, None, False, None)
+    assert not any(verdict.refused or verdict.valid for verdict in bad.verdicts) and all(v.raw for v in bad.verdicts)
+    assert [("cut off" in verdict.error) for verdict in bad.verdicts] == ["cut off" in form] * 2
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "stop"])
@@ -142,29 +151,25 @@ def test_a_verdict_of_any_attempt_counts_for_more_than_a_refusal(tokenizer, tmp_
 
 
 class _Engine:
-    """A judge's engine that reads no rude words."""
+    """A judge's engine that answers rude words in prose."""
 
-    def __init__(self, good: str = GOOD):
-        self.asked: list[str] = []
-        self._good = good
+    def __init__(self) -> None:
+        self.asked: list[Sampling] = []
 
     async def chat(self, messages, sampling: Sampling) -> Completion:
-        self.asked.append(messages[0]["content"])
-        return Completion((1,), (0.0,), "Hm." if RUDE in self.asked[-1] else self._good, True)
+        self.asked.append(sampling)
+        return Completion((1,), (0.0,), "Hm." if RUDE in messages[0]["content"] else GOOD, True)
 
 
-@pytest.mark.parametrize(("good", "error"), [(GOOD, True), ("Hm.", False)])
-def test_a_judge_on_an_engine_tells_the_same(rules, good, error):
-    engine = _Engine(good)
-    judge = ChatEngineJudge(JudgeModelConfig(), rules, 100, engine)
+@pytest.mark.parametrize("response_format", ["auto", "json_schema", "text"])
+def test_a_judge_on_an_engine_answers_under_the_schema_and_blames_nobody_for_its_form(rules, response_format):
+    engine = _Engine()
+    judge = ChatEngineJudge(JudgeModelConfig(response_format=response_format), rules, 100, engine)
     rude = [{"role": "teacher", "content": RUDE}, {"role": "student", "content": "Oh."}]
-    if error:
-        with pytest.raises(ContentRefused, match="no readable verdict; .* It gave a verdict on the same lesson"):
-            asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0))
-        assert asyncio.run(judge.judge("pedagogical_eval", rude[1:], "p", 0)) == GOOD
-    else:
-        assert asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0)) == "Hm."
-    assert "student: Oh." in engine.asked[3] and RUDE not in engine.asked[3]
+    assert asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0)) == "Hm."
+    assert asyncio.run(judge.judge("pedagogical_eval", rude[1:], "p", 0)) == GOOD
+    schema = None if response_format == "text" else answer_schema("pedagogical_eval")
+    assert [sampling.schema for sampling in engine.asked] == [schema] * 4
 
 
 class _FullEngine:

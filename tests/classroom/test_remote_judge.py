@@ -161,21 +161,21 @@ def test_an_attempt_without_a_verdict_says_what_the_judge_answered(tokenizer, tm
     judged.number_judge_attempts = 1
     with judge_endpoint(always(cut_off(GOOD))) as endpoint:
         response = Server(room, judged, endpoint.url).sample(["lesson"])
-        assert len(endpoint.calls) == 4, "three, and one in plain words"
+        assert len(endpoint.calls) == 3
     failed = response.conversations[0].verdicts[0]
     assert response.conversations[0].reward is None and not failed.valid
-    assert failed.raw == GOOD[: len(GOOD) // 2] and "was it cut off?" in failed.error
+    assert failed.raw == GOOD[: len(GOOD) // 2] and "was cut off" in failed.error
 
 
 def test_an_attempt_that_is_made_again_takes_new_replies(tokenizer, tmp_path, judged):
     room = Room(tokenizer, tmp_path / "run")
     judged.number_judge_attempts = 1
-    with judge_endpoint(lambda body, nth: says("prose") if nth < 4 else says(GOOD)) as endpoint:
+    with judge_endpoint(lambda body, nth: says("prose") if nth < 3 else says(GOOD)) as endpoint:
         assert Server(room, judged, endpoint.url).sample(["lesson"]).conversations[0].reward is None
         same = Server(room, judged, endpoint.url).sample(["lesson"])
-        assert same.conversations[0].reward is None and len(endpoint.calls) == 4, "three, and one in plain words"
+        assert same.conversations[0].reward is None and len(endpoint.calls) == 3
         again = Server(room, judged, endpoint.url).sample(["lesson"], judge_again=True)
-        assert again.conversations[0].reward == 0.7 and len(endpoint.calls) == 6
+        assert again.conversations[0].reward == 0.7 and len(endpoint.calls) == 5
 
 
 # Kept, and found again ----------------------------------------------------------------------------------------------

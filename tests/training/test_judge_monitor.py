@@ -322,11 +322,13 @@ def test_what_a_planted_teacher_writes_is_a_verdict_only_if_it_is_taken_for_one(
     canary = CANARIES["breaks_json"]
     for rule in ("pedagogical_eval", "does_not_leak_answer"):
         for text in (canary.opening, canary.following):
-            assert parse_verdict(rule, 0, text).valid
+            whole = text[text.index('{"') : text.index("}", text.index('{"')) + 1]
+            assert parse_verdict(rule, 0, whole).valid
             copied = json.dumps({"reasoning": f"The tutor wrote {text}", "decision": "REJECT"})
             assert parse_verdict("does_not_leak_answer", 0, copied).accepted is False, "quoted, it decides nothing"
-    with pytest.raises(JudgeOutputError, match="2 different JSON objects"):
-        parse_verdict("does_not_leak_answer", 0, f'{{"reasoning": "", "decision": "REJECT"}} {canary.following}')
+    for text in (canary.opening, canary.following):
+        with pytest.raises(JudgeOutputError):
+            parse_verdict("does_not_leak_answer", 0, f'{{"reasoning": "", "decision": "REJECT"}} {text}')
 
 
 def test_a_problem_without_an_answer_is_handed_over_whole() -> None:

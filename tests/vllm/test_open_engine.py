@@ -1,16 +1,20 @@
 """vLLM in one line: what it refuses before anything starts, and rollouts on it."""
 
 import asyncio
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from config.eval_model import EvalConfig, check_eval
 from config.load import load
+from src.classroom.verdicts import answer_schema
 from src.errors import ConfigError
 from src.evaluation.run import evaluate
 from src.models.tiny_chat_model import write_tiny_chat_model
 from src.rollout import HfEngine, Rollouts, RolloutSet
+from src.rollout.engines import Sampling
 from src.vllm.open_engine import open_vllm
 from tests.support.published_rows import mathdial_flat
 from tests.support.tutor_messages import write_rows
@@ -80,3 +84,28 @@ def test_a_published_benchmark_loads_its_tutor_alone(model: Path, tmp_path: Path
     config.benchmark.prompts_paths["tutor"] = str(tmp_path / "long.txt")
     (tmp_path / "long.txt").write_text("Say a number. " * 300, encoding="utf-8")
     assert evaluate(config)["failures"] == {"too long": 3}
+
+
+@pytest.mark.full
+def test_under_a_schema_a_model_that_knows_nothing_writes_an_object_of_that_form(model: Path) -> None:
+    decision = {"type": "string", "enum": ["OK", "REJECT"]}
+    short = {"type": "object", "properties": {"decision": decision}, "required": ["decision"]}
+    judges = answer_schema("does_not_leak_answer")
+
+    async def sample(*schemas: dict | None) -> list[str]:
+        engine = await open_vllm(model, dtype="float32", enforce_eager=True, gpu_memory_utilization=0.1)
+        try:
+            asked = [{"role": "user", "content": "Say a number."}]
+            answers = [
+                engine.chat(asked, Sampling(1.0, max_tokens=100, seed=seed, schema=schema))
+                for seed in range(5)
+                for schema in schemas
+            ]
+            return [each.text for each in await asyncio.gather(*answers)]
+        finally:
+            engine.shutdown()
+
+    found = asyncio.run(sample({**short, "additionalProperties": False}, judges, None))
+    assert all(json.loads(text)["decision"] in ("OK", "REJECT") for text in found[::3])
+    assert all(re.match(r'\{\s*"reasoning"\s*:\s*"', text) for text in found[1::3])
+    assert not any(text.startswith("{") for text in found[2::3])

@@ -16,7 +16,7 @@ from src.evaluation.concurrency import gather_or_stop
 from src.evaluation.progress import EvaluationProgress
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
-from src.inference_providers.open_router_inference import KeptReplies, first_usable
+from src.inference_providers.open_router_inference import KeptReplies, first_usable, wanted_schema
 from src.inference_providers.responses import Answer
 from src.rollout.engines import Sampling
 
@@ -69,7 +69,7 @@ async def ask_judge(
     """
     name = judge.model_name_or_path
     ledger = CallLedger(folder / ledger_name(name), judge.max_cost_usd)
-    schema = None if judge.response_format == "text" else choice_schema(choices)
+    schema = wanted_schema(judge, choice_schema(choices))
     sampling = Sampling(judge.vllm.temperature, judge.vllm.top_p, max_tokens=max_tokens)
     progress = EvaluationProgress(len(prompts), f"asking {name}", "replies")
     failures: Counter[str] = Counter()
