@@ -9,6 +9,7 @@ return 1 and print two pages about its internals after the trainer's message.
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -30,13 +31,20 @@ def main(arguments: Sequence[str]) -> int:
         return 128 + interruption.sigval
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode >= 0:
-            return failure.exitcode  # the process has printed a message or a traceback
-        name = signal.Signals(-failure.exitcode).name
-        hint = " The system does that when memory runs out." if name == "SIGKILL" else ""
-        print(f"error: process {rank} of the training (pid {failure.pid}) was ended by {name}.{hint}", file=sys.stderr)
-        return 128 - failure.exitcode
+        return _status(failure.exitcode, f"process {rank} of the training (pid {failure.pid})")
+    except subprocess.CalledProcessError as error:  # of a training in one process
+        return _status(error.returncode, "the training")
     return 0
+
+
+def _status(exit_code: int, what: str) -> int:
+    """The exit status for a process that failed; one that a signal ended had no time for a message, so this has it."""
+    if exit_code >= 0:
+        return exit_code
+    name = signal.Signals(-exit_code).name
+    hint = " The system does that when memory runs out." if name == "SIGKILL" else ""
+    print(f"error: {what} was ended by {name}.{hint}", file=sys.stderr)
+    return 128 - exit_code
 
 
 if __name__ == "__main__":

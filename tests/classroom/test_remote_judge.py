@@ -170,7 +170,7 @@ def test_an_attempt_without_a_verdict_says_what_the_judge_answered(tokenizer, tm
 def test_an_attempt_that_is_made_again_takes_new_replies(tokenizer, tmp_path, judged):
     room = Room(tokenizer, tmp_path / "run")
     judged.number_judge_attempts = 1
-    with judge_endpoint(lambda body, nth: says("prose") if nth < 3 else says(GOOD)) as endpoint:
+    with judge_endpoint(lambda body, nth: says("prose") if nth < 4 else says(GOOD)) as endpoint:
         assert Server(room, judged, endpoint.url).sample(["lesson"]).conversations[0].reward is None
         same = Server(room, judged, endpoint.url).sample(["lesson"])
         assert same.conversations[0].reward is None and len(endpoint.calls) == 3

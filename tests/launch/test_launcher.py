@@ -111,6 +111,30 @@ def test_accelerate_looks_at_its_flags_before_anything_starts():
         check_accelerate_flags(["--config_file", "config/deepspeed/1CPU.yaml", "--nu_machines", "2"])
 
 
+@pytest.mark.parametrize("config", ["accelerate/1CPU.yaml", "deepspeed/1CPU.yaml"])
+@pytest.mark.parametrize(
+    ("program", "status", "message"),
+    [
+        ("sys.exit(2)", 2, ""),
+        ("raise SystemExit(9)", 9, ""),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "was ended by SIGKILL. The system does that when memory runs out.",
+        ),
+        ("", 0, ""),
+    ],
+)
+def test_a_trainer_in_one_process_ends_with_its_own_message_and_status(tmp_path, config, program, status, message):
+    path = tmp_path / "trainer.py"
+    path.write_text(f"import os, signal, sys\nprint('error: a reason', file=sys.stderr, flush=True)\n{program}\n")
+    command = [sys.executable, "-m", "src.launch.accelerate_launch", "--config_file", f"config/{config}", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 5)
+    assert done.returncode == status, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr and "CalledProcessError" not in done.stderr
+    assert done.stderr.partition("error: a reason\n")[2].count("\n") == bool(message) and message in done.stderr
+
+
 def test_dry_run_shows_both_commands_with_the_overrides(capsys):
     arguments = ["--config-name", "quickstart", "train.learning_rate=1e-4", "generation.max_turns=5", "dry_run=true"]
     assert main(arguments) == 0
