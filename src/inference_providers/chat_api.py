@@ -38,6 +38,7 @@ _FIRST_PAUSE_S, _FIRST_MODEL_PAUSE_S, _LONGEST_S = 1.0, 5.0, 60.0
 _DOWN_AFTER = 8
 _POLL_S = 1.0
 _HEARTBEAT_S = 30.0
+_SILENT_S = 10.0
 _CONNECT_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 10.0
 
@@ -138,6 +139,14 @@ class ChatApi:
     def url(self) -> str:
         """The API's address."""
         return str(self._client.base_url)
+
+    @property
+    def trouble(self) -> str | None:
+        """For how long no request has been answered while some wait, and why; None if it is not for long."""
+        since = min(self._waiting.values(), default=None)
+        if since is None or (silent_s := self._clock() - max(since, self._last_answer)) < _SILENT_S:
+            return None
+        return self._describe_silence(silent_s)
 
     async def ask(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> Answer:
         """The answer of the first model that gives one.
@@ -273,10 +282,13 @@ class ChatApi:
         if self._last_answer >= waiting_since or now - max(waiting_since, self._last_heartbeat) < _HEARTBEAT_S:
             return
         self._last_heartbeat = now
-        logger.warning(
-            "waiting for the %s %s: no answer for %.0f s, given up after %.0f s; the last failure: %s",
-            *(self._role, self._models[0].name, now - waiting_since, self._config.deadline_s),
-            self._last_failure.message if self._last_failure is not None else "none",
+        why = self._describe_silence(now - waiting_since)
+        logger.warning("waiting for the %s %s: %s", self._role, self._models[0].name, why)
+
+    def _describe_silence(self, seconds: float) -> str:
+        last = self._last_failure.message if self._last_failure is not None else "none"
+        return (
+            f"no answer for {seconds:.0f} s, given up after {self._config.deadline_s:.0f} s; the last failure: {last}"
         )
 
     # One request -------------------------------------------------------------------------------------------------

@@ -107,10 +107,12 @@ class CallAccounts(Protocol):
 
 
 class Api(Protocol):
-    """The client of a seat behind an API. `drain` waits for requests in flight."""
+    """The client of a seat behind an API. `trouble` says for how long it has had no answer, and why; None while it is
+    answered. `drain` waits for requests in flight."""
 
     model: str
     url: str
+    trouble: Optional[str]
     ledger: CallAccounts
 
     async def drain(self) -> None: ...
@@ -184,7 +186,8 @@ def ask_judge(
 
 class EngineHealth(BaseModel):
     """The health of one seat: its model, its engine and version, the process ids of the workers and their GPUs, whether
-    the engine has a sleep mode, and whether it sleeps now."""
+    the engine has a sleep mode, and whether it sleeps now. A seat behind an API names the API's address as its version,
+    and in `trouble` for how long and why it has no answer from there (null while it is answered)."""
 
     model: str
     engine: str
@@ -193,3 +196,4 @@ class EngineHealth(BaseModel):
     gpus: list[str] = Field(default_factory=list)
     can_sleep: bool = False
     asleep: bool = False
+    trouble: Optional[str] = None

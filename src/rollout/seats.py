@@ -42,7 +42,7 @@ class LoadedModels:
             EngineFailure: if an engine died.
         """
         remote = {
-            seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[])
+            seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[], trouble=api.trouble)
             for seat, api in self.apis.items()
         }
         own = {} if POLICY_SEAT in self.apis else {POLICY_SEAT: self.policy.health()}  # an engine's, or a script's

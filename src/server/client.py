@@ -240,10 +240,20 @@ class ClassroomClient:
             except (DeadlineExceeded, EngineFailure) as error:
                 now = time.monotonic()
                 if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
-                    logger.info("still waiting for %s (%.0f s): %s", what, now - started, error)
+                    why = self._troubles() if isinstance(error.__cause__, requests.ReadTimeout) else ""
+                    logger.info("still waiting for %s (%.0f s): %s%s", what, now - started, error, why)
                     told = now
                 time.sleep(min(_PAUSE_S, max(0.0, left)))
         raise DeadlineExceeded(f"{self.url} did not answer with {what} within {timeout_s:g} s.{self._see_log()}")
+
+    def _troubles(self) -> str:
+        """Which APIs the server has no answer from, for how long, and why; empty if the server does not say."""
+        try:
+            seats = self.health().seats
+        except ClassroomError:
+            return ""
+        found = ((seat, each) for seat, each in seats.items() if each.trouble)
+        return "".join(f" The {seat} {each.model} ({each.engine_version}): {each.trouble}." for seat, each in found)
 
     def _request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0) -> Any:
         """Send one request.

@@ -314,6 +314,32 @@ def test_a_provider_that_stays_down_is_waited_for_and_then_the_run_stops(tmp_pat
     assert len(endpoint.calls) < 2 * 20 and client.ledger.reserved_usd == 0, "one asks for all until it is back"
 
 
+def test_while_a_provider_is_down_its_client_says_for_how_long_and_why(tmp_path):
+    """By a clock that only the test turns: each pause takes a minute."""
+    now, said = [0.0], []
+
+    async def outage() -> None:
+        async def pause(_: float) -> None:
+            said.append(api.trouble)
+            now[0] += 60.0
+
+        api = ChatApi(config, ledger, "judge", clock=lambda: now[0], sleep=pause)
+        assert api.trouble is None, "nobody waits"
+        with pytest.raises(ProviderFailure):
+            await api.ask(question())
+        assert api.trouble is None, "nobody waits any more"
+        await api._client.close()
+
+    with judge_endpoint(in_turn(says("?"))) as endpoint:
+        config = ApiModelConfig("first", base_url=endpoint.url, deadline_s=150.0)
+    ledger = CallLedger(tmp_path / "calls.sqlite")
+    asyncio.run(outage())
+    ledger.close()
+    first, second, *_ = said
+    assert first is None, "it has only just failed"
+    assert second.startswith("no answer for 60 s, given up after 150 s; the last failure: no connection: ConnectError(")
+
+
 def test_a_provider_that_cannot_be_reached_holds_no_money(tmp_path):
     with judge_endpoint(in_turn(says("?"))) as endpoint:
         pass

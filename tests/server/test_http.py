@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import requests
@@ -26,6 +29,7 @@ from src.models.policy_folder import write_policy
 from src.models.policy_version import PolicyVersion
 from src.rollout.journal import read_journal
 from src.rollout.requests import SampleRequest
+from src.rollout.usage import Usage
 from src.server.auth import TOKEN_VARIABLE
 from src.server.client import ClassroomClient
 from src.server.middleware import BodyCheck
@@ -35,7 +39,7 @@ from src.training.session import connect
 from tests.conftest import free_port
 from tests.rollout.test_durability import save_model
 from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
-from tests.support.scripted_room import Room, serving
+from tests.support.scripted_room import SCORES, Room, ScriptedJudge, serving
 
 # Bad requests ----------------------------------------------------------------------------------------------------
 
@@ -378,6 +382,32 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
         assert client.rewards("pedagogical", ["r-0"]) == [0.5]
         server.join(60)
     assert len(asked) == 2
+
+
+def test_a_client_that_waits_says_which_api_gives_the_server_no_answer_and_why(app, room: Room, caplog) -> None:
+    caplog.set_level(logging.INFO, "src.server.client")
+    told = threading.Event()
+
+    class WaitingJudge(ScriptedJudge):
+        async def judge(self, *asked) -> str:
+            await asyncio.to_thread(told.wait, 60)
+            return await super().judge(*asked)
+
+    room.judge = WaitingJudge(lambda *_: json.dumps(SCORES))
+    down = "no answer for 60 s, given up after 1800 s; the last failure: no connection: ConnectError('refused')"
+    seat = {"url": "http://api/v1", "ledger": Mock(spent_usd=0.0, usage=lambda _: Usage()), "drain": AsyncMock()}
+    caplog.handler.addFilter(lambda record: told.set() or True if "still waiting" in record.getMessage() else True)
+    port = free_port()
+    application = app(port=port)
+    with serving(application, port) as url:
+        seats = application.state.service.environment.seats
+        seats.apis |= {"judge": SimpleNamespace(model="a judge", trouble=down, **seat)}
+        seats.apis |= {"student": SimpleNamespace(model="a student", trouble=None, **seat)}
+        answer = ClassroomClient(url)._insist("POST", "/sample_conversations", BODY, 60.0, "the batch", 0.5)
+        seats.apis.clear()
+    assert answer["conversations"][0]["reward"] is not None
+    said = next(record.getMessage() for record in caplog.records if "still waiting" in record.getMessage())
+    assert f"has no answer to it yet. The judge a judge (http://api/v1): {down}." in said and "a student" not in said
 
 
 @pytest.mark.parametrize("answer", ["hello", '{"status": "up"}'])
