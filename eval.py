@@ -6,6 +6,7 @@ from config.load import program
 
 
 def more_of_dry_run(config: EvalConfig) -> None:
+    from src.launch.before_start import show_in_force
     from src.memory.report import show_evaluation_shares
 
     if config.benchmark is not None:
@@ -14,8 +15,9 @@ def more_of_dry_run(config: EvalConfig) -> None:
         check_benchmark_prompts(config)
         return
     show_evaluation_shares(config)
-    if config.server_url is None:  # else the prompts are the server's
+    if config.server_url is None:  # else prompts and rules are the server's
         check_environment(config)
+        show_in_force(config)
 
 
 @program(EvalConfig, "eval", check=check_eval, more_of_dry_run=more_of_dry_run)

@@ -9,10 +9,12 @@ from config.train_rl_model import TrainRLConfig
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
+    from src.launch.before_start import show_in_force
     from src.memory.report import show_server_budget
     from src.training.run_length import report_length_before_training
 
     check_environment(config)
+    show_in_force(config)
     report_length_before_training(config).show()
     show_server_budget(config)
 

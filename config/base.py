@@ -6,6 +6,10 @@ from typing import Any
 from config.values import ABSOLUTE, LEDGER, SCORING_RULES
 from src.rollout.supervision import OBSERVE
 
+MERGES = "merges"
+"""In a field's metadata: names of this mapping that a configuration leaves out keep their default. Any other mapping
+replaces its default (config/mappings.py)."""
+
 
 @dataclass
 class VllmConfig:
@@ -296,7 +300,7 @@ class SupervisionConfig:
     share: float = 1.0
     anneal_steps: int = 0
     max_tokens: int = 512
-    penalties: dict[str, float] = field(default_factory=default_penalties)
+    penalties: dict[str, float] = field(default_factory=default_penalties, metadata={MERGES: True})
 
 
 @dataclass

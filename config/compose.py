@@ -23,6 +23,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from config.mappings import Layer, layers_of
 from config.values import check_path
 from src.errors import ConfigError
 
@@ -131,8 +132,8 @@ def searching(folders: Sequence[Path]) -> Iterator[None]:
         _Folders.further = before
 
 
-def compose(command: CommandLine) -> DictConfig:
-    """The configuration that Hydra composes from YAMLs and overrides.
+def compose(command: CommandLine) -> tuple[DictConfig, list[Layer]]:
+    """The configuration that Hydra composes from YAMLs and overrides, and these layers of it.
 
     Raises:
         ConfigError: if the file or an override cannot be read.
@@ -142,7 +143,8 @@ def compose(command: CommandLine) -> DictConfig:
             searching(command.folders),
             hydra.initialize_config_dir(version_base=None, config_dir=str(command.folders[0])),
         ):
-            return hydra.compose(config_name=command.name, overrides=list(command.rest))
+            raw = hydra.compose(config_name=command.name, overrides=list(command.rest))
+            return raw, layers_of(command.name, command.rest)
     except Exception as error:  # the libraries raise many types; in each case the input is wrong
         raise unreadable(error) from error
 

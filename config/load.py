@@ -35,6 +35,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from config.bounds import check_numbers
 from config.compose import CommandLine, compose, parse_command_line, searching, unreadable
+from config.mappings import Layer, layers_of, merge, replace_mappings, strip_pluses
 from config.maths_classroom import fill_in
 from config.paths import check_texts, expand_paths
 from config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
@@ -80,7 +81,8 @@ def program(
             prints = os.environ.get("RANK", "0") == "0"  # one of several processes
             if prints:
                 logger.info("configuration: %s", command.file)
-            config = validate(raw, schema, check)
+            layers = layers_of(command.name, HydraConfig.get().overrides.task)
+            config = validate(raw, schema, check, layers)
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 config.logging.save_dir = os.path.join(config.logging.save_dir, str(HydraConfig.get().job.num))
             if config.dry_run:
@@ -196,7 +198,8 @@ def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Che
     """
     command = command_line(folder, arguments)
     refuse_lists_for_groups(command.rest, schema)
-    return validate(compose(command), schema, check)
+    raw, layers = compose(command)
+    return validate(raw, schema, check, layers)
 
 
 def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
@@ -208,8 +211,11 @@ def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
     return parse_command_line(arguments, ROOT / "config" / folder)
 
 
-def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) -> Config:
+def validate(raw: DictConfig, schema: type[Config], check: Check | None = None, layers: Sequence[Layer] = ()) -> Config:
     """Merge a raw configuration into its schema and run the program's checks.
+
+    Args:
+        layers: what the configuration was composed of; without layers its mappings are taken as they are.
 
     Raises:
         ConfigError: naming the key, the rule and the fix.
@@ -220,8 +226,11 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None) 
         rename_values(raw)
         schema = _with_environment(schema, raw)
         _refuse_values_for_groups(raw, schema)
+        if layers:
+            replace_mappings(raw, layers, schema)
+        adding = strip_pluses(raw, schema)
         fill_in(raw, schema)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), raw))
+        config = OmegaConf.to_object(merge(raw, schema, adding))
     except ConfigKeyError as error:
         key = error.full_key or str(error.key)
         raise ConfigError(f"There is no config key {key}. {_nearest(key, schema, error.object_type)}") from error

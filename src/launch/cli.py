@@ -23,6 +23,7 @@ from config.checks import check_environment, check_train_rl
 from config.load import USER_ERRORS, command_line, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.launch.arguments import OVERRIDE, split_arguments
+from src.launch.before_start import show_in_force
 from src.launch.commands import (
     check_accelerate_flags,
     logged_steps,
@@ -107,6 +108,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
 
         print(f"# configuration: {file}\n{to_yaml(config)}")
         check_environment(config)
+        show_in_force(config)
         report_length_before_training(config).show()
         show_launch_budget(config, flags)
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
