@@ -94,7 +94,7 @@ class SampleResponse(BaseModel, Generic[T]):
     """Answer of `/sample_conversations` and `/wait_batch`: one trajectory per entry of the request, in its order.
 
     `reward_weights` are the weights in each trajectory's `reward`. `usage` is what the batch used of the seats behind
-    an API, by seat.
+    an API, by seat. `plays` is a fingerprint of the configuration that the server plays by, empty if it gives none.
     """
 
     request_id: str
@@ -102,6 +102,7 @@ class SampleResponse(BaseModel, Generic[T]):
     conversations: list[SerializeAsAny[T]]
     reward_weights: dict[str, float]
     usage: dict[str, Usage] = Field(default_factory=dict)
+    plays: str = ""
 
     async def as_json(self) -> bytes:
         """The response as JSON. The event loop goes on between two conversations."""

@@ -25,6 +25,7 @@ from src.models.policy_version import PolicyVersion
 from src.rollout.registry import environment_of
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.trajectory import Trajectory
+from src.server.agreement import conversation_keys, digest_of
 from src.server.auth import token_for
 from src.server.error_responses import ERROR_RESPONSES, add_error_answers, answer_with_message
 from src.server.garbage import collect_at_rest
@@ -124,6 +125,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _keep_startup_failure(app), large_imports():  # of transformers and vLLM
             service = await open_service(config, reward_weights(config), own_folder)
+        service.plays = digest_of(app.state.plays)
         app.state.service = service
         tasks = [asyncio.create_task(_stop_when_engine_dies(app))]
         try:
@@ -152,6 +154,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     app = FastAPI(title="Classroom", lifespan=lifespan, responses=ERROR_RESPONSES)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
     app.state.judge_check = None
+    app.state.plays = conversation_keys(config)  # now, as the templates are that are read next
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _stop_and_answer)
     add_request_checks(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
@@ -280,6 +283,7 @@ def _add_status_routes(app: FastAPI) -> None:
             run_folder=str(request.app.state.run_folder),
             server_index=request.app.state.config.generation.server_index,
             reward_weights=service.runner.reward_weights,
+            plays=request.app.state.plays,
             running_requests=service.running,
             running_conversations=service.runner.running,
             finished_conversations=service.runner.finished,

@@ -29,6 +29,7 @@ from src.errors import (
 from src.models.policy_version import PolicyVersion
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.trajectory import Trajectory
+from src.server.agreement import digest_of, refuse_other_play
 from src.server.auth import token_from_environment
 from src.server.schemas import (
     LARGEST_BODY,
@@ -93,6 +94,7 @@ class ClassroomClient:
         self._return_timeout_s = return_timeout_s
         self._log = log
         self._record = record
+        self._plays: dict[str, str] | None = None
         self._session = requests.Session()
         self._session.trust_env = False  # the environment's proxies are for the internet, not for this server
         self._session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
@@ -149,17 +151,36 @@ class ClassroomClient:
                     told = now
             time.sleep(0.5)
 
+    def expect(self, plays: dict[str, str]) -> None:
+        """Refuse a server that plays otherwise, now and with each batch: it may end and come back with another
+        configuration.
+
+        Args:
+            plays: the trainer's `conversation_keys`.
+
+        Raises:
+            ConfigError: with the keys that differ.
+        """
+        self._plays = plays
+        theirs = self.health().plays
+        if theirs is not None:
+            refuse_other_play(theirs, plays, self.url)
+
     def sample(self, body: SampleRequest) -> SampleResponse:
         """Have the server play a batch of conversations. If the connection breaks, the request is sent again with the
         same id, and the server does not run it twice.
 
         Raises:
             DeadlineExceeded: after `sample_timeout_s` seconds.
+            ConfigError: if the server came back with another configuration than `expect` was given.
             ClassroomError: the server's error.
         """
         what = f"the {len(body.problems)} conversations of request {body.request_id}"
         answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
-        return SampleResponse[self._record].model_validate(answer)
+        found = SampleResponse[self._record].model_validate(answer)
+        if self._plays is not None and found.plays not in ("", digest_of(self._plays)):
+            self.expect(self._plays)
+        return found
 
     def play(self, body: SampleRequest) -> None:
         """Have the server play a batch, as `sample` does, and return when no message of the policy is missing in it.

@@ -73,7 +73,12 @@ class SamplingService:
     Args:
         keep: the number of answers that stay in memory; older ones are restored from the journal.
         engine_sleep: puts the engines to sleep and wakes them.
+
+    Attributes:
+        plays: a fingerprint of the configuration, given with every answer.
     """
+
+    plays = ""
 
     def __init__(self, runner: Runner, journal: Journal, keep: int = 8, engine_sleep: EngineSleep | None = None):
         self._runner = runner
@@ -253,6 +258,7 @@ class SamplingService:
         _, batch.weights = self._runner.weights_for(request)
         try:
             response = await self._runner.sample(request, batch.played.set)
+            response = response.model_copy(update={"plays": self.plays})
         except BaseException as failure:
             self._forget(request.request_id, batch)
             if isinstance(failure, EngineFailure):

@@ -113,7 +113,8 @@ class SleepResponse(BaseModel):
 
 class Health(BaseModel):
     """Answer of `GET /health`. `server_index` is the server's position in `generation.server_urls`; by `reward_weights`
-    it sums up rewards (null if it does not say)."""
+    it sums up rewards, and `plays` says what its conversations depend on, as text by config key (null if it does not
+    say)."""
 
     status: str
     seats: dict[str, EngineHealth]
@@ -121,6 +122,7 @@ class Health(BaseModel):
     run_folder: str
     server_index: int = 0
     reward_weights: dict[str, float] | None = None
+    plays: dict[str, str] | None = None
     running_requests: list[str]
     running_conversations: int
     finished_conversations: int

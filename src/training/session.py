@@ -26,6 +26,7 @@ from src.results.rollout_files import drop_rollouts_from
 from src.results.supervision_summary import describe_supervision, write_supervision
 from src.rollout.problem import Problem
 from src.rollout.registry import environment_of
+from src.server.agreement import conversation_keys
 from src.server.client import ClassroomClient
 from src.server.schemas import Health
 from src.system.run_lock import claim
@@ -159,8 +160,8 @@ def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
 
     Raises:
         DeadlineExceeded: if it does not answer.
-        ConfigError: if it belongs to another run, has another position among this run's servers, or other weights of
-            the rewards.
+        ConfigError: if it belongs to another run, has another position among this run's servers, or plays or
+            rewards its conversations otherwise than this training is configured.
     """
     generation, run_folder = config.generation, Path(config.logging.save_dir).resolve()
     client = ClassroomClient(
@@ -180,6 +181,7 @@ def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
         )
     if health.reward_weights is not None:
         refuse_other_weights(health.reward_weights, reward_weights(config))
+    client.expect(conversation_keys(config))
     return client
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
@@ -21,6 +22,7 @@ from starlette.testclient import TestClient
 
 import src.server.app
 import src.server.middleware
+from config.base import GenerationConfig
 from config.load import ROOT, load
 from config.train_rl_model import TrainRLConfig
 from config.values import LARGEST_BATCH
@@ -342,11 +344,15 @@ def test_the_client_says_which_conversation_is_unknown(listening: str) -> None:
         ClassroomClient(listening).rewards("pedagogical", ["none"])
 
 
-def test_the_server_of_another_run_is_refused_with_both_folders(listening: str, room: Room, tmp_path: Path) -> None:
+def test_the_server_of_another_run_is_refused_with_both_folders(
+    listening: str, room: Room, generation: GenerationConfig, tmp_path: Path
+) -> None:
     port = listening.rpartition(":")[2]
 
     def config(folder: Path) -> TrainRLConfig:
-        return load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={folder}"])
+        found = load(TrainRLConfig, "train_rl", [f"logging.save_dir={folder}"])
+        found.generation = replace(generation, server_port=int(port))
+        return found
 
     assert connect(config(room.folder), AssignedServer(0, listening, True)).url == listening
     with pytest.raises(ConfigError) as caught:

@@ -135,7 +135,8 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
     monkeypatch.setattr(src.server.app, "open_service", open_service)
 
     def make(host: str = "127.0.0.1", port: int = 8005) -> FastAPI:
-        config = load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'", f"generation.server_port={port}"])
+        keys = {"generation.server_host": f"'{host}'", "generation.server_port": port, "logging.save_dir": room.folder}
+        config = load(TrainRLConfig, "train_rl", [f"{key}={value}" for key, value in keys.items()])
         config.generation = replace(
             generation,
             server_host=host,

@@ -1,0 +1,183 @@
+"""Server and trainer compare everything that a conversation depends on."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.base import GenerationConfig, ServerConfig
+from config.checks import check_train_rl
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError
+from src.rollout.requests import SampleRequest
+from src.server.agreement import conversation_keys, refuse_other_play
+from src.server.client import ClassroomClient
+from src.training.resume import keys_of
+from src.training.server_assignment import AssignedServer
+from src.training.session import connect
+from tests.conftest import free_port
+from tests.server.conftest import BODY
+from tests.support.scripted_room import Room, application, serving
+
+_OF_THE_TRAINER = ("train", "dataset", "guards", "huggingface", "logging", "skip_first_samples", "dry_run")
+_OF_NO_CONVERSATION = {"generation.answer_timeout_s", "generation.student_attempt_prompt_path"}
+_OF_A_MODEL_THAT_RUNS = (
+    "max_num_seqs gpu_memory_utilization number_of_gpus_per_instance enforce_eager cpu_kvcache_gib cpu_cores "
+    "api_key_env max_concurrent_requests requests_per_minute tokens_per_minute request_timeout_s deadline_s "
+    "usd_per_million_prompt_tokens usd_per_million_completion_tokens max_cost_usd max_failed_share dropout"
+).split()
+
+
+def configured(*overrides: str) -> TrainRLConfig:
+    return load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+
+
+def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on():
+    """A new key of the schema has to be put into one of these places."""
+    everything = configured(
+        "--config-name=7b",
+        "supervisor_model.model_name_or_path=rules",
+        "generation.teacher_tools=[calculator]",
+        "generation.readers_path=readers",
+        "generation.post_test.enable=true",
+    )
+    compared = {key.removeprefix("the content of ") for key in conversation_keys(everything)}
+    servers_own = {f"generation.{item.name}" for item in fields(ServerConfig)}
+    for key in keys_of(TrainRLConfig):
+        if key == "train.turn_credit.rewards":  # the one key of `train` that says what a server computes
+            assert key in compared
+            continue
+        named = key.partition(".")[0] in _OF_THE_TRAINER or key in servers_own | _OF_NO_CONVERSATION
+        named = named or (key.partition(".")[0].endswith("_model") and key.rpartition(".")[2] in _OF_A_MODEL_THAT_RUNS)
+        is_compared = any(each == key or each.startswith(f"{key}.") for each in compared)
+        assert named != is_compared, f"{key} is {'in both places' if named else 'compared by nobody'}"
+
+
+@dataclass
+class Playing:
+    """A server with scripted engines, and the configuration of a trainer that agrees with it."""
+
+    url: str
+    config: TrainRLConfig
+
+    def connect(self, change: Callable[[TrainRLConfig], None] = lambda config: None) -> ClassroomClient:
+        config = copy.deepcopy(self.config)
+        change(config)
+        return connect(config, AssignedServer(0, self.url, True))
+
+
+@contextmanager
+def playing(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Playing]:
+    app = application(room, generation, monkeypatch)(port=port)
+    with serving(app, port) as url:
+        yield Playing(url, app.state.config)
+
+
+@pytest.fixture
+def server(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Playing]:
+    with playing(room, generation, monkeypatch, free_port()) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("generation.max_turns", 3),
+        ("generation.max_tokens_per_turn", 7),
+        ("generation.student_error_rate", 0.9),
+        ("generation.judges_rules_prompts_paths", {"pedagogical_eval": "rules"}),
+        ("generation.student_names", ["Kim"]),
+        ("generation.low_score_threshold", 0.9),
+        ("generation.teacher_prompt_path", "prompt_templates/quickstart/student_correct.txt"),
+        ("teacher_model.vllm.temperature", 0.3),
+        ("student_model.model_name_or_path", "another"),
+        ("student_model.vllm.top_p", 0.5),
+        ("judge_model.replies_per_attempt", 9),
+        ("judge_model.model_name_or_path", "rules"),
+        ("reward_model.model_name_or_path", "None"),
+        ("train.turn_credit.mode", "immediate"),
+        ("seed", 5),
+    ],
+)
+def test_a_trainer_that_a_server_does_not_play_for_is_refused_with_the_key(server: Playing, key: str, value: Any):
+    def change(config: TrainRLConfig) -> None:
+        group, _, name = key.rpartition(".")
+        setattr(_group(config, group), name, value)
+
+    compared = "train.turn_credit.rewards" if key == "train.turn_credit.mode" else key
+    with pytest.raises(ConfigError, match=rf"would hold other conversations .*{compared}.* is .* there and .* here"):
+        server.connect(change)
+
+
+def _group(config: Any, dotted: str) -> Any:
+    for part in filter(None, dotted.split(".")):
+        config = getattr(config, part)
+    return config
+
+
+def test_both_values_and_what_to_do_are_said(server: Playing):
+    turns = server.config.generation.max_turns
+    with pytest.raises(ConfigError) as refused:
+        server.connect(lambda config: setattr(config.generation, "max_turns", 3))
+    assert f"generation.max_turns is {turns} there and 3 here. Start the server again with" in str(refused.value)
+    assert server.url in str(refused.value)
+
+
+def test_what_says_only_how_fast_and_where_may_differ(server: Playing):
+    def change(config: TrainRLConfig) -> None:
+        config.generation.sample_timeout_s = 77.0
+        config.generation.server_start_timeout_s = 33.0
+        config.teacher_model.vllm.max_num_seqs = 3
+        config.teacher_model.vllm.gpu_memory_utilization = 0.1
+        config.judge_model.max_cost_usd = 1.0
+        config.train.learning_rate = 1.0
+        config.train.max_steps = 1
+
+    assert server.connect(change).url == server.url
+
+
+def test_a_template_that_was_changed_since_the_server_read_it_is_named(server: Playing):
+    path = Path(server.config.generation.teacher_prompt_path)
+    before = path.read_text()
+    assert server.connect()
+    path.write_text(f"{before}\nBe brief.")
+    with pytest.raises(ConfigError, match=rf'"{path}" has changed since the server read it\. Start the server again'):
+        server.connect()
+    path.write_text(before)
+    assert server.connect()
+
+
+def test_a_supervisor_that_one_side_lacks_is_one_difference():
+    with pytest.raises(ConfigError) as refused:
+        refuse_other_play(
+            conversation_keys(configured()),
+            conversation_keys(configured("supervisor_model.model_name_or_path=rubric")),
+            "there",
+        )
+    assert 'for: supervisor_model is null there and "rubric" here. Start' in str(refused.value)
+
+
+def test_a_server_that_comes_back_with_another_configuration_is_refused_with_its_next_batch(
+    room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch
+):
+    port = free_port()
+    with playing(room, generation, monkeypatch, port) as first:
+        client = first.connect()
+        assert client.sample(SampleRequest(**BODY)).conversations
+    other = r"generation\.max_turns is 3 there and \d+ here"
+    with (
+        playing(room, replace(generation, max_turns=3), monkeypatch, port),
+        pytest.raises(ConfigError, match=other),
+    ):
+        client.sample(SampleRequest(**BODY | {"request_id": "second"}))
+
+
+def test_a_server_that_does_not_say_what_it_plays_is_taken(server: Playing):
+    refuse_other_play({}, {}, server.url)
+    client = ClassroomClient(server.url)
+    assert client.sample(SampleRequest(**BODY)).plays
