@@ -16,6 +16,7 @@ import hydra
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
@@ -39,6 +40,9 @@ DEEPEST = 50
 MOST_VALUES = 100_000
 LARGEST_FILE = 2**18
 _OPENING, _CLOSING = "[{(", "]})"
+_STRUCTURED = ("[", "{", "'", '"', "$")
+"""What begins a list, a mapping, a quoted text or an interpolation: a mistake in it is a mistake, and no text."""
+_ORDINARY = re.compile(r"[\w.,/+-]*", re.ASCII)
 _HOME = re.compile(r"~[^\s,'\"\\(){}\[\]$]*")
 
 
@@ -92,8 +96,8 @@ def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
 
 
 def _override(argument: str) -> str:
-    """`a.b=1` as `++a.b=1`: the schema, not the YAML, decides which keys exist. A value like ~/runs is quoted, because
-    Hydra does not accept a bare ~.
+    """`a.b=1` as `++a.b=1`: the schema, not the YAML, decides which keys exist. A value that Hydra cannot read as it
+    stands, such as runs/lr=1e-4, runs/Übung or ~/runs, is quoted.
 
     Raises:
         ConfigError: for an override without a key, and for one that is nested too deeply.
@@ -104,9 +108,25 @@ def _override(argument: str) -> str:
     if _depth(argument) > DEEPEST:
         raise ConfigError(f"The override {_short(argument)} is nested more than {DEEPEST} deep.")
     plain = equals and key and key[0].isalpha() and not key.startswith("hydra") and "/" not in key and "@" not in key
-    if plain and _HOME.fullmatch(value):
-        argument = f"{key}='{value}'"
-    return f"++{argument}" if plain else argument
+    if not plain:
+        return argument
+    if _HOME.fullmatch(value) or not (_ORDINARY.fullmatch(value) or value.startswith(_STRUCTURED) or _reads(argument)):
+        argument = f"{key}={quoted(value)}"
+    return f"++{argument}"
+
+
+def quoted(text: str) -> str:
+    """A text as the value of an override, in quotes. Backslashes escape only before a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda end: end[1] * 2 + ("\\'" if end[2] else ""), text) + "'"
+
+
+def _reads(argument: str) -> bool:
+    """Whether Hydra can read an override as it stands."""
+    try:
+        OverridesParser.create().parse_override(argument)
+    except (HydraException, ValueError):  # ValueError: a number with too many digits
+        return False
+    return True
 
 
 def _depth(text: str) -> int:

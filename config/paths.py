@@ -15,7 +15,7 @@ from config.base import (
 from config.benchmark_model import BenchmarkConfig
 from config.eval_model import EvalConfig, TutorConfig
 from config.train_sft_model import TrainSFTModelConfig
-from config.values import check_path, each_field
+from config.values import check_folder_name, check_path, each_field
 from src.errors import ConfigError
 from src.system.keys import keys
 
@@ -45,6 +45,8 @@ PATHS: dict[type, tuple[str, ...]] = {
 """Maps a group of keys to its keys whose value is a path, or a mapping to paths. Subclasses inherit those of their
 base."""
 
+_FOLDERS = ("model_name_or_path", "tokenizer_name_or_path", "adapter")
+"""Those of a folder whose files vLLM, DeepSpeed or transformers look for by a pattern."""
 _OF_TEXTS = (list[str], list[str] | None, dict[str, str])
 
 
@@ -54,12 +56,16 @@ def expand_paths(config: Any) -> None:
     Raises:
         ConfigError: for a path that the file system cannot have.
     """
+    folder = check_path("logging.save_dir", config.logging.save_dir)
+    check_folder_name("logging.save_dir", folder)  # first: the folders of models may be in it
     for group, item, key in each_field(config):
         if not any(item.name in PATHS.get(each, ()) for each in type(group).__mro__):
             continue
         value = getattr(group, item.name)
         if isinstance(value, str):
             setattr(group, item.name, check_path(key, value))
+            if item.name in _FOLDERS and not getattr(group, "is_remote", False):
+                check_folder_name(key, value)
         elif isinstance(value, dict):
             setattr(group, item.name, {name: check_path(f"{key}.{name}", path) for name, path in value.items()})
 

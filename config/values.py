@@ -89,6 +89,7 @@ TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive
             "neptune", "swanlab", "tensorboard", "trackio", "wandb")  # fmt: skip
 LARGEST_SEED = 2**32 - 1  # numpy's limit
 LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes; Linux's limits
+_OF_PATTERNS = "*?["
 _HOST_NAME = re.compile(r"\w([\w.-]*\w)?\.?")
 
 
@@ -149,6 +150,18 @@ def check_path(key: str, path: str) -> str:
             f"name has at most {LONGEST_NAME}, and a path at most {LONGEST_PATH}."
         )
     return expanded
+
+
+def check_folder_name(key: str, path: str) -> None:
+    """Raise a `ConfigError` for a path that libraries would read as a pattern, or no terminal can show."""
+    wrong = sorted(set(_OF_PATTERNS) & set(path))
+    if wrong:
+        raise ConfigError(
+            f"{key} is {path}, with {' '.join(wrong)} in it: vLLM and DeepSpeed look for a model's files by a pattern, "
+            "and would take that for a part of it. Rename the folder, or name another one."
+        )
+    if not path.isprintable():
+        raise ConfigError(f"{key} is {path!r}, with a character that cannot be shown: rename the folder.")
 
 
 def check_host(key: str, host: str) -> None:

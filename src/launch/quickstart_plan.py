@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 from config.checks import check_train_rl
+from config.compose import quoted as in_quotes
 from config.eval_model import EvalConfig, check_eval
 from config.load import command_line, load
 from config.train_rl_model import TrainRLConfig
@@ -191,7 +192,4 @@ def _leaves(schema: type, prefix: str = "") -> list[str]:
 
 def quoted(path: Path) -> str:
     """A path as the value of an override, in quotes if Hydra needs them."""
-    if re.fullmatch(r"[\w./-]+", str(path)):
-        return str(path)
-    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
+    return str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else in_quotes(str(path))

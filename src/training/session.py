@@ -3,6 +3,7 @@ released."""
 
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -46,6 +47,8 @@ from src.training.weight_delta import parameter_movement
 logger = logging.getLogger(__name__)
 _STOPS = (ProviderFailure, TooManyFailedJudgements, ConfigError)
 """Errors that reach every rank before a step has changed any weight, so that a checkpoint can be saved."""
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+"""What a request id, which begins with it, can hold. Earlier versions took the folder's name, which may not fit."""
 _LEAST_FOR_AN_ADAPTER = 5e-6
 
 
@@ -200,8 +203,8 @@ def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
     record_run(config, "train_rl")
     remove_leftovers(run_folder)
     path = run_folder / "run_id"
-    if not path.exists():
-        path.write_text(f"{run_folder.name}-{uuid.uuid4().hex[:8]}", encoding="utf-8")
+    if not path.exists() or not _RUN_ID.fullmatch(path.read_text(encoding="utf-8")):
+        path.write_text(f"run-{uuid.uuid4().hex[:12]}", encoding="utf-8")
     return path.read_text(encoding="utf-8")
 
 

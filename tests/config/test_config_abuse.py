@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from config.bounds import BOUNDS
 from config.checks import check_train_rl
-from config.compose import DEEPEST, LARGEST_FILE, MOST_VALUES
+from config.compose import DEEPEST, LARGEST_FILE, MOST_VALUES, _override, quoted
 from config.eval_model import EvalConfig, check_eval
 from config.load import ROOT, config_keys, load, to_yaml
 from config.paths import PATHS
@@ -94,6 +95,42 @@ def test_aliases_as_people_write_them_are_taken(tmp_path):
 def test_an_override_that_no_run_needs_is_refused(tmp_path, override, message):
     with pytest.raises(ConfigError, match=message):
         loaded(tmp_path, BASE, override)
+
+
+ODD_NAMES = (
+    "lr=1e-4", "a b", "a  b", "Übung", "日本語", "a:b", "12:30", "it's", 'a"b', "a{b}", "a(b)", "#1", "a;b", "a|b",
+    "a&b", "a!b", "a~b", "a`b", "a^b", "a<b>", "a\\b", "a\\", "a\\'b", "a]b", "%s", "$x", "a=b=c", "=",
+    "@home", "1e5", "null", "é",
+    "x" * 200, "ß" * 100, "-", "--config-name", ".hidden", "a+b", "😀",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_run_folder_of_any_name_arrives_as_it_was_given(tmp_path, name):
+    assert loaded(tmp_path, BASE, f"logging.save_dir=runs/{name}").logging.save_dir == f"runs/{name}"
+    assert loaded(tmp_path, BASE + yaml.dump({"logging": {"save_dir": f"runs/{name}"}})).logging.save_dir.endswith(name)
+
+
+@given(st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="*?[,$"), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_a_quoted_text_is_read_as_itself(text):
+    override = OverridesParser.create().parse_override(f"++a={quoted(text)}")
+    assert override.value() == text
+    assert OverridesParser.create().parse_override(_override(f"a=x/{text}")).value() == f"x/{text}"
+
+
+@pytest.mark.parametrize("key", ["logging.save_dir", "teacher_model.model_name_or_path"])
+@pytest.mark.parametrize("name", ["runs/a[1]", "runs/a*", "runs/what?"])
+def test_a_folder_that_libraries_would_take_for_a_pattern_is_refused(tmp_path, key, name):
+    with pytest.raises(ConfigError, match=rf"{key} is runs/\S+, with . in it: vLLM and DeepSpeed look for .* Rename"):
+        loaded(tmp_path, BASE, f"{key}={name}")
+    with pytest.raises(ConfigError, match=r"logging\.save_dir is 'runs/a\\tb', with a character that cannot be shown"):
+        loaded(tmp_path, BASE, "logging.save_dir=runs/a\tb")
+
+
+def test_the_name_of_a_model_behind_an_api_is_no_pattern(tmp_path):
+    overrides = ["judge_model.base_url=http://127.0.0.1:1/v1", "judge_model.model_name_or_path=m[1]?"]
+    assert loaded(tmp_path, BASE, *overrides).judge_model.model_name_or_path == "m[1]?"
 
 
 def test_such_a_yaml_ends_a_program_with_a_message(tmp_path):

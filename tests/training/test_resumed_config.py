@@ -23,6 +23,7 @@ from src.grpo.run import train
 from src.grpo.trainer import ClassroomGRPOTrainer
 from src.launch.cli import main as launch
 from src.rollout import prompts
+from src.rollout.requests import SampleRequest
 from src.server.auth import TOKEN_VARIABLE
 from src.sft.run import _Trainer as SFTTrainer
 from src.training.checkpoints import UNFINISHED
@@ -40,6 +41,7 @@ from src.training.resume import (
     write_config,
 )
 from src.training.run_length import load_training_problems
+from src.training.session import _open_run_folder
 from src.training.trainer_hooks import ResumedTrainer
 from tests.conftest import free_port
 from tests.support.scripted_room import Room, application, serving
@@ -465,3 +467,18 @@ def test_a_grpo_run_goes_on_with_another_learning_rate(
     with pytest.raises(ConfigError, match=r"checkpoint-3: train.optimizer was \"adamw_torch\" and is \"sgd\" now"):
         run("train.learning_rate=5e-3", "train.max_steps=6", "train.optimizer=sgd")
     assert (room.folder / "config/train_rl.yaml").read_text() == recorded
+
+
+@pytest.mark.parametrize("name", ["lr=1e-4", "a b (c)", "Übung:1", "x" * 200])
+@pytest.mark.parametrize("earlier", [None, "lr=1e-4-0123abcd"])
+def test_request_ids_fit_whatever_the_folder_is_called(tmp_path: Path, name: str, earlier: str | None) -> None:
+    """Also in a folder that a training left that could not ask for its first batch."""
+    folder = tmp_path / name
+    folder.mkdir()
+    if earlier is not None:
+        (folder / "run_id").write_text(earlier)
+    config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={folder}"], check_train_rl)
+    run_id = _open_run_folder(config, folder)
+    assert name not in run_id and _open_run_folder(config, folder) == run_id
+    longest = f"{run_id}-step{10**6}-rank1000of1000-{'0' * 8}-again100-of{10**6}"
+    assert SampleRequest(problems=["p"], answers=[""], request_id=longest, seed=1, step=0)
