@@ -16,6 +16,7 @@ from config.load import record_run
 from config.values import RULES_VERSION, SCRIPT
 from src.classroom.record import ConversationRecord
 from src.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
+from src.evaluation.held_out import load_measured_problems, what_was_trained_on
 from src.evaluation.metrics.compared import FIGURES, READ, ByLesson, figures_by_lesson
 from src.evaluation.metrics.language import ErrorLabels
 from src.evaluation.metrics.readings import about_readers
@@ -31,7 +32,6 @@ from src.results.evaluation_files import CONVERSATIONS_NAME, write_compared
 from src.results.paired_tests import differences
 from src.results.statistics import lacks_verdict
 from src.results.trackers import log_to_wandb
-from src.rollout.datasets import load_problems
 from src.rollout.intervals import mean_with_ci, share
 from src.rollout.problem import Problem
 from src.server.open_models import open_readers
@@ -75,7 +75,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
             damaged.
         The errors of `src.evaluation.playing.play_all`.
     """
-    problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
+    problems, trained_on = load_measured_problems(config)
     readers = open_readers(config.generation)
     check_exams(config.generation, problems)
     folder = record_run(config, "eval")
@@ -91,11 +91,14 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
     metrics = summarise_comparison(config, measured, extra_scores, readers)
     metrics["extra_judges_paid"] = paid
+    metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     write_compared(folder / CONVERSATIONS_NAME, {name: each.records for name, each in measured.items()})
     report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
     print(comparison_text(metrics))
     print(f"\n{folder / 'metrics.json'}\n{folder / CONVERSATIONS_NAME}\n{report}")
+    for run, count in trained_on.items():
+        print(f"warning: {what_was_trained_on(run, count, len(problems))}")
     log_to_wandb(config, metrics, folder)
     return metrics
 

@@ -18,6 +18,7 @@ from src.evaluation.counterfactuals.comparing import check_outcomes
 from src.evaluation.counterfactuals.figures import counterfactual_figures
 from src.evaluation.counterfactuals.files import write_comparisons
 from src.evaluation.counterfactuals.table import counterfactual_table
+from src.evaluation.held_out import load_measured_problems, what_was_trained_on
 from src.evaluation.metrics.language import language_metrics
 from src.evaluation.metrics.maths import summarise_maths
 from src.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
@@ -32,7 +33,6 @@ from src.post_test.examiner import check_exams
 from src.results.evaluation_files import CONVERSATIONS_NAME, write_records
 from src.results.statistics import summarise
 from src.results.trackers import log_to_wandb
-from src.rollout.datasets import load_problems
 from src.server.open_models import open_readers
 from src.system.storage import write_whole
 from src.toy_language.turn_pairs import read_exchanges
@@ -56,7 +56,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         return run_benchmark(config)
     if config.tutors:
         return compare_tutors(config)
-    problems = load_problems(config.dataset.eval_datasets, config.dataset.max_val_examples, config.seed)
+    problems, trained_on = load_measured_problems(config)
     readers = open_readers(config.generation)
     if config.server_url is None:
         check_exams(config.generation, problems)
@@ -76,6 +76,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         found.about["seconds"] += round(time.monotonic() - started, 3)
         write_records(conversations, found.records, found.initial, scores)
     metrics = _summarise(config, found, scores, readers)
+    metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
     written = [folder / "metrics.json", conversations]
@@ -83,6 +84,8 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         print(f"\n{counterfactual_table(metrics['counterfactuals'])}")
         written.append(write_comparisons(folder, found.compared))
     print("\n" + "\n".join(map(str, written)))
+    for run, count in trained_on.items():
+        print(f"warning: {what_was_trained_on(run, count, len(problems))}")
     log_to_wandb(config, metrics, folder)
     return metrics
 

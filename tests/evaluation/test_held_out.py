@@ -1,0 +1,114 @@
+"""An evaluation measures on the lessons of the run that it measures, and says which of them that run is trained on."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from config.eval_model import EvalConfig, TutorConfig, check_eval
+from config.load import load, to_yaml
+from config.train_rl_model import TrainRLConfig
+from src.errors import DataError
+from src.evaluation.held_out import load_measured_problems
+from src.models.policy_version import PolicyVersion
+from src.server.schemas import Health
+from src.toy_language.lessons import make_lessons, render_problem
+from tests.support.replay_server import Replay, served
+
+
+def make_run(folder: Path, seed: int, recorded: bool = True) -> Path:
+    """A run folder with the lessons and the configuration of a quickstart."""
+    for name, lessons in zip(("train", "heldout"), make_lessons(seed), strict=True):
+        path = folder / "world" / f"lessons_{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"problem": render_problem(each), "answer": ""}) + "\n" for each in lessons))
+    (folder / "model").mkdir()
+    if recorded:
+        (folder / "config").mkdir()
+        (folder / "config" / "train_rl.yaml").write_text(
+            to_yaml(load(TrainRLConfig, "train_rl", [f"logging.save_dir={folder}", f"seed={seed}"]))
+        )
+    return folder
+
+
+def health(run: Path) -> Health:
+    return Health(
+        status="ok",
+        seats={},
+        policy=PolicyVersion("run", 0),
+        run_folder=str(run),
+        running_requests=[],
+        running_conversations=0,
+        finished_conversations=0,
+    )
+
+
+def configured(lessons: Path, *overrides: str) -> EvalConfig:
+    arguments = [f"dataset.eval_datasets=[{{name_or_path: '{lessons}'}}]", *overrides]
+    return load(EvalConfig, "eval", arguments, check_eval)
+
+
+def texts(seed: int) -> set[str]:
+    return {render_problem(lesson) for lesson in make_lessons(seed)[1]}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    return make_run(tmp_path / "quickstart", 42), make_run(tmp_path / "a", 7)
+
+
+def test_the_lessons_are_those_of_the_run_that_a_server_holds(runs: tuple[Path, Path], caplog) -> None:
+    """As in `eval.py --config-name quickstart logging.save_dir=runs/a`, whose file names the lessons of another run."""
+    other, measured = runs
+    with served(Replay(health(measured), [], lambda _: None)) as port, caplog.at_level(logging.WARNING):
+        config = configured(other / "world/lessons_heldout.jsonl", f"server_url=http://127.0.0.1:{port}")
+        problems, trained_on = load_measured_problems(config)
+    assert {problem.text for problem in problems} == texts(7) and trained_on == {}
+    assert f"the run that is measured, {measured}/world/lessons_heldout.jsonl, and not {other}" in caplog.text
+
+
+@pytest.mark.parametrize("model", ["model", "checkpoints/checkpoint-8", "sft/model"])
+def test_the_lessons_are_those_of_the_run_that_a_model_is_in(runs: tuple[Path, Path], model: str) -> None:
+    other, measured = runs
+    (measured / model).mkdir(parents=True, exist_ok=True)
+    here = ["server_url=null", f"teacher_model.model_name_or_path={measured / model}"]
+    problems, trained_on = load_measured_problems(configured(other / "world/lessons_heldout.jsonl", *here))
+    assert {problem.text for problem in problems} == texts(7) and trained_on == {}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_lessons_that_the_run_is_trained_on_are_counted_and_said(tmp_path: Path, caplog, recorded: bool) -> None:
+    """A copy of another run's held-out lessons: 38 of 116 are in the training of a run with another seed."""
+    measured = make_run(tmp_path / "a", 7, recorded)
+    copied = tmp_path / "copied.jsonl"
+    copied.write_bytes((make_run(tmp_path / "quickstart", 42) / "world/lessons_heldout.jsonl").read_bytes())
+    shared = texts(42) & {render_problem(lesson) for lesson in make_lessons(7)[0]}
+    here = ["server_url=null", f"teacher_model.model_name_or_path={measured / 'model'}"]
+    with caplog.at_level(logging.WARNING):
+        problems, trained_on = load_measured_problems(configured(copied, *here))
+    assert len(problems) == 116 and trained_on == {str(measured): len(shared)} and len(shared) > 30
+    assert f"{len(shared)} of the 116 problems are among those that {measured} is trained on" in caplog.text
+
+
+def test_a_run_folder_that_was_moved_is_read_where_it_is(tmp_path: Path) -> None:
+    moved = make_run(tmp_path / "a", 7).rename(tmp_path / "b")
+    here = ["server_url=null", f"teacher_model.model_name_or_path={moved / 'model'}"]
+    problems, trained_on = load_measured_problems(configured(moved / "world/lessons_train.jsonl", *here))
+    assert trained_on == {str(moved): len(problems)}
+
+
+def test_tutors_of_runs_with_different_lessons_are_not_compared_on_lessons_of_one(runs: tuple[Path, Path]) -> None:
+    config = configured(Path("runs/quickstart/world/lessons_heldout.jsonl"), "server_url=null")
+    config.tutors = [TutorConfig(name=run.name, model_name_or_path=str(run / "model")) for run in runs]
+    with pytest.raises(DataError, match="The tutors come from runs with different lessons, .* measure the tutors one"):
+        load_measured_problems(config)
+
+
+def test_training_data_that_is_not_here_is_said_not_to_be_known(runs: tuple[Path, Path], caplog) -> None:
+    _, measured = runs
+    (measured / "world/lessons_train.jsonl").unlink()
+    here = ["server_url=null", f"teacher_model.model_name_or_path={measured / 'model'}"]
+    with caplog.at_level(logging.WARNING):
+        assert load_measured_problems(configured(measured / "world/lessons_heldout.jsonl", *here))[1] == {}
+    assert f"which problems {measured} is trained on cannot be told" in caplog.text
