@@ -21,7 +21,10 @@ def more_of_dry_run(config: TrainRLConfig) -> None:
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def main(config: TrainRLConfig) -> None:
+    from src.memory.report import check_trainer_start
+
     with large_imports():
+        check_trainer_start(config)
         if config.train.algorithm == PPO:
             from src.ppo.run import train
         else:

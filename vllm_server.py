@@ -6,6 +6,7 @@ import sys
 from config.checks import check_environment, check_train_rl
 from config.load import program
 from config.train_rl_model import TrainRLConfig
+from src.system.imports import large_imports
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
@@ -21,9 +22,12 @@ def more_of_dry_run(config: TrainRLConfig) -> None:
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def main(config: TrainRLConfig) -> None:
+    from src.memory.report import check_server_start
     from src.server.app import serve
     from src.training.run_length import log_length_before_training
 
+    with large_imports():
+        check_server_start(config)
     log_length_before_training(config)
     serve(config)
 

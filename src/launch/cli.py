@@ -117,7 +117,9 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer reports changes
     _tell_of_checkpoints(Path(config.logging.save_dir))
     from src.launch.quickstart import ensure_models
+    from src.memory.report import check_launch_start
 
+    check_launch_start(config, flags)
     ensure_models(config, signals)
     return launch(config, server, trainer, rank or "0", signals)
 

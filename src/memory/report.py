@@ -1,12 +1,13 @@
 """The memory budget of a configuration: what the trainer and each engine need of a GPU, and whether it fits.
 
-`dry_run=true` prints it below the configuration. All engines of a server use the first GPUs that it sees, so those fill
-up first.
+`dry_run=true` prints it below the configuration, and each start checks it. All engines of a server use the first GPUs
+that it sees, so those fill up first.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from config.base import ModelConfig, VllmConfig
 from config.checks import check_machines, reward_weights
@@ -35,9 +36,11 @@ from src.memory.engine_shares import awake_together, named_shares, share_of, wha
 from src.memory.host import EngineOnHost, host_parts, machine_memory, what_does_not_fit
 from src.memory.sources import (
     NotEstimated,
+    gpu_is_there,
     gpu_memory,
     launch_of_environment,
     launch_of_flags,
+    memory_by_nvidia_smi,
     read_shape,
     refuse_context,
 )
@@ -47,6 +50,9 @@ from src.rollout.registry import models_on_engines, most_rows, phases_of
 from src.rollout.supervision import OBSERVE, RETRY
 from src.vllm.adapter_slot import SLOTS, served_rank
 
+logger = logging.getLogger(__name__)
+
+_WARNING = "warning: "
 _BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, even for float32 models
 
 
@@ -79,10 +85,49 @@ def show_trainer_budget(config: TrainRLConfig) -> None:
     show(report(config, lambda: launch_of_environment(os.environ)))
 
 
+def check_trainer_start(config: TrainRLConfig) -> None:
+    """Check what this process of a training needs by itself; the server has checked its engines. Raises `ConfigError`
+    if it does not fit."""
+    check_start(config, lambda: launch_of_environment(os.environ), with_engines=False)
+
+
+def check_server_start(config: TrainRLConfig) -> None:
+    """Check what the engines of a server need. Raises `ConfigError` if it does not fit."""
+    check_start(config, None, with_engines=True)
+
+
+def check_launch_start(config: TrainRLConfig, flags: Sequence[str]) -> None:
+    """Check what trainer and engines need together, if `accelerate launch` gets these flags. On a machine without a GPU
+    nothing is refused, and both programs say what they lack. Raises `ConfigError` if something does not fit."""
+    if gpu_is_there():
+        check_start(config, lambda: launch_of_flags(flags), with_engines=True)
+
+
 def show_launch_budget(config: TrainRLConfig, flags: Sequence[str]) -> None:
     """Print the budget of trainer and engines, for a trainer that `accelerate launch` starts with these flags. Raises
     `ConfigError` if something does not fit."""
     show(report(config, lambda: launch_of_flags(flags)))
+
+
+def check_start(config: TrainRLConfig, find_launch: Callable[[], Launch] | None, with_engines: bool) -> None:
+    """Check the budget before a program loads anything, for the GPU that is here and not for a planned one. What may
+    not fit into the memory of a machine without a GPU is logged.
+
+    Args:
+        find_launch: as for `report`.
+        with_engines: whether this program, or one that it starts, loads the engines.
+
+    Raises:
+        ConfigError: if something does not fit.
+    """
+    sizes = memory_by_nvidia_smi()  # CUDA decides which of several the engines get
+    gpu = (max(sizes), "by nvidia-smi") if sizes else (None, "there is no GPU here")
+    found = report(replace(config, train=replace(config.train, gpu_memory_gib=None)), find_launch, gpu, with_engines)
+    for line in found.lines:
+        if line.startswith(_WARNING):
+            logger.warning("%s", line.removeprefix(_WARNING))
+    if found.refusals:
+        raise ConfigError("\n".join(found.refusals))
 
 
 def show_server_budget(config: TrainRLConfig) -> None:
@@ -114,13 +159,20 @@ def show(found: Report) -> None:
         raise ConfigError("\n".join(found.refusals))
 
 
-def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> Report:
+def report(
+    config: TrainRLConfig,
+    find_launch: Callable[[], Launch] | None,
+    gpu: tuple[int | None, str] | None = None,
+    with_engines: bool = True,
+) -> Report:
     """The budget of a configuration.
 
     Args:
         find_launch: returns how the trainer is launched; None leaves the trainer out.
+        gpu: a GPU's bytes (None: there is none) and where that is known from; by default as planned, or as torch sees.
+        with_engines: whether the engines are on the same machine.
     """
-    limit, source = gpu_memory(config.train.gpu_memory_gib)
+    limit, source = gpu or gpu_memory(config.train.gpu_memory_gib)
     found = Report()
     if limit is None:
         found.lines.append(f"memory on a GPU, of which no limit is known: {source}")
@@ -131,7 +183,7 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
         found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
     else:
         trainer = _add_trainer(found, config, find_launch)
-    seats = models_on_engines(config, reward_weights(config))
+    seats = models_on_engines(config, reward_weights(config)) if with_engines else {}
     weights = {seat: _add_engine(found, seat, model, limit) for seat, model in seats.items()}
     groups = awake_together(list(seats), phases_of(config))
     if limit is None:
@@ -144,21 +196,23 @@ def report(config: TrainRLConfig, find_launch: Callable[[], Launch] | None) -> R
             Part("CUDA contexts of the engines", len(seats) * CUDA_CONTEXT),
         ]
         memory = None if trainer is None else trainer_memory(trainer)
-        _add_moments(found, config, moments(memory, engines, config.generation.colocate), limit)
-    _add_host(found, config, trainer, weights)
+        colocate = config.generation.colocate if with_engines else False
+        _add_moments(found, config, moments(memory, engines, colocate), limit)
+    _add_host(found, config, trainer, weights, limit)
     return found
 
 
-def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int]) -> None:
+def _add_host(
+    found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int], limit: int | None
+) -> None:
     """Add the host memory at its peak. If it does not fit, that is a refusal for a run on this machine's GPU, and a
     warning for a run on CPUs or on a planned GPU (`train.gpu_memory_gib`)."""
-    limit, _ = gpu_memory(config.train.gpu_memory_gib)
     seats, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
     awake = list(groups.values()) if config.generation.colocate is False else [()]
     asleep = max((sum(size for seat, size in weights.items() if seat not in group) for group in awake), default=0)
     engines = [
-        EngineOnHost(weights[seat], model.vllm.number_of_gpus_per_instance, model.vllm.cpu_kvcache_gib * GIB)
-        for seat, model in seats.items()
+        EngineOnHost(size, seats[seat].vllm.number_of_gpus_per_instance, seats[seat].vllm.cpu_kvcache_gib * GIB)
+        for seat, size in weights.items()
     ]
     train = config.train
     versions = train.keep_published_policies + 1 if train.publish_through == MEMORY else 0
@@ -170,7 +224,7 @@ def _add_host(found: Report, config: TrainRLConfig, trainer: TrainerJob | None, 
     if message is not None and limit is not None and train.gpu_memory_gib is None:
         found.refusals.append(message)
     elif message is not None:
-        found.lines.append(f"warning: {message}")
+        found.lines.append(f"{_WARNING}{message}")
 
 
 def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerJob | None:
