@@ -6,7 +6,7 @@ from config.load import program
 
 
 def more_of_dry_run(config: EvalConfig) -> None:
-    from src.launch.before_start import show_in_force
+    from src.launch.before_start import show_before_start
     from src.memory.report import show_evaluation_shares
 
     if config.benchmark is not None:
@@ -17,13 +17,16 @@ def more_of_dry_run(config: EvalConfig) -> None:
     show_evaluation_shares(config)
     if config.server_url is None:  # else prompts and rules are the server's
         check_environment(config)
-        show_in_force(config)
+        show_before_start(config)
 
 
 @program(EvalConfig, "eval", check=check_eval, more_of_dry_run=more_of_dry_run)
 def main(config: EvalConfig) -> None:
     from src.evaluation.run import evaluate
+    from src.launch.before_start import check_start
 
+    if config.benchmark is None:
+        check_start(config, loads_models=config.server_url is None, reports=True)
     evaluate(config)
 
 

@@ -9,22 +9,26 @@ from src.system.imports import large_imports
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
-    from src.launch.before_start import show_in_force
+    from src.launch.before_start import check_prompts_fit, show_before_start
     from src.memory.report import show_trainer_budget
     from src.training.run_length import report_length_before_training
 
     check_environment(config)
-    show_in_force(config)
+    show_before_start(config)
+    check_prompts_fit(config)
     report_length_before_training(config).show()
     show_trainer_budget(config)
 
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def main(config: TrainRLConfig) -> None:
+    from src.launch.before_start import check_prompts_fit, check_start
     from src.memory.report import check_trainer_start
 
+    check_start(config, loads_models=False, reports=True)
     with large_imports():
         check_trainer_start(config)
+        check_prompts_fit(config)
         if config.train.algorithm == PPO:
             from src.ppo.run import train
         else:

@@ -23,7 +23,7 @@ from config.checks import check_environment, check_train_rl
 from config.load import USER_ERRORS, command_line, load, read_keys, to_yaml
 from config.train_rl_model import TrainRLConfig
 from src.launch.arguments import OVERRIDE, split_arguments
-from src.launch.before_start import show_in_force
+from src.launch.before_start import check_prompts_fit, check_start, show_before_start
 from src.launch.commands import (
     check_accelerate_flags,
     logged_steps,
@@ -108,7 +108,8 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
 
         print(f"# configuration: {file}\n{to_yaml(config)}")
         check_environment(config)
-        show_in_force(config)
+        show_before_start(config)
+        check_prompts_fit(config)
         report_length_before_training(config).show()
         show_launch_budget(config, flags)
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
@@ -119,8 +120,10 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     from src.launch.quickstart import ensure_models
     from src.memory.report import check_launch_start
 
+    check_start(config, loads_models=True, reports=True)
     check_launch_start(config, flags)
     ensure_models(config, signals)
+    check_prompts_fit(config)
     return launch(config, server, trainer, rank or "0", signals)
 
 

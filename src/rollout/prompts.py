@@ -36,7 +36,8 @@ def _read(path: str) -> str:
     try:
         file = Path(path)
         if not file.is_file():
-            raise DataError(f"There is no prompt template {path}.")
+            where = "" if file.is_absolute() else f" in {Path.cwd()}, which is where programs look for it"
+            raise DataError(f"There is no prompt template {path}{where}.")
         if file.stat().st_size > 4 * MOST_CHARACTERS:  # a character has at most four bytes
             raise DataError(f"The prompt template {path} is larger than {4 * MOST_CHARACTERS} bytes.")
         return file.read_text(encoding="utf-8")

@@ -152,7 +152,7 @@ def test_a_tutor_that_cannot_be_asked_stops_the_run(tmp_path: Path, mathdial: st
 def test_a_missing_prompt_is_found_before_anything_is_asked(tmp_path: Path, mathdial: str):
     with judge_endpoint(lambda body, _: says(ASKS)) as endpoint:
         config = on_mathdial(tmp_path / "run", mathdial, endpoint, "benchmark.prompts_paths.judge=nowhere.txt")
-        with pytest.raises(DataError, match=r"There is no prompt template nowhere\.txt"):
+        with pytest.raises(DataError, match=r"There is no prompt template nowhere\.txt in "):
             evaluate(config)
         assert not endpoint.calls
 

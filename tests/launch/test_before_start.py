@@ -1,0 +1,167 @@
+"""What a start needs is known before anything is loaded: keys, a login, places to write to, and what APIs are asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import src.launch.before_start as before_start
+from config.checks import check_train_rl
+from config.eval_model import EvalConfig, check_eval
+from config.load import load
+from config.train_rl_model import TrainRLConfig
+from src.errors import ConfigError, DataError
+from src.launch.before_start import check_prompts_fit, check_start, requests_of, slow_numbers, what_is_missing
+from tests.config.test_config import run
+
+JUDGE = (
+    "judge_model.base_url=http://127.0.0.1:9/v1",
+    "judge_model.model_name_or_path=judge",
+    "generation.judges_rules_prompts_paths={pedagogical_eval: prompt_templates/judges/language_tutor_eval.txt}",
+)
+
+
+def configured(*overrides: str) -> TrainRLConfig:
+    return load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("OPENROUTER_API_KEY", "MY_KEY", "WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("CLASSROOM_TOKEN", "TORCHINDUCTOR_CACHE_DIR", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(before_start.tempfile, "gettempdir", lambda: "/tmp")
+
+
+def missing(*overrides: str, **programs: bool) -> str:
+    return "\n".join(what_is_missing(configured(*overrides), **programs))
+
+
+def test_nothing_is_missing_for_the_quickstart():
+    for name in ("quickstart", "quickstart_ppo", "marooned", "small_tutor"):
+        assert missing(f"--config-name={name}") == ""
+        check_start(configured(f"--config-name={name}"), loads_models=True, reports=True)
+
+
+def test_a_missing_key_is_named_with_its_seat_and_variable(monkeypatch):
+    keyed = [*JUDGE, "judge_model.api_key_env=MY_KEY"]
+    assert missing(*keyed).startswith("judge_model is judge, behind an API that needs a key: set the environment varia")
+    assert missing(*keyed, loads_models=False) == "", "the trainer asks no judge"
+    with pytest.raises(ConfigError, match="MY_KEY"):
+        check_start(configured(*keyed), loads_models=True, reports=False)
+    monkeypatch.setenv("MY_KEY", "none")
+    assert missing(*keyed) == "" and missing(*JUDGE) == ""
+
+
+def test_a_missing_key_of_a_guard_that_is_asked_is_named():
+    guard = "guards.held_out_judge_model={model_name_or_path: second, use_openrouter: true}"
+    assert missing(guard) == ""
+    assert "guards.held_out_judge_model is second" in missing(guard, "guards.judge_check_every_n_steps=5")
+
+
+def test_a_missing_token_is_said():
+    assert "server_host is 0.0.0.0, which other machines can reach" in missing("generation.server_host=0.0.0.0")
+
+
+@pytest.mark.parametrize("overrides", [["logging.wandb=true"], ["logging.report_to=[wandb]"]])
+def test_a_missing_login_is_said(overrides: list[str], monkeypatch, tmp_path):
+    monkeypatch.setattr(before_start.sys.stdin, "isatty", lambda: False, raising=False)
+    assert "there is no login for api.wandb.ai: run `wandb login`, set WANDB_API_KEY" in missing(*overrides)
+    assert missing(*overrides, reports=False) == "", "the server reports nothing"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
+    assert missing(*overrides) == ""
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.here")
+    assert "there is no login for wandb.here" in missing(*overrides)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert missing(*overrides) == ""
+
+
+def test_a_temporary_folder_with_a_space_is_refused_where_engines_start(monkeypatch):
+    monkeypatch.setattr(before_start.tempfile, "gettempdir", lambda: "/tmp/my files")
+    assert "TMPDIR is '/tmp/my files', with a space in it: torch's compiler" in missing()
+    assert missing(loads_models=False) == ""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/cache")
+    assert missing() == ""
+
+
+def test_a_cache_that_cannot_be_written_to_is_named_and_not_the_data(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("a folder's name is taken by a file")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "file" / "datasets"))
+    data = "dataset.train_datasets=[{name_or_path: owner/problems}]"
+    found = missing(data)
+    assert f"goes into {tmp_path / 'file' / 'datasets'}, which cannot be written to (Not a directory): set" in found
+    assert "HF_DATASETS_CACHE or HF_HOME" in found
+    assert missing() == "", "nothing is fetched"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["train.dtype=float32"], None),
+        (["train.dtype=bfloat16"], "train.dtype"),
+        (["teacher_model.vllm.dtype=bfloat16"], "teacher_model.vllm.dtype"),
+    ],
+)
+def test_bfloat16_on_a_cpu_that_is_slow_in_it_is_said(overrides: list[str], keys: str | None, monkeypatch):
+    monkeypatch.setattr(before_start, "gpu_is_there", lambda: False)
+    monkeypatch.setattr(before_start, "has_fast_bfloat16", lambda: False)
+    assert slow_numbers(configured(*overrides)) == ([] if keys is None else [f"warning: {keys} is bfloat16, {SLOWER}"])
+    monkeypatch.setattr(before_start, "has_fast_bfloat16", lambda: True)
+    assert slow_numbers(configured(*overrides)) == []
+
+
+SLOWER = "which this CPU computes slower than float32 (it has no AMX): unless memory is short, set it to float32"
+
+
+def test_the_requests_to_a_judge_and_their_costs():
+    """10 batches of 8 × 8 conversations, 2 attempts by one rule, of up to 3 replies and a control each."""
+    prices = ["judge_model.usd_per_million_prompt_tokens=1", "judge_model.usd_per_million_completion_tokens=10"]
+    sizes = ["train.max_steps=10", "train.mu=1", "generation.number_judge_attempts=2"]
+    sizes += ["generation.max_tokens_per_judge_attempt=500"]
+    (line,) = requests_of(configured(*JUDGE, *sizes, *prices))
+    assert "requests to judge_model (judge), for 10 batches: 1,280, and 5,120 at most" in line  # 640 × 2, × (3 + 1)
+    assert "$41.08 at most" in line  # 5,120 × (1,024 + 2,000 prompt tokens at $1 + 500 at $10) / 10⁶
+    (line,) = requests_of(configured(*JUDGE, *sizes))
+    assert "what they cost is known with judge_model.usd_per_million_… set" in line
+    assert requests_of(configured()) == []
+
+
+def test_the_requests_of_a_judge_of_groups_a_student_and_a_supervisor():
+    api = ["base_url=http://127.0.0.1:9/v1", "model_name_or_path=m"]
+    overrides = [*JUDGE, "judge_model.mode=group", "judge_model.anchor_share=0", "train.max_steps=10", "train.mu=1"]
+    overrides += [f"{seat}_model.{each}" for seat in ("student", "supervisor") for each in api]
+    overrides += ["generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt"]
+    overrides += ["generation.supervisor.on_invalid=retry", "generation.supervisor.share=0.5"]
+    overrides += ["train.turn_credit.mode=immediate"]
+    lines = "\n".join(requests_of(configured(*overrides)))
+    assert "requests to judge_model (judge), for 10 batches: 80, and 240 at most" in lines  # one for each group
+    assert "requests to student_model (m), for 10 batches: 3,200, and 3,200 at most" in lines  # 640 × (9 // 2 + 1)
+    assert "requests to supervisor_model (m), for 10 batches: 1,600, and 12,800 at most" in lines  # × (1 + 1) × 2
+
+
+def test_the_requests_of_an_evaluation():
+    arguments = ["--config-name=language_tutor", "server_url=null", "dataset.max_val_examples=10"]
+    config = load(EvalConfig, "eval", arguments, check_eval)
+    each = config.num_samples_per_problem * len(config.samplings) * config.generation.number_judge_attempts
+    assert f"for 10 problems: {10 * each:,}, and" in requests_of(config)[0]
+
+
+def test_a_problem_that_leaves_no_room_is_refused_before_anything_is_loaded(world: Path, tmp_path: Path):
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"problem": "word " * 2000}) + "\n" for _ in range(8)))
+    overrides = [f"teacher_model.model_name_or_path={world / 'blank'}"]
+    overrides += [f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'long.jsonl'}, answer_column: null}}]"]
+    with pytest.raises(DataError, match="makes a teacher prompt of .* tokens, but a conversation may have 1024"):
+        check_prompts_fit(configured(*overrides))
+    result = run("train_rl.py", *overrides, "dry_run=true")
+    assert result.returncode == 2 and "makes a teacher prompt of" in result.stderr
+
+
+def test_a_dry_run_says_what_a_start_would_miss_and_a_start_ends_with_it():
+    keyed = [*JUDGE, "judge_model.api_key_env=MY_KEY"]
+    shown = run("train_rl.py", *keyed, "dry_run=true")
+    assert shown.returncode == 0 and "# a start would be refused: judge_model is judge" in shown.stdout
+    assert "# requests to judge_model (judge), for 50 batches: 3,200, and 12,800 at most" in shown.stdout
+    started = run("vllm_server.py", *keyed)
+    assert started.returncode == 2 and "set the environment variable MY_KEY" in started.stderr
