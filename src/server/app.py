@@ -125,7 +125,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with _keep_startup_failure(app), large_imports():  # of transformers and vLLM
             service = await open_service(config, reward_weights(config), own_folder)
-        service.plays = digest_of(app.state.plays)
+        service.plays = digest_of(app.state.plays) if app.state.plays is not None else ""
         app.state.service = service
         tasks = [asyncio.create_task(_stop_when_engine_dies(app))]
         try:

@@ -73,7 +73,7 @@ class Playing:
 
 @contextmanager
 def playing(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Playing]:
-    app = application(room, generation, monkeypatch)(port=port)
+    app = application(room, generation, monkeypatch)(port=port, tells=True)
     with serving(app, port) as url:
         yield Playing(url, app.state.config)
 

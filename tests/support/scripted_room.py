@@ -127,14 +127,15 @@ class Room:
 
 
 def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
-    """A function of host and port that makes the server's real application, with the room's scripted engines."""
+    """A function of host and port that makes the server's real application, with the room's scripted engines. Unless it
+    `tells` what it plays, trainers with models of their own are taken."""
 
     async def open_service(*_: object) -> SamplingService:
         return room.open(generation)
 
     monkeypatch.setattr(src.server.app, "open_service", open_service)
 
-    def make(host: str = "127.0.0.1", port: int = 8005) -> FastAPI:
+    def make(host: str = "127.0.0.1", port: int = 8005, tells: bool = False) -> FastAPI:
         keys = {"generation.server_host": f"'{host}'", "generation.server_port": port, "logging.save_dir": room.folder}
         config = load(TrainRLConfig, "train_rl", [f"{key}={value}" for key, value in keys.items()])
         config.generation = replace(
@@ -143,7 +144,9 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
             server_port=port,
             load_weights_timeout_s=config.generation.load_weights_timeout_s,
         )
-        return src.server.app.create_app(config, room.folder)
+        app = src.server.app.create_app(config, room.folder)
+        app.state.plays = app.state.plays if tells else None
+        return app
 
     return make
 
