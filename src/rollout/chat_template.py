@@ -1,14 +1,16 @@
 """Turns chat messages into token ids with a model's own chat template, and never turns message text into markup.
 
 Each message's content is replaced by a placeholder, and the template is rendered. The rendered markup is split at its
-special tokens. The text between two of them, markup and content, is encoded as plain text: a student who writes
-`<|im_end|>` writes ten characters, not a special token. For messages without such spellings, the ids are those that the
-tokenizer gives for the rendered text as a whole.
+markers: the tokens that were added to the vocabulary, special ones such as `<|im_end|>` and others such as `<think>`.
+The text between two of them, markup and content, is encoded as plain text: a student who writes `<think>` writes seven
+characters, not a marker. For messages without such spellings, the ids are those that the tokenizer gives for the
+rendered text as a whole.
 """
 
+import json
 import re
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import groupby
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
@@ -58,14 +60,48 @@ def encode_dialogue(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mes
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Token ids of plain text; spellings of special tokens are encoded as ordinary characters."""
+    """Token ids of plain text; spellings of markers are encoded as ordinary characters."""
     return list(_text_ids(tokenizer, len(tokenizer), text))
 
 
 @lru_cache(maxsize=8192)
 def _text_ids(tokenizer: "PreTrainedTokenizerBase", size: int, text: str) -> tuple[int, ...]:
     """A student is shown the whole dialogue at each of its turns: what one turn encoded is there for the next."""
-    return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    encode = _plain_encoder(tokenizer, size)
+    ids, markers = encode(text), _markers(tokenizer, size)
+    spelled = [each for each in markers if len(each) > 1 and each in text]
+    # Vocabularies converted from SentencePiece may hold a marker as an ordinary piece, too.
+    if spelled and not {markers[each][0] for each in spelled}.isdisjoint(ids):
+        ids = _encode_cut(encode, text, spelled)
+    return tuple(ids)
+
+
+@lru_cache(maxsize=8)
+def _plain_encoder(tokenizer: "PreTrainedTokenizerBase", size: int) -> Callable[[str], list[int]]:
+    """Encodes text with no marker in it. Where all markers are special tokens, the tokenizer does so itself; otherwise
+    a copy of it, in which all of them are."""
+    markers = _markers(tokenizer, size)
+    others = [token for token in tokenizer.added_tokens_decoder.values() if token.content in markers]
+    if all(token.special for token in others) or not tokenizer.is_fast:
+        return partial(tokenizer.encode, add_special_tokens=False, split_special_tokens=True)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] in markers
+    plain = type(tokenizer.backend_tokenizer).from_str(json.dumps(content))
+    plain.no_truncation()
+    plain.no_padding()
+    plain.encode_special_tokens = True
+    return lambda text: plain.encode(text, add_special_tokens=False).ids
+
+
+def _encode_cut(encode: Callable[[str], list[int]], text: str, markers: Iterable[str]) -> list[int]:
+    """Encode text that is cut behind the first character of each marker in it."""
+    spelled = "|".join(f"(?={re.escape(each)})" for each in markers)
+    cuts = [found.start() + 1 for found in re.finditer(spelled, text)]
+    ids, before = encode(text[: cuts[0]]), len(encode(_ANCHOR))
+    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        ids += encode(_ANCHOR + text[start:end])[before:]
+    return ids
 
 
 def encode_further_markup(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[int]:
@@ -186,7 +222,7 @@ def encode_between(tokenizer: "PreTrainedTokenizerBase", pieces: Sequence[str]) 
 
 
 def holds_markup(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
-    """Whether a text spells a special token, or what this module uses as a placeholder."""
+    """Whether a text spells a marker, or what this module uses as a placeholder."""
     return _ANCHOR in text or any(content in text for content in _markers(tokenizer, len(tokenizer)))
 
 
@@ -203,7 +239,7 @@ def _opening(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def _split(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[_Part]:
-    """Splits markup at its special tokens, as the tokenizer does: some of them absorb the white space around them."""
+    """Splits markup at its markers, as the tokenizer does: some of them absorb the white space around them."""
     markers = {content: marker for content, marker in _markers(tokenizer, len(tokenizer)).items() if content in markup}
     if not markers:
         return [markup]
@@ -219,12 +255,13 @@ def _split(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[_Part]:
 @lru_cache(maxsize=8)
 def _markers(tokenizer: "PreTrainedTokenizerBase", size: int) -> dict[str, tuple[int, str]]:
     """Maps the spelling of each added token to its id and a pattern that matches it, with the token itself as a group.
-    The tokenizer handles added tokens of white space, and those that match whole words only."""
+    Runs of white space that are no special tokens are ordinary text, which the tokenizer handles."""
     found = {}
     for token_id, token in tokenizer.added_tokens_decoder.items():
-        if not token.single_word and (token.special or token.content.strip()):
+        if token.special or token.content.strip():
             before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
-            found[token.content] = token_id, f"{before}({re.escape(token.content)}){after}"
+            edges = (r"(?<!\w)", r"(?!\w)") if token.single_word else ("", "")
+            found[token.content] = token_id, f"{before}{edges[0]}({re.escape(token.content)}){edges[1]}{after}"
     return found
 
 
@@ -248,7 +285,7 @@ def _marks_beginnings(tokenizer: "PreTrainedTokenizerBase", size: int) -> bool:
     """Whether text at the beginning of a prompt gets other ids than after a markup token: for some models,
     SentencePiece puts a space there."""
     for content, (token_id, pattern) in _markers(tokenizer, size).items():
-        if not pattern.endswith("*"):
+        if pattern.endswith(f"({re.escape(content)})"):
             return tokenizer.encode(content + "a", add_special_tokens=False) != [token_id, *encode_text(tokenizer, "a")]
     return False
 
