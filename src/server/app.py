@@ -55,6 +55,8 @@ from src.viewer.chat import ServerTutor
 from src.viewer.game_table import GameTable
 from src.viewer.routes import add_viewer
 from src.viewer.static_files import page_files
+from src.vllm.engine_base import EngineProcess
+from src.vllm.role_metrics import in_words
 
 if TYPE_CHECKING:
     from src.inference_providers.call_ledger import CallLedger
@@ -297,7 +299,9 @@ def _add_status_routes(app: FastAPI) -> None:
         FINISHED.set(service.runner.finished)
         for seat, api in service.environment.seats.apis.items():
             _show_calls(seat, api.ledger)
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        engines = service.environment.seats.engines.items()
+        of_engines = in_words({seat: engine.metrics() for seat, engine in engines if isinstance(engine, EngineProcess)})
+        return Response(generate_latest() + of_engines, media_type=CONTENT_TYPE_LATEST)
 
 
 def _show_calls(seat: str, ledger: "CallLedger") -> None:

@@ -14,6 +14,7 @@ from src.rollout.chat_template import Message, ReplyFrame, encode_chat
 from src.rollout.engines import Completion, Sampling
 from src.vllm.adapter_slot import AdapterSlot, adapter_arguments
 from src.vllm.engine_base import EngineProcess
+from src.vllm.role_metrics import own_metrics
 from src.vllm.weights_gate import WeightsGate
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) ->
     """Start vLLM with a model that generates text (`runner` "generate") or gives scores ("pooling")."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(engine_arguments(model, seed, sleep_mode, runner))
+    return AsyncLLM.from_engine_args(engine_arguments(model, seed, sleep_mode, runner), stat_loggers=[own_metrics()])
 
 
 def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncEngineArgs":

@@ -12,11 +12,13 @@ from config.values import PHASED
 from src.errors import DataError, EngineFailure
 from src.rollout.engines import EngineHealth
 from src.vllm.engine_start import start_engine
+from src.vllm.role_metrics import metrics_of
 from src.vllm.sleep import SleepControl
 from src.vllm.turn_deadlines import TurnDeadlines
 from src.vllm.weights_gate import WeightsGate
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
     from vllm.outputs import PoolingRequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -116,6 +118,10 @@ class EngineProcess:
             can_sleep=self._sleep_control.can_sleep,
             asleep=self._sleep_control.asleep,
         )
+
+    def metrics(self) -> list["Metric"]:
+        """vLLM's metrics of this engine, for Prometheus."""
+        return metrics_of(self._engine)
 
     def check_alive(self) -> None:
         """Check that the engine works.

@@ -168,7 +168,7 @@ def test_looking_all_up_costs_the_square_of_their_number() -> None:
 def test_engines_without_a_prefix_cache_differ_in_nothing_else(room, monkeypatch) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments: arguments)
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments, **_: arguments)
     with_cache = src.vllm.engine.VllmEngine._load(room.teacher_model, 1, False)
     switch_on(frozenset({NO_CACHE}))
     without = src.vllm.engine.VllmEngine._load(room.teacher_model, 1, False)

@@ -19,7 +19,7 @@ def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch):
     from src.vllm import engine
 
     given = []
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments: given.append(arguments))
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments, **_: given.append(arguments))
     options = VllmConfig(
         max_length=3072,
         max_num_seqs=17,

@@ -181,7 +181,7 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
 def test_vllm_reads_safetensors_only_and_runs_no_code_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 
-    def from_engine_args(arguments: object) -> None:
+    def from_engine_args(arguments: object, **_: object) -> None:
         asked.update(vars(arguments))
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", from_engine_args)

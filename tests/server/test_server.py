@@ -15,6 +15,7 @@ import psutil
 import pytest
 import requests
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -195,6 +196,10 @@ def test_bad_requests_are_refused(server: RunningServer, lessons: list[str]) -> 
 def test_metrics_for_prometheus(server: RunningServer) -> None:
     text = requests.get(f"{server.client.url}/metrics", timeout=60).text
     assert "classroom_finished_conversations" in text and "classroom_policy_version" in text
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    generated = {each.labels["role"]: each.value for each in families["vllm:generation_tokens"].samples}
+    assert generated.keys() == {"teacher", "student"} and min(generated.values()) > 0
+    assert len(families) == text.count("# TYPE"), "no metric stands there twice"
 
 
 @pytest.mark.gpu

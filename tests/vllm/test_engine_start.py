@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.metrics.loggers import StatLoggerManager
 
 import src.server.open_models
 import src.vllm.engine_base
@@ -23,12 +28,29 @@ from src.rollout.seats import LoadedModels
 from src.server.open_models import _start_engines
 from src.vllm.engine import VllmEngine
 from src.vllm.engine_start import start_engine
+from src.vllm.role_metrics import in_words, metrics_of, own_metrics
 from tests.conftest import RunningServer
 
 NAMES = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND")
 TEACHER = ModelConfig("teacher", VllmConfig(cpu_kvcache_gib=1, cpu_cores="0"))
 STUDENT = ModelConfig("student", VllmConfig(cpu_kvcache_gib=3))
 DEADLINE_S = 60
+
+
+def test_the_metrics_of_each_role_outlive_the_start_of_the_next_engine(world: Path) -> None:
+    """Also where two roles are played by the same model, whose metrics have the same labels otherwise."""
+    config = AsyncEngineArgs(model=str(world / "blank"), max_model_len=256).create_engine_config()
+    running = {}
+    for number, role in enumerate(("teacher", "student", "reward"), 1):
+        manager = StatLoggerManager(config, custom_stat_loggers=[own_metrics()])
+        manager.stat_loggers[-1].counter_generation_tokens[0].inc(number)
+        running[role] = SimpleNamespace(logger_manager=manager)
+    text = in_words({role: metrics_of(engine) for role, engine in running.items()}).decode()
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    generated = {each.labels["role"]: each.value for each in families["vllm:generation_tokens"].samples}
+    assert generated == {"teacher": 1, "student": 2, "reward": 3}
+    assert len(families) == text.count("# TYPE") > 20
+    assert "vllm:" not in generate_latest().decode()
 
 
 def _report(answers: Connection) -> None:
