@@ -21,6 +21,8 @@ from src.vllm.engine import VllmEngine
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from vllm import SamplingParams
+
 TEACHER = "teacher"
 POLICY_HEADER = b"x-policy-version"
 _SEND_REASON_WITHIN_S = 5.0
@@ -53,10 +55,25 @@ async def _vllm_app(teacher: VllmEngine) -> FastAPI:
     arguments.served_model_name = list(dict.fromkeys([TEACHER, teacher.model_name]))
     engine = _GatedEngine(teacher)
     await init_app_state(engine, app.state, arguments, await engine.get_supported_tasks())
+    _add_model_route(app)
     app.state.openai_serving_chat.default_sampling_params["stop_token_ids"] = teacher.stop_ids
     # vLLM's handlers set `should_exit`; our server checks its engines itself.
     app.state.server = SimpleNamespace(should_exit=False)
     return app
+
+
+def _add_model_route(app: FastAPI) -> None:
+    """OpenAI's route for one model, which vLLM lacks."""
+
+    @app.get("/v1/models/{model:path}")
+    async def retrieve_model(model: str) -> JSONResponse:
+        models = (await app.state.openai_serving_models.show_available_models()).data
+        for each in models:
+            if each.id == model:
+                return JSONResponse(each.model_dump())
+        message = f"The model `{model}` does not exist. Valid aliases: {', '.join(each.id for each in models)}"
+        error = {"message": message, "type": "NotFoundError", "param": "model", "code": 404}
+        return JSONResponse({"error": error}, 404)
 
 
 class OnePolicyPerAnswer:
@@ -158,12 +175,32 @@ class _GatedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator["RequestOutput"]:
+    async def generate(
+        self, prompt: Any, sampling_params: "SamplingParams", *args: Any, **kwargs: Any
+    ) -> AsyncIterator["RequestOutput"]:
+        if sampling_params.ignore_eos:
+            ends, stops = set(self._teacher.stop_ids), sampling_params.stop_token_ids or ()
+            sampling_params.stop_token_ids = [each for each in stops if each not in ends]
         with self._teacher.gate.inside():
             kwargs["lora_request"] = self._teacher.adapter
-            async with aclosing(self._engine.generate(*args, **kwargs)) as outputs:
+            async with aclosing(self._engine.generate(prompt, sampling_params, *args, **kwargs)) as outputs:
                 async for output in outputs:
+                    if sampling_params.structured_outputs is not None:
+                        _refuse_endless(output)
                     yield output
+
+
+def _refuse_endless(output: "RequestOutput") -> None:
+    """Refuse a grammar that the engine gave up. It checks a grammar's form before, so this one has no text: a rule or
+    schema that only refers to itself. vLLM would say "Internal server error"."""
+    from vllm.exceptions import VLLMValidationError
+
+    if any(each.finish_reason == "error" for each in output.outputs):
+        raise VLLMValidationError(
+            "The engine found no text that fits the grammar or schema of this request. A rule that only refers to "
+            'itself, such as `root ::= root` or {"$ref": "#"}, has no end: give it another branch.',
+            parameter="structured_outputs",
+        )
 
 
 def _with_policy(send: Send, teacher: VllmEngine) -> Send:

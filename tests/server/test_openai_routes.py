@@ -23,7 +23,7 @@ from config.eval_model import EvalConfig, check_eval
 from config.load import load
 from src.evaluation.run import evaluate
 from src.models.policy_version import PolicyVersion
-from src.rollout.chat_template import encode_chat
+from src.rollout.chat_template import ReplyFrame, encode_chat
 from src.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
 from src.toy_language.corpus import DRILL_PROMPT
 from src.toy_language.grammar import find_slips
@@ -176,6 +176,11 @@ def test_what_cannot_be_answered_is_refused_as_openai_does(server: RunningServer
         return caught.value.body
 
     assert "`gpt-4o` does not exist" in error(openai.NotFoundError, model="gpt-4o")["message"]
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("some/model")
+    assert "`some/model` does not exist" in caught.value.body["message"]
+    for name in ("teacher", model_name(server)):
+        assert client.models.retrieve(name).id == name
     too_long = [{"role": "user", "content": "word " * 2000}]
     assert "1024" in error(openai.BadRequestError, messages=too_long)["message"]
     assert "1024" in error(openai.BadRequestError, max_tokens=5000)["message"]
@@ -190,6 +195,42 @@ def test_what_cannot_be_answered_is_refused_as_openai_does(server: RunningServer
     unknown = requests.get(f"{server.client.url}/conversations/none", timeout=60)
     assert unknown.status_code == 404 and set(unknown.json()) == {"detail"}
     assert server.client.health().status == "ok"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"grammar": "root ::= root"},
+        {"grammar": "root ::= a\na ::= root"},
+        {"json": {"$ref": "#"}},
+        {"json": {"anyOf": [{"$ref": "#"}]}},
+        {"json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+    ],
+)
+def test_a_grammar_without_any_text_is_the_guest_s_fault(client: openai.OpenAI, form: dict) -> None:
+    extra = {"structured_outputs": form}
+    with pytest.raises(openai.BadRequestError, match="no text that fits the grammar or schema"):
+        client.chat.completions.create(model="teacher", messages=SAY_HELLO, max_tokens=8, extra_body=extra)
+    with pytest.raises(openai.BadRequestError, match="has no end: give it another branch"):
+        client.completions.create(model="teacher", prompt="Hi", max_tokens=8, extra_body=extra)
+
+
+def test_a_recursive_grammar_with_an_end_is_followed(client: openai.OpenAI) -> None:
+    for grammar in ('root ::= root "a" | "b"', 'root ::= "(" root ")" | "x"'):
+        answer = client.completions.create(
+            model="teacher", prompt="Hi", max_tokens=8, extra_body={"structured_outputs": {"grammar": grammar}}
+        )
+        assert set(answer.choices[0].text) <= set("ab(x)") and answer.choices[0].text
+
+
+def test_a_guest_may_ask_for_text_beyond_the_end_of_a_turn(
+    client: openai.OpenAI, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    turn_end = {"logit_bias": {str(ReplyFrame(tokenizer).turn_end_id): 100}, "temperature": 0, "max_tokens": 12}
+    for extra, tokens in (({}, 1), ({"ignore_eos": True}, 12)):
+        answer = client.chat.completions.create(model="teacher", messages=SAY_HELLO, extra_body=extra, **turn_end)
+        assert answer.usage.completion_tokens == tokens
+        assert answer.choices[0].finish_reason == ("length" if extra else "stop")
 
 
 def test_weights_are_published_while_guests_chat(
@@ -360,7 +401,7 @@ def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
     async def scenario() -> None:
         gate, told = WeightsGate(), asyncio.Event()
 
-        async def generate(prompt: str, lora_request: str) -> AsyncIterator[str]:
+        async def generate(prompt: str, _params: SimpleNamespace, lora_request: str) -> AsyncIterator[str]:
             assert lora_request == "the adapter"
             try:
                 while True:
@@ -372,7 +413,8 @@ def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
 
         async with gate.turn():
             teacher = SimpleNamespace(client=SimpleNamespace(generate=generate), gate=gate, adapter="the adapter")
-            outputs = _GatedEngine(teacher).generate("a")
+            params = SimpleNamespace(ignore_eos=False, structured_outputs=None)
+            outputs = _GatedEngine(teacher).generate("a", params)
             assert await anext(outputs) == "a"
             closing = asyncio.create_task(outputs.aclose())
             await asyncio.sleep(0)

@@ -193,7 +193,8 @@ def test_bad_requests_are_refused(server: RunningServer, lessons: list[str]) -> 
     assert server.client.health().status == "ok"
 
 
-def test_metrics_for_prometheus(server: RunningServer) -> None:
+def test_metrics_for_prometheus(server: RunningServer, lessons: list[str]) -> None:
+    server.client.sample(request_for(lessons, "counted"))
     text = requests.get(f"{server.client.url}/metrics", timeout=60).text
     assert "classroom_finished_conversations" in text and "classroom_policy_version" in text
     families = {each.name: each for each in text_string_to_metric_families(text)}
