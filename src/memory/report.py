@@ -46,6 +46,7 @@ from src.memory.sources import (
 )
 from src.models.lora import adapter_shape
 from src.models.precision import check_precision
+from src.models.pretrained import why_unfit
 from src.rollout.registry import models_on_engines, most_rows, phases_of
 from src.rollout.supervision import OBSERVE, RETRY
 from src.vllm.adapter_slot import SLOTS, served_rank
@@ -144,6 +145,9 @@ def show_evaluation_shares(config: EvalConfig) -> None:
         for name, group in awake_together(list(seats), phases).items():
             found.lines.append(f"{name}: {share_of(seats, group):g} of a GPU ({named_shares(seats, group)})")
         found.refusals += what_is_crowded(seats, phases, gpu_memory(None)[0])
+        for seat, model in seats.items():
+            unfit = why_unfit(f"{seat}_model.model_name_or_path", model.model_name_or_path)
+            found.refusals += [unfit] if unfit else []
     show(found)
 
 
@@ -345,7 +349,10 @@ def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None)
     options = model.vllm
     title = f"engine of the {seat}: {model.model_name_or_path}"
     too_long = refuse_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, options.max_length)
-    found.refusals += [too_long] if too_long else []
+    unfit = None if too_long else why_unfit(f"{seat}_model.model_name_or_path", model.model_name_or_path)
+    found.refusals += [each for each in (too_long, unfit) if each]
+    if unfit:
+        return 0
     try:
         shape = read_shape(model.model_name_or_path)
     except NotEstimated as reason:

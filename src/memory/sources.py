@@ -56,6 +56,8 @@ def _shape_or_reason(name: str) -> ModelShape | NotEstimated:
         return _read_shape(name)
     except NotEstimated as reason:
         return reason
+    except AssertionError as reason:  # torch's, for a padding token outside of the vocabulary
+        return NotEstimated(str(reason))
 
 
 def _refuse_out_of_reach(name: str) -> None:

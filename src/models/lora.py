@@ -223,11 +223,11 @@ def merge_adapter(adapter: Path, base: str | None, into: Path) -> None:
     import peft
     from transformers import AutoModelForCausalLM
 
-    from .pretrained import check_model, load_tokenizer
+    from .pretrained import check_model, load_tokenizer, save_tokenizer
 
     base = base or str(read_adapter_config(adapter).get("base_model_name_or_path"))
     check_model("the adapter's base", base)
-    load_tokenizer("the adapter's base", base).save_pretrained(into)
+    save_tokenizer(load_tokenizer("the adapter's base", base), into)
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True, trust_remote_code=False)
     merged = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     merged.save_pretrained(into, safe_serialization=True)

