@@ -11,11 +11,13 @@ from src.system.imports import large_imports
 def more_of_dry_run(config: TrainRLConfig) -> None:
     from src.launch.before_start import check_prompts_fit, show_before_start
     from src.memory.report import show_trainer_budget
+    from src.results.hub import check_push
     from src.training.run_length import report_length_before_training
 
     check_environment(config)
     show_before_start(config)
     check_prompts_fit(config)
+    check_push(config.huggingface)
     report_length_before_training(config).show()
     show_trainer_budget(config)
 

@@ -5,7 +5,13 @@ from config.train_sft_model import TrainSFTConfig, check_train_sft
 from src.system.imports import large_imports
 
 
-@program(TrainSFTConfig, "train_sft", check_train_sft)
+def more_of_dry_run(config: TrainSFTConfig) -> None:
+    from src.results.hub import check_push
+
+    check_push(config.huggingface)
+
+
+@program(TrainSFTConfig, "train_sft", check_train_sft, more_of_dry_run)
 def main(config: TrainSFTConfig) -> None:
     with large_imports():
         from src.sft.run import train

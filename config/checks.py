@@ -83,11 +83,23 @@ def check_environment(config: Any) -> None:
 
 
 def check_hub(target: HuggingFaceConfig) -> None:
-    """Raise a `ConfigError` if `push_to_hub` is true and no repository is named."""
-    if target.push_to_hub and not target.name:
+    """Raise a `ConfigError` if `push_to_hub` is true and no repository is named, or one that the Hub would refuse."""
+    if not target.push_to_hub:
+        return
+    if not target.name:
         raise ConfigError(
             "huggingface.push_to_hub is true, but huggingface.name is null: name the repository, user/name."
         )
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(target.name)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"huggingface.push_to_hub is true, but huggingface.name={target.name} is no name of a repository on the "
+            f"Hub: {error} Take user/name."
+        ) from error
 
 
 def check_train_rl(config: TrainRLConfig) -> None:

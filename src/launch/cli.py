@@ -33,6 +33,7 @@ from src.launch.commands import (
     with_precision,
 )
 from src.launch.server_process import ServerProcess, SupervisedServer
+from src.results.hub import check_push
 from src.system.keys import print_error
 from src.system.processes import Child, Interrupted, Signals
 from src.training.resume import check_resume
@@ -94,6 +95,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     split = split_arguments(arguments)
     file = command_line("train_rl", split.hydra).file
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
+    check_push(config.huggingface)
     flags = with_accelerate_config(split.accelerate)
     check_accelerate_flags(flags)
     flags = with_precision(flags, config.train.dtype)

@@ -29,7 +29,7 @@ from src.models.policy_folder import write_whole
 from src.models.precision import check_precision
 from src.models.pretrained import check_model, save_tokenizer
 from src.models.pretrained import load_tokenizer as load_any_tokenizer
-from src.results.hub import release
+from src.results.hub import check_push, release
 from src.results.trackers import report_to
 from src.rollout.datasets import cell_value, gather, load_rows
 from src.sft.corrections import are_corrections, read_examples
@@ -69,6 +69,7 @@ def train(config: TrainSFTConfig) -> Path:
             precision do not fit the launch.
         DataError: if there are no conversations to learn from.
     """
+    check_push(config.huggingface)
     check_precision(config.train.dtype, os.environ)
     if not torch.cuda.is_available():
         prepare_cpu(config.train.dtype)

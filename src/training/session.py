@@ -21,7 +21,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from src.memory.sources import machines_of
 from src.models.lora import check_checkpoint
-from src.results.hub import release
+from src.results.hub import check_push, release
 from src.results.learning import describe_learning, write_learning
 from src.results.rollout_files import drop_rollouts_from
 from src.results.supervision_summary import describe_supervision, write_supervision
@@ -133,6 +133,7 @@ def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
 
 def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> TrainingSession:
     on_every_process(state, lambda: check_machines(config, machines_of(os.environ)))
+    on_main_process(state, lambda: check_push(config.huggingface))
     on_main_process(state, lambda: _log_config_changes(config, run_folder))
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))

@@ -1,9 +1,16 @@
 """Tests of uploads to the Hub, and of the message of a refusal. The Hub is faked."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx2
 import pytest
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub.errors import HFValidationError
 
 import src.results.hub
 from config.base import HuggingFaceConfig
@@ -12,18 +19,51 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from config.train_sft_model import TrainSFTConfig, check_train_sft
 from src.errors import ConfigError
-from src.results.hub import push_to_hub, release, write_card
+from src.results.hub import check_push, push_to_hub, release, write_card
+
+PROJECT = Path(__file__).parents[2]
+
+
+def card_of(folder: Path, config: Any, base: str, metrics: dict) -> ModelCard:
+    write_card(folder, config, base, "grpo", metrics)
+    return ModelCard.load(folder / "README.md")
 
 
 def test_card_carries_configuration_and_results(tmp_path: Path) -> None:
     config = load(TrainRLConfig, "train_rl", ["huggingface.name=me/tutor", "seed=77"])
-    write_card(tmp_path, config, "some/base", "grpo", {"step": 50, "reward": 0.875})
-    card = ModelCard.load(tmp_path / "README.md")
+    card = card_of(tmp_path, config, "some/base", {"step": 50, "reward": 0.875})
     assert card.data.base_model == "some/base" and card.data.eval_results[0].metric_value == 0.875
-    assert "seed: 77" in card.text and '"step": 50' in card.text and "# me/tutor" in card.text
+    assert "seed: 77" in card.text and '"step": 50' in card.text and "trained from `some/base` on" in card.text
     for nothing in ({}, {"step": 3, "reward": None}, {"step": 3, "reward": float("nan")}):
-        write_card(tmp_path, config, "some/base", "sft", nothing)
-        assert not ModelCard.load(tmp_path / "README.md").data.eval_results
+        assert not card_of(tmp_path, config, "some/base", nothing).data.eval_results
+
+
+@pytest.mark.parametrize("name, title", [("me/tutor", "tutor"), ("tutor", "tutor"), (None, "algebra run")])
+def test_a_cards_title_is_the_repositorys_name_or_the_run_folders(tmp_path: Path, name: str | None, title: str) -> None:
+    folder = tmp_path / "algebra run" / "model"
+    folder.mkdir(parents=True)
+    config = load(TrainRLConfig, "train_rl", [] if name is None else [f"huggingface.name={name}"])
+    card = card_of(folder, config, "some/base", {"step": 50, "reward": 0.875})
+    assert card.text.lstrip().startswith(f"# {title}\n") and card.data.model_name == title
+    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
+
+
+def test_a_base_in_a_local_folder_is_no_base_model_of_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(TrainRLConfig, "train_rl", [])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)  # a relative path that looks like an id of the Hub
+    for base in ("models/mine", str(tmp_path / "models" / "mine"), "./models/mine", "runs/a/sft/model"):
+        card = card_of(tmp_path, config, base, {})
+        assert card.data.base_model is None and str(tmp_path) not in card.text.split("## Configuration")[0]
+        assert f"trained from a model in a local folder, `{Path(base).name}`, on the scores" in card.text
+    assert card_of(tmp_path, config, "other/mine", {}).data.base_model == "other/mine"
+
+
+def test_a_player_is_not_called_a_tutor(tmp_path: Path) -> None:
+    config = load(TrainRLConfig, "train_rl", ["--config-name", "marooned"])
+    text = card_of(tmp_path, config, "some/base", {}).text
+    assert "on the rewards of what it played in the environment `marooned`" in text
+    assert "tutor" not in text.split("##")[0]
 
 
 def test_folder_goes_to_the_named_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,20 +80,93 @@ def test_folder_goes_to_the_named_repository(tmp_path: Path, monkeypatch: pytest
     assert calls == [("me/tutor", True), ("me/tutor", tmp_path)]
 
 
-def test_refusal_says_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FAILURES = (
+    OSError("no route to host"),
+    httpx2.ConnectError("no route to host"),
+    ValueError("Invalid metadata in README.md."),
+    HFValidationError("Repo id must use alphanumeric chars"),
+    RuntimeError("xet: no route to host"),
+    KeyError("url"),
+)
+
+
+@pytest.mark.parametrize("method", ["create_repo", "upload_folder"])
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda each: type(each).__name__)
+def test_any_failure_of_a_push_says_where_the_model_is_and_how_to_push_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, failure: Exception
+) -> None:
+    folder = tmp_path / "my run" / "model"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+
     def refuse(*_, **__):
-        raise OSError("no route to host")
+        raise failure
 
-    monkeypatch.setattr(HfApi, "create_repo", refuse)
-    with pytest.raises(ConfigError, match=rf"{tmp_path} as me/tutor: no route to host.*HF_TOKEN"):
-        push_to_hub(tmp_path, HuggingFaceConfig("me/tutor", push_to_hub=True))
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, exist_ok: SimpleNamespace(repo_id=name))
+    monkeypatch.setattr(HfApi, method, refuse)
+    with pytest.raises(ConfigError) as caught:
+        push_to_hub(folder, HuggingFaceConfig("me/tutor", push_to_hub=True))
+    message = str(caught.value)
+    assert f"its model is in {folder}, but the Hub did not take it as me/tutor: {failure}" in message
+    assert message.endswith(f"hf upload me/tutor '{folder}'") and "HF_TOKEN" in message
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_pushing_needs_a_name() -> None:
-    with pytest.raises(ConfigError, match="huggingface.name"):
-        load(TrainRLConfig, "train_rl", ["huggingface.push_to_hub=true"], check_train_rl)
-    with pytest.raises(ConfigError, match="huggingface.name"):
-        load(TrainSFTConfig, "train_sft", ["huggingface.push_to_hub=true"], check_train_sft)
+def test_pushing_needs_a_name_that_the_hub_takes() -> None:
+    for schema, file, check in (
+        (TrainRLConfig, "train_rl", check_train_rl),
+        (TrainSFTConfig, "train_sft", check_train_sft),
+    ):
+        for name in ("null", "a/b/c", "-tutor", "me/tu--tor", "'me/my tutor'", "me/tutor.git"):
+            with pytest.raises(ConfigError, match=r"huggingface\.name.*user/name"):
+                load(schema, file, ["huggingface.push_to_hub=true", f"huggingface.name={name}"], check)
+        load(schema, file, ["huggingface.push_to_hub=false", "huggingface.name=a/b/c"], check)
+        load(schema, file, ["huggingface.push_to_hub=true", "huggingface.name=me/tutor"], check)
+
+
+def test_a_push_that_could_only_fail_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = HuggingFaceConfig("me/tutor", push_to_hub=True)
+    monkeypatch.setattr(src.results.hub, "get_token", lambda: None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(ConfigError, match=r"no token for the Hub.*me/tutor: set HF_TOKEN.*push_to_hub=false"):
+        check_push(target)
+    check_push(HuggingFaceConfig("me/tutor"))
+    monkeypatch.setattr(src.results.hub, "get_token", lambda: "hf_one")
+    check_push(target)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set.*unset it"):
+        check_push(target)
+
+
+@pytest.mark.parametrize("program", ["train_rl.py", "train_sft.py", "start_rl_training.sh", "start_rl_training.sh dry"])
+def test_every_program_says_so_before_it_starts_or_in_a_dry_run(program: str, tmp_path: Path) -> None:
+    name, launched, dry = program.partition(".sh")
+    command = ["./start_rl_training.sh"] if launched else [sys.executable, name]
+    more = [] if launched and not dry else ["dry_run=true"]
+    given = ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run", *more]
+    ended = subprocess.run(
+        [*command, "--config-name", "quickstart", *given],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2 and "HF_HUB_OFFLINE is set" in ended.stderr, ended.stderr
+
+
+def test_both_trainings_refuse_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from src.sft.run import train
+    from src.training.session import training_session
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    given = ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run"]
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
+        train(load(TrainSFTConfig, "train_sft", given))
+    with (
+        pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"),
+        training_session(load(TrainRLConfig, "train_rl", given)),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("push", [True, False])
