@@ -1,5 +1,6 @@
 """Reads a run folder's conversations for the page: lists, single conversations, groups, and comparisons of sets."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -7,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 from pydantic_core import from_json
 
@@ -27,7 +29,7 @@ _LISTED = (
     "id step index problem_id title student_name messages personas rewards reward rejected judge_failed failed "
     "sampling state categories without_review"
 ).split()
-_BARS = 20
+_MOST_BARS = 20
 _LEFT_OUT = TOKEN_FIELDS - {"mask"}
 
 
@@ -60,13 +62,15 @@ class RunReader:
         wanted = [row for row in rows if query.keeps(row) and self._is_about(row, query.problem)]
         shown = ordered(wanted, query.sort)[query.offset : query.offset + query.limit]
         rewards = [row.reward for row in wanted if row.reward is not None]
+        edges = _bin_edges([row.reward for row in rows if row.reward is not None])
         return Page(
             where=query.where,
             total=len(rows),
             matching=len(wanted),
             offset=query.offset,
             mean=fmean(rewards) if rewards else None,
-            histogram=_histogram(rewards),
+            histogram=np.histogram(rewards, edges)[0].tolist(),
+            edges=edges,
             personas=sorted({persona for row in rows for persona in row.personas}),
             samplings=_samplings(rows),
             categories=sorted({category for row in rows for category in row.categories}),
@@ -226,11 +230,15 @@ _SHOWN = (
 ).split()
 
 
-def _histogram(rewards: Sequence[float]) -> list[int]:
-    counts = [0] * _BARS
-    for reward in rewards:
-        counts[min(_BARS - 1, max(0, int(reward * _BARS)))] += 1
-    return counts
+def _bin_edges(rewards: Sequence[float]) -> list[float]:
+    """The edges of equal bins that hold all rewards: 20 from 0 to 1, or as many of a round width as rewards below 0
+    or above 1 need, with an edge at 0."""
+    low, high = min([0.0, *rewards]), max([1.0, *rewards])
+    least = (high - low) / _MOST_BARS
+    power = 10 ** math.floor(math.log10(least))
+    width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+    first, last = math.floor(low / width + 1e-9), math.ceil(high / width - 1e-9)
+    return [float(f"{place * width:.12g}") for place in range(first, last + 1)]
 
 
 def _samplings(rows: Iterable[ConversationRow]) -> list[str]:

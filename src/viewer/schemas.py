@@ -95,8 +95,8 @@ class Guards(BaseModel):
 class Page(BaseModel):
     """Response of `GET /api/conversations`: one page of a list, as columns of equal length. `matching` of `total` rows
     pass the filters. `personas`, `samplings` and `categories` (those of invalid messages) are those of the whole set;
-    `reviewed` says whether a supervisor read any of its messages. `histogram` counts the matching rewards in 20 equal
-    bins from 0 to 1; rewards outside are in the first or the last bin."""
+    `reviewed` says whether a supervisor read any of its messages. `histogram` counts the matching rewards in equal
+    bins between `edges`, which enclose 0, 1 and all rewards of the set."""
 
     where: str
     total: int
@@ -104,6 +104,7 @@ class Page(BaseModel):
     offset: int
     mean: float | None
     histogram: list[int]
+    edges: list[float]
     personas: list[str]
     samplings: list[str]
     categories: list[str]

@@ -150,7 +150,7 @@ def test_a_person_edits_one_correction_rejects_another_and_sees_the_precision(
     browser.click("#nav a", "Teacher's desk")
     browser.until_text("#undecided", "13 of 13 corrections to be decided")
     assert figures(browser)["leak"] == "7 no decision yet" and "%" not in browser.text(".figures")
-    first, second, third = (f"Step 2, conversation {number}, message 3" for number in (1, 2, 3))
+    first, second, third = (f"Step 3, conversation {number}, message 3" for number in (1, 2, 3))
     assert browser.text(f"{CARDS} .before .message.student .said") == "Answer 1 as correct_student."
 
     press(browser, first, "edit-it")
@@ -193,13 +193,13 @@ def test_a_person_edits_one_correction_rejects_another_and_sees_the_precision(
 def test_the_next_page_passes_over_nothing_and_a_new_step_is_told(browser: Browser, url: str, run: Path) -> None:
     browser.open(f"{url}/#/desk")
     browser.until_text(".pager", "1–10 of 13")
-    for heading in ("Step 2, conversation 1,", "Step 2, conversation 2,"):
+    for heading in ("Step 3, conversation 1,", "Step 3, conversation 2,"):
         press(browser, heading, "accept")
     browser.until_text("#undecided", "11 of 13")
     browser.click(".pager button", "Next")
     browser.until_text(".pager", "9–11 of 11")
     assert [each.text.partition(", message")[0] for each in browser.all(f"{CARDS} h3")] == [
-        f"Step 0, conversation {number}" for number in (2, 3, 6)
+        f"Step 1, conversation {number}" for number in (2, 3, 6)
     ]
     write_rollouts(run, 3, 0, supervised(3))
     browser.click("[role=status] button", "Show its corrections")
@@ -209,14 +209,14 @@ def test_the_next_page_passes_over_nothing_and_a_new_step_is_told(browser: Brows
 def test_a_decision_that_cannot_be_written_is_told_and_the_text_kept(browser: Browser, url: str, run: Path) -> None:
     (run / "correction_decisions.jsonl").mkdir()
     browser.open(f"{url}/#/desk?decision=all")
-    press(browser, "Step 2, conversation 1,", "edit-it")
+    press(browser, "Step 3, conversation 1,", "edit-it")
     browser.fill("textarea.edit", "A long thought.")
-    press(browser, "Step 2, conversation 1,", "save")
+    press(browser, "Step 3, conversation 1,", "save")
     browser.until_text(f"{CARDS} [role=alert]", "correction_decisions.jsonl: Is a directory")
     assert browser.one("textarea.edit").get_property("value") == "A long thought."
     assert all("507" in each for each in browser.complaints())
     (run / "correction_decisions.jsonl").rmdir()
-    press(browser, "Step 2, conversation 1,", "save")
+    press(browser, "Step 3, conversation 1,", "save")
     browser.until_text(f"{CARDS} .decided", "edited")
     assert [line["text"] for line in decisions_in(run)] == ["A long thought."]
 

@@ -6,12 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 import src.viewer.list_index
 from src.results.rollout_files import write_rollouts
 from src.rollout.problem import Problem
 from src.server.view_only import create_viewer
+from src.viewer.reader import _bin_edges
 from src.viewer.static_files import STATIC, page_files
 from tests.support.viewer_run import (
     CONVERSATIONS,
@@ -172,7 +175,15 @@ def test_a_list_has_columns_of_one_length_and_neither_tokens_nor_messages(http: 
     assert page["columns"]["title"][0] == "Lesson: at the market · Plan: you, brother"
     assert page["columns"]["personas"][1] == {"correct_student": 1, "error_student": 1}
     assert sum(page["histogram"]) == 6 and page["mean"] == pytest.approx(1 / 3)
+    assert page["edges"] == [round(0.05 * i, 2) for i in range(21)]
     assert not {"turns", "completion_ids", "mask", "logprobs", "prompt_ids", "problem"} & set(page["columns"])
+
+
+@given(st.lists(st.floats(-1e6, 1e6).map(lambda reward: round(reward, 4)), max_size=30))
+def test_a_histogram_holds_every_reward_and_has_an_edge_at_0(rewards: list[float]) -> None:
+    edges = _bin_edges(rewards)
+    assert edges[0] <= min([0, *rewards]) and edges[-1] >= max([1, *rewards]) and 0 in edges
+    assert 10 <= len(edges) - 1 <= 22 and edges == sorted(set(edges))
 
 
 @pytest.mark.parametrize(

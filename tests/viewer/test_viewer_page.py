@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 
 from src.results.rollout_files import write_rollouts
 from src.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
@@ -18,6 +20,7 @@ from src.server.error_responses import add_error_answers
 from src.server.view_only import create_viewer
 from src.viewer.routes import add_viewer
 from src.viewer.schemas import ChatBody, ChatOpening, ChatReply
+from src.viewer.static_files import STATIC
 from src.viewer.text_spans import split_thoughts
 from tests.conftest import RunningServer, free_port
 from tests.support.browser import Browser
@@ -88,15 +91,71 @@ def url(run: Path) -> Iterator[str]:
 def test_the_run_page_shows_figures_and_charts(browser: Browser, url: str) -> None:
     browser.open(url)
     browser.until_text(".tile", "3\nof 4")
-    assert browser.text("#run-name") == "run" and "held out" in browser.text(".chart .legend")
+    assert browser.text("#run-name") == "run"
     titles = [each.text for each in browser.all(".chart h3")]
-    assert titles[:3] == ["Reward", "What the judge says", "Seconds per step"]
+    assert titles[:4] == ["Reward", "Reward on held-out lessons", "What the judge says", "Seconds per step"]
     assert len(browser.all(".chart path.line")) >= 4 and len(browser.all(".chart path.area")) == 3
     browser.driver.execute_script("document.querySelector('.chart svg').focus()")
     browser.one(".chart svg").send_keys("\ue014\ue014")  # arrow right, twice
     browser.until_text(".chart .reading", "step 2")
     browser.one(".chart svg").send_keys("\ue007")  # enter
-    browser.until_text(".summary h2", "step 1")
+    browser.until_text(".summary h2", "step 2")
+
+
+PREFIX = "/lab/tutor"
+
+
+def behind_a_path(upstream: str) -> FastAPI:
+    """A reverse proxy that serves an address below a path of its own, as `location /lab/tutor/` of nginx does."""
+    proxy = FastAPI(openapi_url=None)
+
+    @proxy.api_route(f"{PREFIX}/{{path:path}}", methods=["GET", "POST"])
+    async def forward(path: str, request: Request) -> Response:
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            headers = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
+            answer = await client.request(
+                request.method,
+                f"{upstream}/{path}",
+                params=request.query_params,
+                headers=headers | {"host": request.headers["host"]},
+                content=await request.body(),
+            )
+        kept = {name: answer.headers[name] for name in FORWARDED if name in answer.headers}
+        return Response(answer.content, answer.status_code, kept)
+
+    return proxy
+
+
+FORWARDED = ("content-type", "content-security-policy", "cross-origin-resource-policy", "etag", "www-authenticate")
+
+
+def test_the_page_works_below_a_path_of_a_reverse_proxy(browser: Browser, run: Path) -> None:
+    with serving(live_app(run), free_port()) as upstream, serving(behind_a_path(upstream), free_port()) as proxy:
+        browser.open(f"{proxy}{PREFIX}/")
+        browser.until_text(".tile", "3\nof 4")
+        assert browser.one("link[rel=icon]").get_property("href") == f"{proxy}{PREFIX}/viewer/icon.svg"
+        assert len(browser.all(".chart path.line")) >= 4
+        browser.click("#nav a", "Conversations")
+        browser.one(ROWS).click()
+        browser.one(".message")
+        browser.open(f"{proxy}{PREFIX}/#/chat")
+        browser.click(".pick button")
+        browser.click("#start")
+        browser.until_text(".message .said", "You say: Hello Alex.")
+        asked = browser.driver.execute_script(
+            "return performance.getEntriesByType('resource').map((each) => each.name)"
+        )
+        assert asked and all(each.startswith(f"{proxy}{PREFIX}/") for each in asked), asked
+
+
+def test_no_address_on_the_page_begins_at_the_host() -> None:
+    for path in STATIC.iterdir():
+        source = path.read_text(encoding="utf-8")
+        absolute = re.findall(
+            r"""(?:(?:href|src|action)=["']|url\(["']?|(?:fetch|ask|import|from|href:|src:)[\s(]*["'`])/[^"'`)]*""",
+            source,
+        )
+        assert not absolute, f"{path.name}: {absolute}"
 
 
 def test_the_run_page_says_what_the_guards_found(browser: Browser, tmp_path: Path) -> None:
@@ -113,7 +172,7 @@ def test_the_run_page_says_what_the_guards_found(browser: Browser, tmp_path: Pat
         browser.until_text(".guards h2", "Did the tutor learn? No evidence of it")
         browser.until_text(".guards h2", "Is the judge being fooled? 2 warnings in 2 checks")
         browser.until_text(".guards li", "The parameters did not move at all")
-        browser.until_text(".guards li", "Step 2: The judge can be fooled: b.")
+        browser.until_text(".guards li", "Step 3: The judge can be fooled: b.")
         titles = [each.text for each in browser.all(".chart h3")]
         assert {"Training's judge against the held-out one", "Planted conversations"} <= set(titles)
         planted = browser.all(".chart")[titles.index("Planted conversations")]
@@ -143,7 +202,7 @@ def test_from_the_list_to_a_conversation_its_tokens_and_back(
     assert [each.text for each in browser.all(".pieces mark")] == [f"t{i}" for i in range(3, 16) if (i - 3) % 5 < 3]
     browser.click(".actions a", "Next")
     browser.until_text(".crumbs", "conversation 2")
-    browser.click(".crumbs a", "step 1")
+    browser.click(".crumbs a", "step 2")
     browser.until_text("#count", "8 conversations")
 
 
@@ -247,14 +306,14 @@ def test_other_sets_are_compared_whatever_sampling_was_chosen_before(browser: Br
     browser.wait(lambda: browser.one("#left").get_property("value") == "step-1", "the other set")
     browser.fill("#right", "step-2")
     browser.until_text(".summary p", "2 lessons, mean reward")
-    assert browser.text(".summary h2").lower() == "step 1 → step 2" and not browser.all("#sampling")
+    assert browser.text(".summary h2").lower() == "step 2 → step 3" and not browser.all("#sampling")
 
 
 def test_over_all_steps_a_group_is_that_of_its_step(browser: Browser, url: str) -> None:
     browser.open(f"{url}/#/conversations?where=training&problem=market")
     browser.click(f"{ROWS} a.quiet", "group")
     browser.wait(lambda: len(browser.all(".column")) == 4, "the four conversations of one step")
-    assert browser.text(".crumbs a") == "step 0"
+    assert browser.text(".crumbs a") == "step 1"
     browser.open(f"{url}/#/group?where=training&problem_id={problem_id(LESSONS[0])}")
     browser.wait(lambda: len(browser.all(".column")) == 12, "those of all steps")
     assert not browser.all(".column .advantage"), "GRPO compares none of these with each other"
@@ -373,7 +432,7 @@ def test_a_run_that_goes_on_is_followed(browser: Browser, tmp_path: Path) -> Non
         browser.until_text(".tile", "2\nof 4")
         write_rollouts(run, 7, 0, [conversation(7, 0, LESSONS[0])])
         browser.click("#nav a", "Conversations")
-        browser.wait(lambda: "step 7" in browser.one("#where").text, "the new step among the sets")
+        browser.wait(lambda: "step 8" in browser.one("#where").text, "the new step among the sets")
 
 
 def test_the_token_is_asked_for_once(browser: Browser, run: Path) -> None:

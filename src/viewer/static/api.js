@@ -1,6 +1,7 @@
-// Requests to the server. If the server has a token, the user is asked for it once per tab.
+// Requests to the server, beside the page: behind a reverse proxy both are below a path. If the server has a token, the
+// user is asked for it once per tab.
 
-const KEPT = "classroom-token";
+const KEPT = `classroom-token ${location.pathname}`; // a proxy may have several servers under one name
 
 export class Refused extends Error {
   constructor(message, status) {
@@ -53,9 +54,9 @@ function query(parameters) {
   return new URLSearchParams(kept).toString();
 }
 
-export const get = (path, parameters = {}) => ask(`/api/${path}?${query(parameters)}`);
+export const get = (path, parameters = {}) => ask(`api/${path}?${query(parameters)}`);
 
-export const post = (path, body) => ask(`/api/${path}`, {
+export const post = (path, body) => ask(`api/${path}`, {
   method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
 });
 

@@ -46,6 +46,14 @@ function runs(values) {
   return found;
 }
 
+/** The known values, or the edges of their bands. */
+export function edges(values, spread = []) {
+  return values.flatMap((value, i) => value === null ? [] : [value - (spread[i] ?? 0), value + (spread[i] ?? 0)]);
+}
+
+/** A mark's value and the ends of its interval. */
+export const interval = ({ value, low, high }) => [value, low ?? value, high ?? value];
+
 /**
  * @param {string} title
  * @param {number[]} steps
@@ -57,9 +65,9 @@ export function chart(title, steps, series, options = {}) {
   const format = options.format ?? compact;
   const piled = options.stack || options.bars;
   const layers = piled ? stacked(series) : series;
-  const tops = layers.flatMap((each) => piled ? each.upper : each.values);
+  const tops = layers.flatMap((each) => piled ? each.upper : edges(each.values, each.spread));
   const marks = options.marks ?? [];
-  const [low, high] = range([...tops, ...marks.map((mark) => mark.value)], options.range ?? (piled ? [0, null] : null));
+  const [low, high] = range([...tops, ...marks.flatMap(interval)], options.range ?? (piled ? [0, null] : null));
   const slot = options.bars ? (steps.at(-1) - steps[0]) / (steps.length - 1) || 1 : 0; // the room of a bar, in steps
   const first = steps[0] - slot / 2, last = steps.at(-1) === steps[0] && !slot ? first + 1 : steps.at(-1) + slot / 2;
   const x = (step) => LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first);
@@ -104,7 +112,8 @@ export function chart(title, steps, series, options = {}) {
   drawing.append(hair);
   const reading = el("p", { class: "reading" });
   readValues(drawing, hair, reading, { steps, series, x, format, first, last, pick: options.pick });
-  const legend = [...series.map((each) => [each.colour, each.label, "line"]), ...marks.map((mark) => [mark.colour, `${mark.label} ${format(mark.value)}`, "mark"])];
+  const legend = marks.length ? marks.map((mark) => [mark.colour, `${mark.label} ${format(mark.value)}`, "mark"])
+    : series.map((each) => [each.colour, each.label, "line"]);
   return el("figure", { class: "chart card" },
     el("figcaption", {}, el("h3", {}, title), options.note ? el("p", { class: "note" }, options.note) : null),
     drawing,

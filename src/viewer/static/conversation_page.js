@@ -3,7 +3,7 @@
 import { get, link } from "./api.js";
 import { dialogue, rewardCard, verdictCards } from "./conversation_view.js";
 import { el, longText, show } from "./dom.js";
-import { number, plural, setName } from "./format.js";
+import { number, plural, setName, stepShown } from "./format.js";
 import { lastList } from "./list_page.js";
 import { postTest } from "./post_test.js";
 
@@ -106,7 +106,7 @@ function lesson(conversation) {
 
 function details(conversation) {
   const policies = [...new Set(conversation.turns.map((turn) => turn.policy).filter(Boolean))];
-  const lines = [["step", conversation.step], ["student", conversation.student_name], ["type", conversation.type], ["policy", policies.join(", ")],
+  const lines = [["step", conversation.step === null ? null : stepShown(conversation.step)], ["student", conversation.student_name], ["type", conversation.type], ["policy", policies.join(", ")],
     ["state", conversation.state], ["trained tokens", conversation.where.startsWith("eval-") ? null : conversation.trained_tokens], ["id", conversation.id],
     ["notes", Object.keys(conversation.meta).length ? JSON.stringify(conversation.meta) : null]];
   return el("details", { class: "card" }, el("summary", {}, "Record"),

@@ -4,7 +4,7 @@ import { get, link, post } from "./api.js";
 import { title } from "./conversation_page.js";
 import { message } from "./conversation_view.js";
 import { el, longText, select, show, svg } from "./dom.js";
-import { percent, plural, setName, words } from "./format.js";
+import { percent, plural, setName, stepShown, words } from "./format.js";
 import { messageParts } from "./message_parts.js";
 import { reviewBox, version } from "./reviews.js";
 
@@ -135,7 +135,7 @@ function card(correction, known) {
 
 function cardHead({ where, conversation, index, turn, draft, step }) {
   return el("header", {}, el("h3", {}, el("a", { href: link("conversation", { where, id: conversation }) },
-    `${step === null ? "Conversation" : `Step ${step}, conversation`} ${index + 1}, message ${turn + 1}`), draft > 0 ? `, draft ${draft + 1}` : ""),
+    `${step === null ? "Conversation" : `Step ${stepShown(step)}, conversation`} ${index + 1}, message ${turn + 1}`), draft > 0 ? `, draft ${draft + 1}` : ""),
     where === "now" ? el("span", { class: "badge busy" }, setName(where)) : null);
 }
 

@@ -1,7 +1,7 @@
 // Formats numbers and names.
 
 export function number(value, digits = 3) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits);
+  return value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=[0.]*$)/, ""); // no −0.000
 }
 
 export function signed(value, digits = 3) {
@@ -53,11 +53,16 @@ export function words(name) {
   return name.replace(/_(score|reasoning)$/, "").replaceAll("_", " ");
 }
 
-/** The name of a set of conversations: "step-12" as "step 12". */
+/** A batch's step as people count: files and addresses count the steps that were complete when it was played, charts
+ *  and the trainer the steps trained, from 1. */
+export const stepShown = (step) => Number(step) + 1;
+
+/** The name of a set of conversations: "step-12" as "step 13", the first step that was trained on it. */
 export function setName(where) {
   if (where === "now") return "being played";
   if (where === "training") return "all steps";
   if (where === "eval-evaluation") return "evaluation";
   if (where.startsWith("eval-")) return `held out, ${where.slice(5)}`;
+  if (where.startsWith("step-")) return `step ${stepShown(where.slice(5))}`;
   return where.replace("-", " ");
 }

@@ -15,7 +15,7 @@ export async function groupPage(host, { where, problem_id, sampling }) {
   const order = el("button", { type: "button", class: "toggle", "aria-pressed": "false", onclick: () => {
     const on = order.getAttribute("aria-pressed") !== "true";
     order.setAttribute("aria-pressed", String(on));
-    draw(on ? [...shown].sort((a, b) => (b.conversation.reward ?? -1) - (a.conversation.reward ?? -1)) : shown);
+    draw(on ? [...shown].sort(bestFirst) : shown);
   } }, "Best first");
   draw(shown);
   show(host,
@@ -26,6 +26,11 @@ export async function groupPage(host, { where, problem_id, sampling }) {
         group.total > group.conversations.length ? `; the first ${group.conversations.length} are shown` : ""),
       el("details", {}, el("summary", {}, "Lesson"), el("p", { class: "text" }, longText(group.problem))), el("div", { class: "bar" }, order)),
     columns);
+}
+
+/** Those without a reward come last, also after rewards below 0. */
+function bestFirst({ conversation: { reward: a } }, { conversation: { reward: b } }) {
+  return a === null || b === null ? (a === null) - (b === null) : b - a;
 }
 
 function heading(conversation, i, sampling) {

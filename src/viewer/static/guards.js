@@ -2,7 +2,7 @@
 
 import { chart } from "./charts.js";
 import { el } from "./dom.js";
-import { plural } from "./format.js";
+import { plural, stepShown } from "./format.js";
 
 const CANARY = "guard/canary_";
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
@@ -25,7 +25,7 @@ function doubted(guards) {
   return [el("h2", {}, "Is the judge being fooled? ", guards.warnings.length
     ? el("span", { class: "badge bad" }, `${plural(guards.warnings.length, "warning")} in ${plural(guards.checks, "check")}`) : null),
     guards.failed ? el("p", { class: "wrong" }, `${guards.failed} of ${plural(guards.failed + guards.checks, "attempt")} to check it brought no score.`) : null,
-    el("ul", {}, guards.warnings.slice(0, 3).map(([step, text]) => el("li", {}, `Step ${step}: ${text}`)))];
+    el("ul", {}, guards.warnings.slice(0, 3).map(([step, text]) => el("li", {}, `Step ${stepShown(step)}: ${text}`)))];
 }
 
 /** A chart of the checks of the judge, over the steps with a check. */

@@ -2,7 +2,7 @@
 
 import { get, link } from "./api.js";
 import { el, input, select, show, svg } from "./dom.js";
-import { number, plural, setName, words } from "./format.js";
+import { compact, number, plural, setName, stepShown, words } from "./format.js";
 import { personaBadge, rewardBar } from "./badges.js";
 import { latestSet, setSelect } from "./sets.js";
 
@@ -63,26 +63,26 @@ function summary(page, go) {
     el("div", {}, el("h2", {}, setName(page.where)),
       el("p", { id: "count" }, filtered ? `${page.matching.toLocaleString("en")} of ${plural(page.total, "conversation")}` : plural(page.total, "conversation"),
         page.mean === null ? null : `, mean reward ${number(page.mean)}`)),
-    histogram(page.histogram, go));
+    histogram(page, go));
 }
 
-function histogram(counts, go) {
+function histogram({ histogram: counts, edges }, go) {
   const most = Math.max(...counts);
   if (!most) return null;
-  const width = 9;
+  const width = 9, all = counts.length * width;
+  const zero = width * edges.indexOf(0);
   const bars = counts.map((count, i) => {
     const height = count ? Math.max(2, 44 * count / most) : 0;
-    const first = i === 0, last = i === counts.length - 1; // the first and the last bin also hold the rewards beyond them
-    const low = (i / counts.length).toFixed(2), high = ((i + 1) / counts.length).toFixed(2);
-    const said = first ? `below ${high}` : last ? `${low} and more` : `${low} to ${high}`;
-    return svg("g", { class: "bar", onclick: () => go({ low: first ? null : low, high: last ? null : (high - 0.0001).toFixed(4) }) },
-      svg("title", {}, `${said}: ${plural(count, "conversation")}`),
+    const low = edges[i], high = edges[i + 1], last = i === counts.length - 1; // only the last bin holds its upper edge
+    return svg("g", { class: "bar", onclick: () => go({ low, high: last ? high : Number((high - (high - low) * 1e-4).toPrecision(12)) }) },
+      svg("title", {}, `${low} to ${high}: ${plural(count, "conversation")}`),
       svg("rect", { class: "hit", x: i * width, y: 0, width, height: 46 }),
       svg("rect", { class: "fill", x: i * width + 1, y: 46 - height, width: width - 2, height, rx: 1 }));
   });
   return el("figure", { class: "spread" },
-    svg("svg", { viewBox: `0 0 ${counts.length * width} 46`, role: "img", "aria-label": "Rewards from 0 to 1" }, bars),
-    el("figcaption", {}, el("span", {}, "0"), el("span", {}, "reward"), el("span", {}, "1")));
+    svg("svg", { viewBox: `0 0 ${all} 46`, role: "img", "aria-label": `Rewards from ${edges[0]} to ${edges.at(-1)}` }, bars,
+      zero > 0 ? svg("line", { class: "zero", x1: zero, x2: zero, y1: 0, y2: 46 }, svg("title", {}, "0")) : null),
+    el("figcaption", {}, el("span", {}, compact(edges[0])), el("span", {}, "reward"), el("span", {}, compact(edges.at(-1)))));
 }
 
 function table(page) {
@@ -104,7 +104,7 @@ function row(page, i, oneStep) {
   return el("tr", { onclick: open },
     el("td", {}, rewardBar(of("reward"), of("state") === "END")),
     el("td", { class: "lesson" }, el("a", { href: address, dir: "auto" }, of("title") || "(no text)")),
-    oneStep ? null : el("td", {}, of("step") === null ? "–" : String(of("step"))),
+    oneStep ? null : el("td", {}, of("step") === null ? "–" : String(stepShown(of("step")))),
     el("td", { dir: "auto" }, of("student_name") ?? "–"),
     el("td", { class: "right" }, String(of("messages"))),
     el("td", {}, Object.entries(of("personas")).map(([name, count]) => personaBadge(name, count))),

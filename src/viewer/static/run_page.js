@@ -1,7 +1,7 @@
 // The page of the run: current figures, and charts over its steps.
 
 import { get, link } from "./api.js";
-import { chart } from "./charts.js";
+import { chart, edges, interval } from "./charts.js";
 import { el, show } from "./dom.js";
 import { dollars, number, percent, seconds, signed, topOf, words } from "./format.js";
 import { guardCard, guardCharts } from "./guards.js";
@@ -85,8 +85,9 @@ function drawCharts(metrics, run) {
   const paid = named("", COST);
   const costs = line(paid, paid.map((name) => name.slice(0, -COST.length)));
   const groups = [
-    reward.length && chart("Reward", steps, reward, { range: withinOne([...series.reward, ...metrics.marks.map((mark) => mark.high ?? mark.mean)]) ? [0, 1] : null, marks: marksOf(metrics.marks), pick,
+    reward.length && chart("Reward", steps, reward, { range: withinOne(edges(series.reward, series.reward_std)), pick,
       note: pick ? "Band: spread in the batch. Choose a step to see its conversations." : "Band: spread in the batch." }),
+    heldOutChart(metrics.marks, steps.at(-1)),
     parts.length && chart("What the judge says", steps, parts, { range: [0, 1], note: "Means of the batch, each as a share of the most that can be given.", pick }),
     rewards.length > 1 && chart("Parts of the reward", steps, rewards, { pick }),
     series["seconds/rollout"] && chart("Seconds per step", steps, line(["seconds/rollout", "seconds/train", "seconds/publish"]), { stack: true }),
@@ -103,8 +104,9 @@ function drawCharts(metrics, run) {
   return groups.filter(Boolean);
 }
 
+/** The range of a chart of rewards: 0 to 1 if all lie within, else (null) as far as they reach. */
 function withinOne(values) {
-  return values.every((value) => value === null || (value >= 0 && value <= 1));
+  return values.every((value) => value >= 0 && value <= 1) ? [0, 1] : null;
 }
 
 /** The step whose conversations a logged step was trained on: the last batch that began before it. */
@@ -112,10 +114,17 @@ function playedFor(step, played) {
   return played.filter((each) => each < step).at(-1) ?? played[0];
 }
 
-function marksOf(marks) {
-  const sampling = marks[0]?.sampling;
-  return marks.filter((mark) => mark.sampling === sampling && (mark.name === "before" || mark.name === "after"))
-    .map((mark) => ({ label: `held out, ${mark.name}`, colour: "c2", first: mark.name === "before", value: mark.mean, low: mark.low, high: mark.high }));
+/** A chart of its own: other lessons, another sampling, perhaps another judge than the training's reward. */
+function heldOutChart(marks, last) {
+  const found = marks.filter(({ name }) => name === "before" || name === "after");
+  if (!found.length) return null;
+  const samplings = [...new Set(found.map(({ sampling }) => sampling))];
+  const colour = (sampling) => COLOURS[1 + samplings.indexOf(sampling)];
+  const shown = found.map(({ name, sampling, mean, low, high }) => ({ label: `${sampling}, ${name}`, colour: colour(sampling), first: name === "before", value: mean, low, high }));
+  const meanOf = (sampling, when) => found.find((mark) => mark.sampling === sampling && mark.name === when)?.mean ?? null;
+  const lines = samplings.map((sampling) => ({ label: sampling, colour: colour(sampling), values: [meanOf(sampling, "before"), meanOf(sampling, "after")] }));
+  return chart("Reward on held-out lessons", [0, last], lines,
+    { range: withinOne(shown.flatMap(interval)), marks: shown, note: "Before and after the training, with 95 % intervals." });
 }
 
 function facts(run) {

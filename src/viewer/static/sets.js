@@ -5,7 +5,7 @@ import { setName } from "./format.js";
 
 /** A <select> of all sets; the entries `more` come first. */
 export function setSelect(label, run, value, onchange, more = [], properties = {}) {
-  const steps = [...run.steps].reverse().map((step) => [`step-${step}`, `step ${step}`]);
+  const steps = [...run.steps].reverse().map((step) => [`step-${step}`, setName(`step-${step}`)]);
   const evaluations = run.evaluations.map((name) => [`eval-${name}`, setName(`eval-${name}`)]);
   const groups = [...more];
   if (evaluations.length) groups.push({ label: "Evaluations", options: evaluations });
