@@ -13,7 +13,6 @@ from src.results.panels import (
     GREEN,
     GREY,
     ORANGE,
-    RED,
     VIOLET,
     Panel,
     legend_beside,
@@ -91,24 +90,7 @@ def _reward(axes: "Axes", data: RunData) -> bool:
         axes.plot(
             *zip(*held_out_judge, strict=True), "D--", color=VIOLET, markersize=4, linewidth=1, label="held-out judge"
         )
-    _held_out_marks(axes, data, {"before": steps[0], "after": steps[-1]}, apart=0.012 * (steps[-1] - steps[0]))
     return name_axes(axes, "Reward", "reward")
-
-
-def _held_out_marks(axes: "Axes", data: RunData, places: dict[str, float], apart: float) -> None:
-    shapes = {"sampled": (ORANGE, "o"), "greedy": (GREEN, "s")}
-    named: set[str] = set()
-    for when, measured in data.measurements.items():
-        for number, sampling in enumerate(measured.samplings):
-            estimate = measured.metrics[sampling]["reward"]
-            if is_number(estimate["mean"]):
-                colour, shape = shapes.get(sampling, (RED, "^"))
-                label = None if sampling in named else f"held-out lessons, {sampling}"
-                named.add(sampling)
-                place, reach = places[when] + number * apart, _reach(estimate)
-                axes.errorbar(
-                    place, estimate["mean"], reach, color=colour, fmt=shape, markersize=5, capsize=3, label=label
-                )
 
 
 def _reach(estimate: dict) -> list[list[float]]:

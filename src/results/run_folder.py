@@ -14,6 +14,7 @@ import yaml
 
 from config.values import SAMPLED
 from src.classroom.record import ConversationRecord
+from src.classroom.setup import ERROR_PERSONA
 from src.errors import DataError
 from src.results.evaluation_files import CONVERSATIONS_NAME, read_records
 from src.results.statistics import paired_change, rewards_by_lesson
@@ -162,11 +163,15 @@ def has_score(check: Mapping[str, Any]) -> bool:
 
 
 def error_share(config: Mapping[str, Any]) -> float | None:
-    """The share of the student's messages that are to hold an error, from a recorded configuration; None if unknown."""
+    """The share of the student's messages that are to hold an error, from a recorded configuration; None if unknown or
+    if no persona errs."""
     rate = look_up(config, "generation", "student_error_rate")
+    personas = look_up(config, "generation", "student_personas_prompts_paths")
+    if isinstance(personas, Mapping) and ERROR_PERSONA not in personas:
+        return None
     if isinstance(rate, Mapping):
         weights = [weight for weight in rate.values() if is_number(weight)]
-        return rate.get("error_student", 0) / sum(weights) if sum(weights) else None
+        return rate.get(ERROR_PERSONA, 0) / sum(weights) if sum(weights) else None
     return rate if is_number(rate) else None
 
 

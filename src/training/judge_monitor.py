@@ -81,7 +81,7 @@ class JudgeMonitor:
             return {}
         warning = self._verdicts.new_warning(found)
         if warning is not None:
-            logger.warning("step %d: %s", step, warning)
+            logger.warning("step %d: %s", step + 1, warning)
         figures = {"guard/blind_judge": float(found.warning is not None)}
         return figures if found.share is None else figures | {"guard/verdict_dependence": found.share}
 
@@ -91,14 +91,14 @@ class JudgeMonitor:
         try:
             line = summarize_check(self._ask(step, records), self._guards, first_gap(earlier)) | {"step": step}
         except ClassroomError as error:
-            logger.warning("the judge was not checked at step %d: %s", step, error)
+            logger.warning("the judge was not checked at step %d: %s", step + 1, error)
             line = FAILED_CHECK | {"step": step, "error": str(error)}
         for warning in line["warnings"]:
-            logger.warning("step %d: %s", step, warning)
+            logger.warning("step %d: %s", step + 1, warning)
         try:
             write_whole(self._path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (*earlier, line)))
         except StorageError as error:
-            logger.warning("the check of the judge at step %d is not on record: %s", step, error)
+            logger.warning("the check of the judge at step %d is not on record: %s", step + 1, error)
         return metrics_of(line)
 
     def _ask(self, step: int, records: Sequence[ConversationRecord]) -> JudgeCheckResponse:

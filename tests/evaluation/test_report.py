@@ -11,7 +11,16 @@ import pytest
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import CRITERIA, Criterion
 from src.errors import DataError
-from src.evaluation.report.build import answer, as_text, facts, format_duration, main, render_report, write_report
+from src.evaluation.report.build import (
+    answer,
+    as_text,
+    charts,
+    facts,
+    format_duration,
+    main,
+    render_report,
+    write_report,
+)
 from src.evaluation.report.examples import choose_pairs, describe_slip
 from src.evaluation.report.summary import write_summary
 from src.evaluation.report.tables import compare, comparison_table
@@ -216,7 +225,7 @@ def test_the_page_is_whole_and_loads_nothing(run: Path):
     assert not {"script", "iframe", "img", "object", "embed"} & set(tags.opened)
     assert tags.links == ["data:,"] and "url(" not in page and "@import" not in page and "http" not in page
     assert (run / "plots" / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert tags.opened.count("svg") == 4
+    assert tags.opened.count("svg") == 5
     for said in ("tiny &lt;tutor&gt;", "first &lt;try&gt;", "vllm 0.32.0", "8 lessons × 4 conversations", "6 min 40 s"):
         assert said in page
     assert "Did the tutor learn? Yes." in page
@@ -236,6 +245,24 @@ def test_how_often_the_student_errs_is_said_for_a_share_and_for_weights(run: Pat
     write_training(run, [step_line(1, 0.5)], CONFIG | {"generation": {"student_error_rate": rate}})
     assert said in render_report(load_run(run))
     assert ("error turns", f"0.{said[:2]}") in RunMetrics(run).facts()
+
+
+@pytest.mark.parametrize("rate", [0.2, {"plain_student": 1.0}])
+def test_a_student_without_an_error_persona_is_not_said_to_err(run: Path, rate):
+    generation = {"student_error_rate": rate, "student_personas_prompts_paths": {"plain_student": "student.txt"}}
+    write_training(run, [step_line(1, 0.5)], CONFIG | {"generation": generation})
+    assert "Student errs in" not in render_report(load_run(run))
+    assert "error turns" not in dict(RunMetrics(run).facts())
+
+
+def test_the_training_s_reward_and_held_out_lessons_have_charts_of_their_own(run: Path):
+    lines = [step_line(step, 0.3 - step / 20, reward_std=0.5) for step in range(1, 11)]
+    write_training(run, lines, CONFIG)
+    training, held_out = charts(load_run(run))[:2]
+    assert (training.title, held_out.title) == ("Reward", "Reward on held-out lessons")
+    assert not training.marks and {mark[1] for mark in held_out.marks} == {held_out.left, held_out.right}
+    assert [label for _, label in held_out.mark_legend] == ["sampled", "greedy"] and len(held_out.marks) == 4
+    assert float(training.y_ticks[0][1]) <= -0.7, "the band below 0 is on the chart"
 
 
 def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):

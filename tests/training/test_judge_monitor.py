@@ -136,7 +136,7 @@ def test_a_judge_that_can_be_fooled_shows_its_gap_and_trips_a_canary(room: Room,
         canaries = {name: each[f"guard/canary_{name}"] for name in CANARIES}
         assert canaries == dict.fromkeys(CANARIES, 0.0) | {"praise": 1.0} and each["guard/failed"] == 0
     assert (first["guard/warnings"], last["guard/warnings"]) == (1, 2)
-    assert "step 10: The judge may be being fooled: it gives 1.000 more than the held-out judge" in caplog.text
+    assert "step 11: The judge may be being fooled: it gives 1.000 more than the held-out judge" in caplog.text
     assert "The judge can be fooled: it gives 1.000 to a planted conversation with a teacher that only praises" in (
         caplog.text
     )
@@ -207,7 +207,7 @@ def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog
         gone = [record.model_copy(update={"id": "gone"}) for record in training.batch(0, _QUESTION)]
         logged = training.monitor.check(PartialState(cpu=True), 0, gone)
     assert logged == {"guard/failed": 1, "guard/gap_n": 0, "guard/warnings": 0}
-    assert "the judge was not checked at step 0" in caplog.text and "no finished conversation gone" in caplog.text
+    assert "the judge was not checked at step 1" in caplog.text and "no finished conversation gone" in caplog.text
     [line] = read_lines(room.folder / JUDGE_CHECKS_NAME)
     assert not has_score(line) and "no finished conversation gone" in line["error"]
 
@@ -217,7 +217,7 @@ def test_a_check_that_cannot_be_written_down_stops_nothing(room: Room, start, ca
     (room.folder / JUDGE_CHECKS_NAME).mkdir(parents=True)  # in its way
     with start(held_out=None) as training:
         assert training.step(0, _QUESTION)["guard/canary_praise"] == 1.0
-    assert "the check of the judge at step 0 is not on record" in caplog.text
+    assert "the check of the judge at step 1 is not on record" in caplog.text
 
 
 def test_canaries_alone_need_no_second_judge(room: Room, start) -> None:

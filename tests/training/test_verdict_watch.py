@@ -146,7 +146,7 @@ def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pyt
         ]
     assert logged == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
     [said] = [each.getMessage() for each in caplog.records if "same verdict" in each.getMessage()]
-    assert said.startswith("step 0: The judge gave every conversation on a problem the same verdict")
+    assert said.startswith("step 1: The judge gave every conversation on a problem the same verdict")
     assert "in the last 128 conversations" in said
 
 

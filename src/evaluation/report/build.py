@@ -222,7 +222,7 @@ def table(data: RunData) -> Optional[dict[str, Any]]:
 
 def charts(data: RunData) -> list[Drawing]:
     """The training's charts, as far as metrics.jsonl holds their values."""
-    drawn = [_reward_chart(data), _parts_chart(data), _mismatch_chart(data), _time_chart(data)]
+    drawn = [_reward_chart(data), _held_out_chart(data), _parts_chart(data), _mismatch_chart(data), _time_chart(data)]
     return [chart for chart in drawn if chart is not None]
 
 
@@ -230,33 +230,44 @@ def _reward_chart(data: RunData) -> Optional[Drawing]:
     points = data.series("reward")
     if not points:
         return None
-    spread = dict(data.series("reward_std"))
+    found = dict(data.series("reward_std"))
+    spread = [found.get(x, 0.0) for x, _ in points]
     series = [
-        Series("this batch", "a", points, faint=True, spread=[spread.get(x, 0.0) for x, _ in points]),
+        Series("this batch", "a", points, faint=True, spread=spread),
         Series("training, running mean", "a", smooth(points)),
     ]
-    top = max(1.0, max(y for _, y in points))
+    reached = [y + sign * reach for (_, y), reach in zip(points, spread, strict=True) for sign in (-1, 1)]
     return line_chart(
         "Reward",
         series,
-        note="Each batch's mean, the band its standard deviation; dots: held-out lessons, with 95 % intervals.",
-        y_range=(min(0.0, *(y for _, y in points)), top),
-        marks=_held_out_marks(data, points),
+        note="Each batch's mean; the band is its standard deviation.",
+        y_range=(min(0.0, *reached), max(1.0, *reached)),
     )
 
 
-def _held_out_marks(data: RunData, points: Sequence[tuple[float, float]]) -> list[Mark]:
-    places = {"before": points[0][0], "after": points[-1][0]}
+def _held_out_chart(data: RunData) -> Optional[Drawing]:
+    """A chart of its own: other lessons, another sampling, perhaps another judge than the training's reward."""
     colours = {"sampled": "b", "greedy": "c", "supervised": "d"}
+    places = {"before": 0.0, "after": float(max((line["step"] for line in data.steps), default=1))}
+    lines: dict[str, list[tuple[float, float]]] = {}
     marks = []
     for when, measured in data.measurements.items():
         for sampling in measured.samplings:
             reward = measured.metrics[sampling]["reward"]
             if is_number(reward["mean"]):
-                legend = f"held out, {sampling}"
-                label, colour = f"{legend}, {when} training", colours.get(sampling, "b")
-                marks.append(Mark(label, legend, colour, places[when], reward["mean"], reward["ci95"]))
-    return marks
+                label, colour = f"{sampling}, {when} training", colours.get(sampling, "b")
+                lines.setdefault(sampling, []).append((places[when], reward["mean"]))
+                marks.append(Mark(label, sampling, colour, places[when], reward["mean"], reward["ci95"]))
+    if not data.steps or not marks:
+        return None
+    reached = [y for mark in marks for y in mark.interval or (mark.y, mark.y)]
+    return line_chart(
+        "Reward on held-out lessons",
+        [Series(sampling, colours.get(sampling, "b"), points, faint=True) for sampling, points in lines.items()],
+        note="Before and after the training, with 95 % intervals.",
+        y_range=(min(0.0, *reached), max(1.0, *reached)),
+        marks=marks,
+    )
 
 
 def _parts_chart(data: RunData) -> Optional[Drawing]:
