@@ -25,6 +25,7 @@ from src.evaluation.marooned import figures_of, held_out
 from src.marooned.episode import GameRecord
 from src.results.run_folder import read_lines
 from src.results.statistics import paired_change
+from src.rollout.intervals import shown
 
 FIGURES = ("valid", "ship", "reward")
 
@@ -98,9 +99,7 @@ def _mean(by_island: Mapping[str, Sequence[float]]) -> float:
 
 
 def _difference(before: Mapping, after: Mapping) -> str:
-    change = paired_change(before, after)
-    low, high = change["ci95"]
-    return f"{change['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return shown(paired_change(before, after), "+")
 
 
 def main() -> None:

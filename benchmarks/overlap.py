@@ -30,7 +30,7 @@ from benchmarks.group_judge_noise import Errors, NoiseBench, verdict_of
 from benchmarks.supervision_arms import run
 from src.classroom.record import ConversationRecord
 from src.results.run_folder import METRICS_NAME, read_lines
-from src.rollout.intervals import mean_with_ci
+from src.rollout.intervals import mean_with_ci, shown
 from src.rollout.journal import JOURNAL_NAME, read_journal, request_of
 from tests.support.judge_endpoint import Behaviour, Exchange, judge_endpoint, says
 
@@ -115,19 +115,18 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         parts = [median(waits[seed][name] for seed in seeds) for name in ("play", "judge")]
         out.append(f"judge {delay_s:g} s away, seeds {seeds}: a step takes")
         for name, arm in (("waits", waits), ("overlaps", overlaps)):
-            shown = ", ".join(f"{arm[seed]['seconds']:.2f}" for seed in seeds)
+            steps = ", ".join(f"{arm[seed]['seconds']:.2f}" for seed in seeds)
             reward = fmean(fmean(arm[seed]["rewards"].values()) for seed in seeds)
-            out.append(f"  {name:9}{shown} s; held-out reward after {arm[seeds[0]]['step']} steps {reward:.3f}")
+            out.append(f"  {name:9}{steps} s; held-out reward after {arm[seeds[0]]['step']} steps {reward:.3f}")
         gaps: dict[str, list[float]] = defaultdict(list)
         for seed in seeds:
             for lesson, reward in overlaps[seed]["rewards"].items():
                 gaps[lesson].append(reward - waits[seed]["rewards"][lesson])
-        gap = mean_with_ci(gaps)
-        low, high = gap["ci95"]
+        gap = mean_with_ci(gaps, (-1.0, 1.0))
         out.append(
             f"  {ratio:.2f} x as fast (at most {shared:.2f} on shared cores, {apart:.2f} on cores of their own: "
             f"{parts[0]:.2f} s of playing, {parts[1]:.2f} s of judging after it); "
-            f"reward {gap['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+            f"reward {shown(gap, '+')}"
         )
     return "\n".join(out)
 

@@ -26,7 +26,7 @@ from src.evaluation.rejudge import judge_again
 from src.results.evaluation_files import group_by_problem
 from src.results.run_folder import Measurement, RunData, load_run
 from src.results.statistics import paired_change
-from src.rollout.intervals import Estimate, mean_with_ci
+from src.rollout.intervals import mean_with_ci, shown
 from src.server.open_models import embedded_judge
 
 NOW = "now"
@@ -107,20 +107,15 @@ def report(
         for stage in stages[name][0]:
             out.append(f"    of it {stage}: {', '.join(f'{each[stage]:.0f}' for each in stages[name])} s")
         for sampling in judged[name][0]:
-            shown = ", ".join(_shown(mean_with_ci(each[sampling])) for each in judged[name])
-            out.append(f"    by today's, {sampling}: {shown}")
+            rewards = ", ".join(shown(mean_with_ci(each[sampling])) for each in judged[name])
+            out.append(f"    by today's, {sampling}: {rewards}")
     (earlier, now), (before, after) = rounds.values(), judged.values()
     for sampling in before[0]:
         changes = [paired_change(*(each[sampling] for each in pair)) for pair in zip(before, after, strict=True)]
-        out.append(f"the reward changed, {sampling}: {', '.join(_shown(each, '+') for each in changes)}")
+        out.append(f"the reward changed, {sampling}: {', '.join(shown(each, '+') for each in changes)}")
     ratios = [ours.seconds / theirs.seconds for theirs, ours in zip(earlier, now, strict=True)]
     out.append(f"now it takes {median(ratios):.2f} x as long (by round: {', '.join(f'{each:.2f}' for each in ratios)})")
     return "\n".join(out)
-
-
-def _shown(estimate: Estimate, sign: str = "") -> str:
-    low, high = estimate["ci95"]
-    return f"{estimate['mean']:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 The folder holds .jsonl files that src/readers/labelled.py can read. For each label the table compares the rule that the
 judge and the figures used before, the rules in src/readers/rules.py, and a classifier in a cross-validation with all
-messages of a lesson in one fold. Cohen's kappa with a 95 % interval from a bootstrap over lessons.
+messages of a lesson in one fold. Cohen's kappa with a 95 % interval over lessons.
 
 Rules and features were written while looking at about half of the lessons; the last column is kappa on the others.
 """
@@ -32,6 +32,7 @@ from src.message_rules.readings import (
     TELLING,
     TREATS_AS_WRONG,
     Exchange,
+    interval_text,
 )
 from src.message_rules.rules_judge import PRAISE
 from src.readers.agreement import agreement, difference
@@ -99,7 +100,7 @@ def _row(name: str, measured: Measured, there: Sequence[LabelledMessage], part: 
     before = np.array([rule(seen(measured.label, each.exchange)) for each in there])[part]
     found = {kind: values_[part] for kind, values_ in measured.found.items()}
     best = found[measured.chosen]
-    gain, (low, high) = difference(given, best, before, lessons)
+    gain, interval = difference(given, best, before, lessons)
     unseen = np.array([not was_looked_at(lesson) for lesson in lessons])
     elsewhere = _kappa(given[unseen], best[unseen], [each for each, new in zip(lessons, unseen, strict=True) if new])
     return [
@@ -112,16 +113,16 @@ def _row(name: str, measured: Measured, there: Sequence[LabelledMessage], part: 
         _kappa(given, found[BY_CLASSIFIER], lessons),
         measured.chosen.replace("_", " "),
         _kappa(given, best, lessons),
-        f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]",
+        f"{gain:+.2f}" + ("" if interval is None else f" [{interval[0]:+.2f}, {interval[1]:+.2f}]"),
         elsewhere,
     ]
 
 
 def _kappa(given: np.ndarray, found: np.ndarray, lessons: Sequence[str]) -> str:
-    if len(set(lessons)) < 2:
+    if not len(given):
         return "–"
     measured = agreement(given, found, lessons)
-    return f"{measured.kappa:.2f} [{measured.ci95[0]:.2f}, {measured.ci95[1]:.2f}]"
+    return f"{measured.kappa:.2f}" + (f" {interval_text(measured.ci95)}" if measured.ci95 else "")
 
 
 def was_looked_at(lesson: str) -> bool:

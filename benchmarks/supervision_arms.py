@@ -37,6 +37,7 @@ from src.models.policy_folder import policy_path
 from src.models.policy_version import PolicyVersion
 from src.results.run_folder import read_lines
 from src.results.statistics import paired_change
+from src.rollout.intervals import shown
 from src.rollout.requests import SampleRequest
 from src.rollout.reviews import MessageToReview, Review, priced
 from src.rollout.thoughts import visible_text
@@ -280,8 +281,7 @@ def _difference(by_arm: Mapping, arm: str, seeds: Sequence[int], figure: str, st
     change = paired_change(
         _by_lesson(by_arm["rl"], seeds, figure, steps), _by_lesson(by_arm[arm], seeds, figure, steps)
     )
-    low, high = change["ci95"]
-    return f"{change['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return shown(change, "+")
 
 
 def _mean(by_lesson: Mapping[str, Sequence[float]]) -> float:

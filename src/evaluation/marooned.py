@@ -18,7 +18,7 @@ from src.marooned.messages import VALID
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import read_records, write_records
 from src.results.statistics import paired_change
-from src.rollout.intervals import Estimate, mean_with_ci
+from src.rollout.intervals import Estimate, mean_with_ci, shown
 from src.rollout.requests import SampleRequest
 from src.server.client import ClassroomClient
 from src.system.keys import print_error
@@ -114,10 +114,9 @@ def table(figures: Mapping[str, Mapping[str, Estimate]]) -> str:
     lines = [f"{'':52}{'before':>8}{'after':>8}   change [95 % interval over islands]"]
     for name, label in LABELS.items():
         before, after, change = (figures[name][key] for key in ("before", "after", "change"))
-        if change["ci95"] is None:
+        if change["mean"] is None:
             continue
-        low, high = change["ci95"]
-        values = f"{before['mean']:8.3f}{after['mean']:8.3f}   {change['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+        values = f"{before['mean']:8.3f}{after['mean']:8.3f}   {shown(change, '+')}"
         lines.append(f"{label:52}{values}")
     return "\n".join(lines)
 

@@ -23,6 +23,7 @@ from src.launch.quickstart import run_command
 from src.launch.quickstart_plan import overridden_key, quoted
 from src.results.learning import LearningEvidence, learning_of
 from src.results.run_folder import load_run
+from src.rollout.intervals import shown
 from src.system.processes import Signals
 
 TRAININGS: Mapping[str, Callable[[Sequence[str], bool, Signals], None]] = {
@@ -75,8 +76,7 @@ def table(runs: Mapping[str, LearningEvidence]) -> str:
         cells = []
         for sampling in ("sampled", "greedy"):
             change = evidence.held_out.get(sampling)
-            low, high = (change or {}).get("ci95") or (float("nan"),) * 2
-            cells.append(f"{change['mean']:+.3f} [{low:+.3f}, {high:+.3f}]" if change else "not measured")
+            cells.append(shown(change, "+") if change and change["n"] else "not measured")
         moved = "?" if evidence.movement is None else f"{evidence.movement.relative_norm:.2e}"
         lines.append(f"{label:34} {cells[0]:28} {cells[1]:28} {moved}")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ The labels are those that people gave to messages of real tutors (docs/readers.m
 (src/readers/rules.py); readers that were trained on labelled messages can be named in their place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -55,13 +55,18 @@ class Exchange:
     before: tuple[str, ...] = ()
 
 
+def interval_text(ends: Sequence[float]) -> str:
+    """An interval of a kappa, as it is printed."""
+    return f"[{ends[0]:.2f}, {ends[1]:.2f}]"
+
+
 @dataclass(frozen=True)
 class Trust:
     """How far a reader agreed with people, measured on messages that it was not trained on.
 
     Attributes:
         kappa: Cohen's kappa.
-        ci95: its 95 % interval, from a bootstrap over lessons.
+        ci95: its 95 % interval over lessons; None if they were too few for one.
         base_rate: the share of the messages that people gave the label.
         messages, lessons: how many there were.
         data: the data set.
@@ -69,7 +74,7 @@ class Trust:
     """
 
     kappa: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
     base_rate: float
     messages: int
     lessons: int
@@ -78,17 +83,16 @@ class Trust:
 
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        return asdict(self) | {"ci95": list(self.ci95)}
+        return asdict(self) | {"ci95": self.ci95 and list(self.ci95)}
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> "Trust":
         """Trust from the values of `as_json`."""
-        low, high = fields["ci95"]
-        return cls(**{**fields, "ci95": (low, high)})
+        return cls(**{**fields, "ci95": fields["ci95"] and tuple(fields["ci95"])})
 
     def __str__(self) -> str:
-        low, high = self.ci95
-        return f"κ {self.kappa:.2f} [{low:.2f}, {high:.2f}] with people on {self.data}, base rate {self.base_rate:.2f}"
+        interval = f" {interval_text(self.ci95)}" if self.ci95 else ""
+        return f"κ {self.kappa:.2f}{interval} with people on {self.data}, base rate {self.base_rate:.2f}"
 
 
 class MessageReaders(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from src.rollout.intervals import draws
+from src.rollout.intervals import draws, interval_of_statistic
 
 RESAMPLES = 10_000
 
@@ -19,7 +19,7 @@ class Agreement:
 
     Attributes:
         kappa: Cohen's kappa, 0 by chance and 1 in full agreement; 0 if one side always says the same.
-        ci95: its 95 % interval.
+        ci95: its 95 % interval; None for fewer than 30 lessons (`src.rollout.intervals`).
         precision: of the messages that the reader gave the label, the share that people gave it, too; None without any.
         recall: of the messages that people gave the label, the share that the reader gave it, too; None without any.
         base_rate: the share of the messages that people gave the label.
@@ -27,7 +27,7 @@ class Agreement:
     """
 
     kappa: float
-    ci95: tuple[float, float]
+    ci95: list[float] | None
     precision: float | None
     recall: float | None
     base_rate: float
@@ -39,10 +39,10 @@ def agreement(labels: Sequence[bool], found: Sequence[bool], lessons: Sequence[s
     """How far `found` agrees with `labels`, message by message; `lessons` names the lesson of each."""
     tables = _tables(labels, found, lessons)
     _, alone, missed, both = total = tables.sum(axis=0)
-    low, high = np.percentile(_kappas(_drawn(tables)), [2.5, 97.5])
+    value = float(_kappas(total))
     return Agreement(
-        float(_kappas(total)),
-        (float(low), float(high)),
+        value,
+        interval_of_statistic(value, _kappas(_drawn(tables)), _kappas(total - tables)),
         float(both / (both + alone)) if both + alone else None,
         float(both / (both + missed)) if both + missed else None,
         float((both + missed) / total.sum()),
@@ -53,11 +53,17 @@ def agreement(labels: Sequence[bool], found: Sequence[bool], lessons: Sequence[s
 
 def difference(
     labels: Sequence[bool], found: Sequence[bool], other: Sequence[bool], lessons: Sequence[str]
-) -> tuple[float, tuple[float, float]]:
-    """The kappa of `found` minus that of `other`, on the same messages, with its 95 % interval."""
+) -> tuple[float, list[float] | None]:
+    """The kappa of `found` minus that of `other`, on the same messages, with its 95 % interval.
+    None, as of `Agreement`, for fewer than 30 lessons."""
     one, two = (_tables(labels, each, lessons) for each in (found, other))
-    low, high = np.percentile(_kappas(_drawn(one)) - _kappas(_drawn(two)), [2.5, 97.5])
-    return float(_kappas(one.sum(axis=0)) - _kappas(two.sum(axis=0))), (float(low), float(high))
+
+    def gap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return _kappas(first) - _kappas(second)
+
+    value = float(gap(one.sum(axis=0), two.sum(axis=0)))
+    without_each = gap(one.sum(axis=0) - one, two.sum(axis=0) - two)
+    return value, interval_of_statistic(value, gap(_drawn(one), _drawn(two)), without_each)
 
 
 def kappa(labels: np.ndarray, found: np.ndarray) -> float:
@@ -82,8 +88,8 @@ def _kappas(counts: np.ndarray) -> np.ndarray:
     """Kappa of tables (…, 4), with their cells as in `_tables`."""
     nobody, alone, missed, both = np.moveaxis(np.asarray(counts, float), -1, 0)
     total = nobody + alone + missed + both
-    by_people, by_reader = (missed + both) / total, (alone + both) / total
-    chance = by_people * by_reader + (1 - by_people) * (1 - by_reader)
     with np.errstate(invalid="ignore", divide="ignore"):
+        by_people, by_reader = (missed + both) / total, (alone + both) / total
+        chance = by_people * by_reader + (1 - by_people) * (1 - by_reader)
         found = ((nobody + both) / total - chance) / (1 - chance)
     return np.where(chance < 1, found, 0.0)

@@ -4,6 +4,7 @@ regression on them. scikit-learn fits it; what was fitted is kept as plain array
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,9 +90,7 @@ class Vectoriser:
             try:
                 fitted = _vectorizer(text).fit(rows)
             except ValueError as error:  # nothing occurs often enough
-                raise DataError(
-                    f"In the {text} of {len(rows)} messages no n-gram is frequent enough ({error}): give more data."
-                ) from error
+                raise _too_few(text, len(rows)) from error
             names = fitted.get_feature_names_out()
             found[text] = Ngrams(tuple(map(str, names)), fitted.idf_)
         return cls(found)
@@ -99,6 +98,38 @@ class Vectoriser:
     def tables(self, rows: Sequence[Exchange]) -> dict[str, Any]:
         """For each text a sparse matrix, a row for each message and a column for each n-gram; and their figures."""
         return {text: each.transform(rows) for text, each in self.fitted.items()} | {FIGURES: table_of_figures(rows)}
+
+
+class Counted:
+    """The n-grams of all messages of a data set, counted once. A cross-validation fits dozens of classifiers to parts
+    of it, and counting takes nearly all of the time; what a part gets is what `Vectoriser.fit` gives it."""
+
+    def __init__(self, rows: Sequence[Exchange], texts: Sequence[str]):
+        plain = {"min_df": 1, "use_idf": False, "norm": None, "sublinear_tf": False}
+        self._counts = {text: _vectorizer(text, **plain).fit_transform(rows) for text in texts}
+        self._figures = table_of_figures(rows)
+
+    def tables(self, train: np.ndarray, test: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The tables of `Vectoriser.tables` of the messages at `train`, and of those at `test`, with the n-grams and
+        weights of the former."""
+        from sklearn.feature_extraction.text import TfidfTransformer
+
+        found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        for text, counts in self._counts.items():
+            learned = counts[train]
+            frequent = np.flatnonzero(learned.getnnz(axis=0) >= _OPTIONS[text]["min_df"])
+            if not len(frequent):
+                raise _too_few(text, len(train))
+            fitted = TfidfTransformer(sublinear_tf=True).fit(learned[:, frequent])
+            for side, part in zip(found, (learned, counts[test]), strict=True):
+                side[text] = fitted.transform(part[:, frequent])
+        for side, places in zip(found, (train, test), strict=True):
+            side[FIGURES] = self._figures[places]
+        return found
+
+
+def _too_few(text: str, messages: int) -> DataError:
+    return DataError(f"In the {text} of {messages} messages no n-gram is frequent enough: give more data.")
 
 
 def table_of_figures(rows: Sequence[Exchange]) -> np.ndarray:
@@ -111,23 +142,24 @@ def figure_names() -> tuple[str, ...]:
     return tuple(figures(Exchange("")))
 
 
-def fit_linear(vectoriser: Vectoriser, rows: Sequence[Exchange], labels: Sequence[bool]) -> Linear:
+def fit_linear(tables: Mapping[str, Any], labels: Sequence[bool]) -> Linear:
     """Fit a classifier to messages and what people said of them. The same input always gives the same weights.
 
     Args:
+        tables: of the messages, as `Vectoriser.tables` has them.
         labels: both values have to occur.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import FeatureUnion
     from sklearn.preprocessing import FunctionTransformer
 
-    parts = [*vectoriser.fitted.items(), (FIGURES, FunctionTransformer(table_of_figures))]
-    table = FeatureUnion(parts).transform(rows)
+    texts = [text for text in tables if text != FIGURES]
     model = LogisticRegression(C=_REGULARISATION, solver="liblinear", random_state=0, max_iter=1000)
-    model.fit(table, np.asarray(labels, bool))
-    sizes = [len(each.vocabulary) for each in vectoriser.ngrams.values()]
+    beside = FeatureUnion([(name, FunctionTransformer(itemgetter(name))) for name in (*texts, FIGURES)])
+    model.fit(beside.transform(tables), np.asarray(labels, bool))
+    sizes = [tables[text].shape[1] for text in texts]
     *weights, of_figures = np.split(model.coef_[0], np.cumsum(sizes))
-    return Linear(dict(zip(vectoriser.ngrams, weights, strict=True)), of_figures, float(model.intercept_[0]))
+    return Linear(dict(zip(texts, weights, strict=True)), of_figures, float(model.intercept_[0]))
 
 
 def _vectorizer(text: str, **more) -> "TfidfVectorizer":

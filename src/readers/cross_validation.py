@@ -12,7 +12,7 @@ import numpy as np
 from src.errors import DataError
 from src.message_rules.readings import REVEALS_ANSWER, Exchange
 from src.readers.agreement import Agreement, agreement, difference, kappa
-from src.readers.classifier import Vectoriser, fit_linear, seen, texts_of
+from src.readers.classifier import Counted, fit_linear, seen, texts_of
 from src.readers.labelled import LABELS_OF, LabelledMessage
 from src.readers.rules import RULES
 
@@ -45,7 +45,7 @@ class Measured:
     chosen: str
     agreements: dict[str, Agreement]
     found: dict[str, np.ndarray]
-    gain: tuple[float, tuple[float, float]]
+    gain: tuple[float, list[float] | None]
     threshold: float
 
 
@@ -104,14 +104,15 @@ def _out_of_fold(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """For each label the score of each message by a classifier that has not seen its lesson, and whether that is above
     the classifier's threshold."""
+    counted = Counted(rows, texts)
     scores = {label: np.zeros(len(rows)) for label in given}
     read = {label: np.zeros(len(rows), bool) for label in given}
     for train, test in _folds(lessons, folds, _SEED):
         inner = {label: np.zeros(len(train)) for label in given}
         for fitted, held_out in _folds([lessons[place] for place in train], INNER_FOLDS, _SEED + 1):
-            for label, values in _score(rows, given, train[fitted], train[held_out], texts).items():
+            for label, values in _score(counted, given, train[fitted], train[held_out]).items():
                 inner[label][held_out] = values
-        for label, values in _score(rows, given, train, test, texts).items():
+        for label, values in _score(counted, given, train, test).items():
             scores[label][test] = values
             read[label][test] = values >= best_threshold(given[label][train], inner[label])
     return scores, read
@@ -124,20 +125,14 @@ def _folds(lessons: Sequence[str], folds: int, seed: int) -> list[tuple[np.ndarr
 
 
 def _score(
-    rows: Sequence[Exchange],
-    given: Mapping[str, np.ndarray],
-    train: np.ndarray,
-    test: np.ndarray,
-    texts: Sequence[str],
+    counted: Counted, given: Mapping[str, np.ndarray], train: np.ndarray, test: np.ndarray
 ) -> dict[str, np.ndarray]:
     """For each label the scores of the messages at `test`, by a classifier that is fitted to those at `train`."""
-    learned, measured = [rows[place] for place in train], [rows[place] for place in test]
-    vectoriser = Vectoriser.fit(learned, texts)
-    tables = vectoriser.tables(measured)
+    learned, measured = counted.tables(train, test)
     found = {}
     for label, values in given.items():
         check_both_occur(label, values[train])
-        found[label] = fit_linear(vectoriser, learned, values[train]).scores(tables)
+        found[label] = fit_linear(learned, values[train]).scores(measured)
     return found
 
 

@@ -9,11 +9,10 @@ Loading checks all of it: sizes before anything is read, types, shapes, finite n
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,6 +32,7 @@ LARGEST_FILE = 256 * 2**20
 
 _Share = Field(ge=0, le=1)
 _Count = Field(ge=1)
+_Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 _Text = Literal["words", "letters", "student"]
 
 
@@ -46,7 +46,7 @@ class Figures(_Stored):
     """An `Agreement` as JSON."""
 
     kappa: float = Field(ge=-1, le=1)
-    ci95: list[float] = Field(min_length=2, max_length=2)
+    ci95: _Interval | None
     precision: float | None
     recall: float | None
     base_rate: float = _Share
@@ -84,7 +84,7 @@ class StoredReader(_Stored):
     threshold: float
     measured: dict[str, Figures]
     gain: float
-    gain_ci95: list[float] = Field(min_length=2, max_length=2)
+    gain_ci95: _Interval | None
 
 
 class Stored(_Stored):
@@ -160,10 +160,8 @@ class TrainedReaders:
 
 def _trust(reader: StoredReader) -> Trust:
     found = reader.measured[reader.by]
-    low, high = found.ci95
-    return Trust(
-        found.kappa, (low, high), found.base_rate, found.messages, found.lessons, data=reader.source, by=reader.by
-    )
+    interval = found.ci95 and (found.ci95[0], found.ci95[1])
+    return Trust(found.kappa, interval, found.base_rate, found.messages, found.lessons, reader.source, reader.by)
 
 
 def save_readers(folder: Path, content: Mapping[str, Any], tensors: Mapping[str, np.ndarray], card: str) -> None:
@@ -284,7 +282,7 @@ def _check_reader(folder: Path, label: str, reader: StoredReader) -> None:
     if reader.by not in reader.measured or not set(reader.measured) <= set(KINDS):
         raise _damaged(folder, f"the reader {label} is {reader.by}, of which nothing was measured")
     for found in reader.measured.values():
-        if not -1 <= found.ci95[0] <= found.ci95[1] <= 1 or not all(map(math.isfinite, found.ci95)):
+        if found.ci95 and not -1 <= found.ci95[0] <= found.ci95[1] <= 1:
             raise _damaged(folder, f"the interval of {label} is {found.ci95}")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from src.errors import ClassroomError, DataError
-from src.message_rules.readings import LABELS
+from src.message_rules.readings import LABELS, interval_text
 from src.readers.classifier import Vectoriser, figure_names, fit_linear, require_sklearn, seen, texts_of
 from src.readers.cross_validation import BY_RULES, INNER_FOLDS, OUTER_FOLDS, Measured, check_both_occur, measure
 from src.readers.features import FEATURES_VERSION
@@ -87,7 +87,7 @@ def _fit(
                 vectorisers[name] = Vectoriser.fit(rows, texts_of(label))
             given = np.array([each.labels[label] for each in there])
             check_both_occur(label, given)
-            linear = fit_linear(vectorisers[name], rows, given)
+            linear = fit_linear(vectorisers[name].tables(rows), given)
             intercept = linear.intercept
             tensors |= {f"{label}.{text}": each for text, each in linear.weights.items()}
             tensors[f"{label}.figures"] = linear.figure_weights
@@ -108,9 +108,9 @@ def _reader(found: Measured, vocabularies: str | None, intercept: float) -> dict
         "vocabularies": vocabularies,
         "intercept": intercept,
         "threshold": found.threshold,
-        "measured": {kind: asdict(each) | {"ci95": list(each.ci95)} for kind, each in found.agreements.items()},
+        "measured": {kind: asdict(each) for kind, each in found.agreements.items()},
         "gain": found.gain[0],
-        "gain_ci95": list(found.gain[1]),
+        "gain_ci95": found.gain[1],
     }
 
 
@@ -144,11 +144,11 @@ def card_text(content: Mapping[str, Any]) -> str:
     rows = []
     for label, reader in content["readers"].items():
         for kind, found in reader["measured"].items():
-            low, high = found["ci95"]
+            interval = f" {interval_text(found['ci95'])}" if found["ci95"] else ""
             mark = " (reads)" if kind == reader["by"] else ""
             rows.append(
-                f"| {label} | {reader['source']} | {found['base_rate']:.2f} | {kind}{mark} | {found['kappa']:.2f} "
-                f"[{low:.2f}, {high:.2f}] | {_cell(found['precision'])} | {_cell(found['recall'])} |"
+                f"| {label} | {reader['source']} | {found['base_rate']:.2f} | {kind}{mark} | {found['kappa']:.2f}"
+                f"{interval} | {_cell(found['precision'])} | {_cell(found['recall'])} |"
             )
     meanings = [f"- `{label}`: {LABELS[label]}" for label in content["readers"]]
     return "\n".join(
@@ -167,8 +167,8 @@ def card_text(content: Mapping[str, Any]) -> str:
             *(f"{source}: {CITATIONS[source]}." for source in dict.fromkeys(each["source"] for each in card["data"])),
             "",
             f"Agreement with people: {card['folds']}-fold cross-validation, all messages of a lesson in one fold; "
-            f"thresholds by {card['inner_folds']} folds inside of each training part; 95 % intervals from a bootstrap "
-            f"over lessons. Fitted with scikit-learn {card['scikit_learn']}.",
+            f"thresholds by {card['inner_folds']} folds inside of each training part; 95 % intervals over "
+            f"lessons. Fitted with scikit-learn {card['scikit_learn']}.",
             "",
             "| label | set | base rate | by | κ | precision | recall |",
             "|---|---|---|---|---|---|---|",
@@ -199,8 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for label, found in measured.items():
         best = found.agreements[found.chosen]
-        low, high = best.ci95
-        print(f"{label:20} {found.chosen:18} κ {best.kappa:.2f} [{low:.2f}, {high:.2f}]  base {best.base_rate:.2f}")
+        interval = f" {interval_text(best.ci95)}" if best.ci95 else ""
+        print(f"{label:20} {found.chosen:18} κ {best.kappa:.2f}{interval}  base {best.base_rate:.2f}")
     print(options.out)
     return 0
 

@@ -5,11 +5,10 @@ from typing import Optional
 
 import numpy as np
 
-from src.rollout.intervals import BOOTSTRAP_SEED, draws
+from src.rollout.intervals import LEAST_FOR_CORRELATIONS, draws, interval_of_statistic, sign_flip_p
 
 RESAMPLES = 10_000
 CORRELATION_RESAMPLES = 2_000
-_PERMUTATIONS = 10_000
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
@@ -26,36 +25,34 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
 def rank_correlation_by_lesson(
     pairs: Mapping[str, Sequence[tuple[float, float]]], resamples: int = CORRELATION_RESAMPLES
 ) -> Optional[list[float]]:
-    """The 95 % interval of the rank correlation: the 2.5th to 97.5th percentile of a seeded bootstrap over lessons.
-    Resamples without a correlation, as all scores of one side are equal in them, are left out; None if no resample has
-    one, or for fewer than two lessons."""
+    """The 95 % interval of the rank correlation over lessons (`interval_of_statistic`); None for fewer than
+    `LEAST_FOR_CORRELATIONS` lessons. Resamples without a correlation, as all scores of one side are equal in them, are
+    left out; None if the scores of all but one lesson are."""
     lessons = [list(group) for group in pairs.values() if group]
-    if len(lessons) < 2:
+    whole = rank_correlation(sum(lessons, []))
+    without_each = [rank_correlation(sum(lessons[:at] + lessons[at + 1 :], [])) for at in range(len(lessons))]
+    if len(lessons) < LEAST_FOR_CORRELATIONS or whole is None or None in without_each:
         return None
     found = [
         rank_correlation([pair for lesson, times in zip(lessons, drawn, strict=True) for pair in lesson * times])
         for drawn in draws(len(lessons), resamples).tolist()
     ]
     known = [value for value in found if value is not None]
-    return [float(end) for end in np.percentile(known, [2.5, 97.5])] if known else None
+    return interval_of_statistic(whole, known, without_each, LEAST_FOR_CORRELATIONS)
 
 
-def rank_correlation_p(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
-    """Two-sided p of a permutation test of the rank correlation: the probability of one at least as far from 0 if one
-    side were shuffled. Estimated from seeded permutations and the observed one. None without a correlation."""
-    observed = rank_correlation(pairs)
-    if observed is None:
+def rank_correlation_p(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Optional[float]:
+    """Two-sided p of a permutation test of the rank correlation: the probability of one at least as far from 0 if the
+    sign of what each lesson adds to it were random. Pairs of one lesson resemble each other, so they are not shuffled
+    one by one: that would find a correlation where a few lessons differ. None without a correlation."""
+    everything = [pair for group in pairs.values() for pair in group]
+    if rank_correlation(everything) is None:
         return None
-    first, second = (_standardized(_ranks(side)) for side in zip(*pairs, strict=True))
-    shuffled = np.random.default_rng(BOOTSTRAP_SEED).permuted(np.tile(second, (_PERMUTATIONS, 1)), axis=1)
-    hits = int(np.sum(np.abs(shuffled @ first) >= abs(observed) - 1e-9))
-    return (hits + 1) / (_PERMUTATIONS + 1)
-
-
-def _standardized(values: np.ndarray) -> np.ndarray:
-    """The values, so that the scalar product of two such arrays is their correlation."""
-    centred = values - values.mean()
-    return centred / np.linalg.norm(centred)
+    first, second = (_ranks(side) for side in zip(*everything, strict=True))
+    added = (first - first.mean()) * (second - second.mean())
+    ends = np.cumsum([len(group) for group in pairs.values()])[:-1]
+    added /= np.abs(added).max()
+    return sign_flip_p([float(part.sum()) for part in np.split(added, ends)])
 
 
 def krippendorff_alpha(units: Sequence[Sequence[Optional[float]]]) -> Optional[float]:
@@ -121,14 +118,14 @@ def weighted_kappa(tables: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def resampled(tables: np.ndarray) -> np.ndarray:
-    """The sums of tables (groups, …) in each of `RESAMPLES` bootstrap samples of groups."""
+    """The sums of tables (groups, …): of all groups; in each of `RESAMPLES` bootstrap samples of them; and without
+    each of them."""
     flat = tables.reshape(len(tables), -1)
-    return (draws(len(tables), RESAMPLES) @ flat).reshape(-1, *tables.shape[1:])
+    whole = flat.sum(axis=0)
+    rows = np.concatenate([whole[None], draws(len(tables), RESAMPLES) @ flat, whole - flat])
+    return rows.reshape(-1, *tables.shape[1:])
 
 
-def interval_of(values: np.ndarray, groups: int) -> Optional[list[float]]:
-    """The 95 % interval of resampled values; None for fewer than two groups."""
-    if groups < 2:
-        return None
-    low, high = np.percentile(values, [2.5, 97.5])
-    return [float(low), float(high)]
+def interval_of(values: np.ndarray) -> Optional[list[float]]:
+    """The 95 % interval of what `resampled` tables give."""
+    return interval_of_statistic(float(values[0]), values[1 : RESAMPLES + 1], values[RESAMPLES + 1 :])

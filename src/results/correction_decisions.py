@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from src.errors import DataError
-from src.rollout.intervals import wilson_interval
+from src.rollout.intervals import share_interval
 from src.system.storage import storage_errors
 
 DECISIONS_NAME = "correction_decisions.jsonl"
@@ -135,8 +135,8 @@ def read_decisions(run_folder: Path) -> dict[Place, CorrectionDecision]:
 class CategoryPrecision(BaseModel):
     """How often a supervisor was right, by people's decisions, when it named this category.
 
-    `precision` is the share of accepted and edited corrections among all decided ones, and [`low`, `high`] its 95 %
-    Wilson interval; all three are null without a decision. `fine` counts the rejected ones whose message was fine.
+    `precision` is the share of accepted and edited corrections among all decided ones, null without a decision, and
+    [`low`, `high`] its 95 % interval, null for fewer than six. `fine` counts the rejected ones whose message was fine.
     """
 
     category: str
@@ -154,7 +154,7 @@ def precision_of(category: str, decisions: Iterable[CorrectionDecision]) -> Cate
     """The precision by these decisions, which all count as of one category."""
     found = list(decisions)
     accepted, edited = (sum(each.decision == name for each in found) for name in ("accept", "edit"))
-    low, high = wilson_interval(accepted + edited, len(found)) or (None, None)
+    low, high = share_interval(accepted + edited, len(found)) or (None, None)
     return CategoryPrecision(
         category=category,
         decided=len(found),

@@ -1,5 +1,5 @@
 """Statistics of finished conversations. Pure functions; an empty denominator gives None, never NaN. Intervals are
-bootstrapped over lessons (`src.rollout.intervals`)."""
+over lessons (`src.rollout.intervals`)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -9,15 +9,26 @@ from typing import Any, Optional
 from src.classroom.record import ConversationRecord
 from src.classroom.verdicts import Judgement, Scores, sum_up
 from src.results.evaluation_files import group_by_problem
-from src.rollout.intervals import Estimate, mean_with_ci, share
+from src.rollout.intervals import LEAST_LESSONS, LEVEL, Estimate, mean_with_ci, share, sign_flip_p, within_unit
 from src.rollout.thoughts import visible_text
 from src.toy_language.turn_pairs import Exchange
 
 
 def paired_change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> Estimate:
-    """The mean change of the lessons' means, over lessons that have values on both sides; n counts lessons."""
+    """The mean change of the lessons' means, over lessons that have values on both sides; n counts lessons, and `p` is
+    that of a sign-flip test."""
     common = [lesson for lesson, group in before.items() if group and after.get(lesson)]
-    return mean_with_ci({lesson: [fmean(after[lesson]) - fmean(before[lesson])] for lesson in common})
+    changes = {lesson: [fmean(after[lesson]) - fmean(before[lesson])] for lesson in common}
+    bounds = (-1.0, 1.0) if within_unit(before) and within_unit(after) else None
+    return {**mean_with_ci(changes, bounds), "p": sign_flip_p([value for (value,) in changes.values()])}
+
+
+def is_clear(change: Mapping[str, Any]) -> bool:
+    """Whether a change of `paired_change` is more than chance: an interval to one side of 0, and a p below `LEVEL`."""
+    interval, p = change["ci95"], change.get("p")
+    if interval is None or p is None or change["n"] < LEAST_LESSONS:
+        return False
+    return p < LEVEL and not interval[0] <= 0 <= interval[1]
 
 
 def rewards_by_lesson(records: Sequence[ConversationRecord]) -> dict[str, list[float]]:

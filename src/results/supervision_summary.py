@@ -92,7 +92,7 @@ def _figures(data: RunData) -> dict[str, FirstAndLast]:
     for name, (metric, _) in _FIGURES.items():
         by_lesson = [mean_with_ci(side.get(name, {})) for side in sides]
         by_step = _over_steps(data.series(metric))
-        if by_lesson and all(each["ci95"] for each in by_lesson):
+        if by_lesson and all(each["n"] for each in by_lesson):
             found[name] = FirstAndLast(*by_lesson, LESSONS)
         elif by_step:
             found[name] = FirstAndLast(*by_step, STEPS)

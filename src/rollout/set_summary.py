@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from .intervals import Estimate, mean_with_ci, wilson_interval
+from .intervals import Estimate, mean_with_ci, share_interval
 from .step import BY_STOP, ENDS, ERROR, Rollout, Step
 
 UNFINISHED = "unfinished"
@@ -17,8 +17,8 @@ _MOST_LINES = 8
 class RolloutSummary:
     """A summary; `str` gives it as text.
 
-    Intervals are bootstrapped over prompts, since rollouts on one prompt resemble each other; over rollouts if there is
-    one prompt only. Shares of sets with one rollout per prompt have Wilson's interval.
+    Intervals are over prompts, since rollouts on one prompt resemble each other; over rollouts if there is one prompt
+    only. Of fewer than six there is none.
 
     Attributes:
         rollouts, prompts: how many there are.
@@ -137,8 +137,8 @@ def _share(rollouts: Sequence[Rollout], hits: Callable[[Rollout], Iterable[bool]
     found = [list(hits(rollout)) for rollout in rollouts]
     total, n = sum(map(len, found)), sum(map(sum, found))
     if len({rollout.prompt_index for rollout in rollouts}) == len(rollouts) == total:  # they are independent
-        interval = wilson_interval(n, total)
-        return {"share": n / total if total else None, "ci95": interval and list(interval), "n": n}
+        interval = share_interval(n, total)
+        return {"share": n / total if total else None, "ci95": interval, "n": n}
     estimate = _mean(rollouts, lambda rollout: map(float, hits(rollout)))
     return {"share": estimate["mean"], "ci95": estimate["ci95"], "n": n}
 

@@ -136,7 +136,7 @@ def summarize_check(response: JudgeCheckResponse, guards: GuardsConfig, first: f
     by_problem: dict[str, list[float]] = {}
     for each in pairs:
         by_problem.setdefault(each.problem_id, []).append(each.training - each.held_out)
-    gap = mean_with_ci(by_problem)
+    gap = mean_with_ci(by_problem, (-1.0, 1.0))
     growth = None if gap["mean"] is None else gap["mean"] - (gap["mean"] if first is None else first)
     canaries = {each.canary: each.score for each in response.canaries}
     return {

@@ -22,8 +22,9 @@ from src.evaluation.report.comparison_table import comparison_text, format_p
 from src.evaluation.run import evaluate
 from src.results import rollout_files
 from src.results.agreement import krippendorff_alpha
-from src.results.paired_tests import DRAWS, differences, holm, sign_flip_p
+from src.results.paired_tests import differences, holm
 from src.rollout.engines import NO_FACTS, EmbeddedJudge, Sampling
+from src.rollout.intervals import RESAMPLES, sign_flip_p
 from src.rollout.tokens import Turn
 from src.server.sampling_service import SamplingService
 from src.toy_language.lessons import make_lessons, render_problem
@@ -50,7 +51,7 @@ def test_the_sign_flip_test_counts_all_assignments_of_signs():
 
 def test_with_many_lessons_signs_are_drawn():
     # A draw has twenty equal signs with a probability of 2 in a million, so only the observed assignment counts.
-    assert sign_flip_p([1.0] * 20) == 1 / (DRAWS + 1)
+    assert sign_flip_p([1.0] * 20) == 1 / (RESAMPLES + 1)
     assert sign_flip_p([1.0, -1.0] * 10) == 1.0
     # Thirteen ones and a seven: |sum| = 20 needs all signs equal, p = 2 / 2¹⁴ = 0.0001.
     assert sign_flip_p([1.0] * 13 + [7.0]) < 0.001

@@ -15,7 +15,7 @@ from src.errors import ConfigError, DataError
 from src.message_rules.readings import LABELS, Exchange
 from src.readers import classifier
 from src.readers.agreement import agreement
-from src.readers.classifier import Vectoriser, fit_linear, seen, texts_of
+from src.readers.classifier import TEXTS, Counted, Vectoriser, fit_linear, seen, texts_of
 from src.readers.cross_validation import BY_CLASSIFIER, best_threshold, measure
 from src.readers.labelled import LabelledMessage, read_labelled
 from src.readers.stored import CARD_NAME, JSON_NAME, TENSORS_NAME, load_readers
@@ -96,11 +96,25 @@ def test_a_loaded_reader_scores_as_the_fitted_one(folder: Path, data: list[str])
         there = [each for each in messages if each.source == stored.source]
         rows = [seen(label, each.exchange) for each in there]
         vectoriser = Vectoriser.fit(rows, texts_of(label))
-        fitted = fit_linear(vectoriser, rows, [each.labels[label] for each in there])
-        scores = fitted.scores(vectoriser.tables(rows))
+        tables = vectoriser.tables(rows)
+        scores = fit_linear(tables, [each.labels[label] for each in there]).scores(tables)
         assert [readers.score(label, each.exchange) for each in there] == pytest.approx(scores.tolist(), abs=1e-9)
         compared += 1
     assert compared >= 3
+
+
+def test_n_grams_counted_once_are_those_of_each_part(data: list[str]):
+    """A cross-validation counts them for all messages, and keeps what a part's own count would have found."""
+    rows = [each.exchange for each in read_all(data)]
+    train, test = np.arange(0, len(rows), 2), np.arange(1, len(rows), 2)
+    vectoriser = Vectoriser.fit([rows[place] for place in train], TEXTS)
+    parts = Counted(rows, TEXTS).tables(train, test)
+    for found, places in zip(parts, (train, test), strict=True):
+        expected = vectoriser.tables([rows[place] for place in places])
+        assert list(found) == list(expected)
+        for name, each in expected.items():
+            difference = found[name] - each
+            assert found[name].shape == each.shape and abs(difference).max() < 1e-12, name
 
 
 def test_a_reader_of_the_message_alone_does_not_look_at_the_student(folder: Path):

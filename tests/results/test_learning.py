@@ -30,8 +30,8 @@ from tests.support.synthetic_run import record_of, scored, step_line, write_trai
 from tests.training.test_gather import model_from_folder
 
 
-def estimate(mean: float, low: float, high: float, n: int = 116) -> dict:
-    return {"mean": mean, "ci95": [low, high], "n": n}
+def estimate(mean: float, low: float, high: float, n: int = 116, p: float = 0.0001) -> dict:
+    return {"mean": mean, "ci95": [low, high], "n": n, "p": p}
 
 
 # The quickstart (seed 42), its 50 steps measured on 116 held-out lessons.
@@ -49,8 +49,8 @@ STILL = replace(
     movement=Movement(0.0, 878_976, 878_976),
     without_variance=0.0,
     gradient_norm=0.13,
-    held_out={"sampled": estimate(0.0, 0.0, 0.0), "greedy": estimate(0.0, 0.0, 0.0)},
-    training=Trend(10, 0.531, 0.524, estimate(-0.007, -0.064, 0.049, 160)),
+    held_out={"sampled": estimate(0.0, 0.0, 0.0, p=1.0), "greedy": estimate(0.0, 0.0, 0.0, p=1.0)},
+    training=Trend(10, 0.531, 0.524, estimate(-0.007, -0.064, 0.049, 160, 0.8)),
 )
 SHUFFLED = replace(
     GOOD,
@@ -90,7 +90,7 @@ def test_a_reward_that_rose_while_no_parameter_moved_is_no_learning() -> None:
 
 def test_held_out_lessons_count_and_training_problems_do_not_beside_them() -> None:
     assert conclude(replace(GOOD, held_out=SHUFFLED.held_out)).verdict == NO_EVIDENCE
-    by_chance = {"sampled": estimate(0.02, -0.01, 0.05)}
+    by_chance = {"sampled": estimate(0.02, -0.01, 0.05, p=0.2)}
     learning = conclude(replace(GOOD, held_out=by_chance))
     assert learning.verdict == NO_EVIDENCE and "did not change by more than chance: +0.020" in learning.reasons[0]
     assert conclude(replace(SHUFFLED, held_out={"greedy": GOOD.held_out["greedy"]})).verdict == LEARNED

@@ -1,7 +1,7 @@
 """Whether prices predict outcomes: rank correlations, categories, and what shuffled prices would give.
 
 A comparison's difference is that of the other message minus that of the message that was sent, in price and in outcome;
-the outcome's is the mean over pairs of playouts. Intervals are bootstrapped over lessons.
+the outcome's is the mean over pairs of playouts. Intervals and tests are over lessons.
 """
 
 import random
@@ -14,12 +14,13 @@ from src.evaluation.counterfactuals.comparing import Compared, Comparison
 from src.evaluation.counterfactuals.outcome import OUTCOMES
 from src.evaluation.counterfactuals.prices import SUPERVISOR
 from src.results.agreement import rank_correlation, rank_correlation_by_lesson, rank_correlation_p
-from src.rollout.intervals import mean_with_ci
+from src.rollout.intervals import LEVEL as SIGNIFICANT
+from src.rollout.intervals import Bounds, mean_with_ci, sign_flip_p, within_unit
 
 PREDICTS, NOTHING, OPPOSITE, TOO_FEW = "predicts", "predicts nothing", "predicts the opposite", "too few to say"
 LEVEL = 0.01
-"""A price predicts if fewer than this share of all ways to shuffle it correlate as strongly with the outcome."""
-FEWEST_COMPARISONS, FEWEST_OF_CATEGORY = 10, 5
+"""A price predicts if fewer than this share of all signs of the lessons correlate as strongly with the outcome."""
+FEWEST_COMPARISONS = 10
 SHUFFLES = 20
 
 
@@ -75,7 +76,8 @@ def _pairs(comparison: Comparison, outcome: str) -> list[float]:
 
 def outcome_with_ci(comparison: Comparison, outcome: str) -> dict[str, Any]:
     """The difference in outcome with its interval over pairs of playouts."""
-    return mean_with_ci({str(place): [value] for place, value in enumerate(_pairs(comparison, outcome))})
+    pairs = {str(place): [value] for place, value in enumerate(_pairs(comparison, outcome))}
+    return mean_with_ci(pairs, _bounds([comparison], outcome))
 
 
 # Prices ----------------------------------------------------------------------------------------------------------
@@ -91,9 +93,10 @@ def _prediction(found: Sequence[Comparison], source: str, outcome: str) -> dict[
 
 def _agreement(by_lesson: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
     everything = [pair for pairs in by_lesson.values() for pair in pairs]
-    value, p = rank_correlation(everything), rank_correlation_p(everything)
+    value, p = rank_correlation(everything), rank_correlation_p(by_lesson)
     interval = rank_correlation_by_lesson(by_lesson)
-    verdict = TOO_FEW if value is None or len(everything) < FEWEST_COMPARISONS else _verdict(value, interval, p)
+    enough = value is not None and interval is not None and len(everything) >= FEWEST_COMPARISONS
+    verdict = _verdict(value, interval, p) if enough else TOO_FEW
     return {"rank_correlation": value, "ci95": interval, "p": p, "n": len(everything), "verdict": verdict}
 
 
@@ -112,8 +115,8 @@ def _priced(found: Sequence[Comparison], source: str, outcome: str) -> dict[str,
     return by_lesson
 
 
-def _verdict(value: float, interval: list[float] | None, p: float) -> str:
-    if p >= LEVEL or interval is None or interval[0] <= 0 <= interval[1]:
+def _verdict(value: float, interval: list[float], p: float) -> str:
+    if p >= LEVEL or interval[0] <= 0 <= interval[1]:
         return NOTHING
     return PREDICTS if value > 0 else OPPOSITE
 
@@ -128,18 +131,22 @@ def shuffled_check(found: Sequence[Comparison], outcome: str, seeds: int = SHUFF
 
 def _is_flagged(found: Sequence[Comparison], outcome: str) -> bool:
     """Whether the supervisor's prices are not found to predict anything."""
-    p = rank_correlation_p([pair for pairs in _priced(found, SUPERVISOR, outcome).values() for pair in pairs])
+    p = rank_correlation_p(_priced(found, SUPERVISOR, outcome))
     if p is None or p >= LEVEL:  # no interval is needed
         return True
     return _agreement(_priced(found, SUPERVISOR, outcome))["verdict"] in (NOTHING, TOO_FEW)
 
 
 def shuffled(found: Sequence[Comparison], seed: int) -> list[Comparison]:
-    """The comparisons, each with the prices of a drawn one."""
-    drawn = random.Random(f"{seed}|shuffled").sample(list(found), len(found))
+    """The comparisons, each with the prices of another one. Those of a lesson stay together, as they resemble each
+    other: lessons are dealt out in a drawn order, and their prices follow them."""
+    lessons = list(dict.fromkeys(each.lesson for each in found))
+    order = random.Random(f"{seed}|shuffled").sample(lessons, len(lessons))
+    together = sorted(found, key=lambda each: lessons.index(each.lesson))
+    drawn = sorted(found, key=lambda each: order.index(each.lesson))
     return [
         replace(mine, price_said=other.price_said, price_other=other.price_other)
-        for mine, other in zip(found, drawn, strict=True)
+        for mine, other in zip(together, drawn, strict=True)
     ]
 
 
@@ -161,15 +168,23 @@ def _harm(group: Sequence[Comparison], outcome: str) -> dict[str, Any]:
         lesson: [_faulty(*pair) for pair in pairs] for lesson, pairs in _priced(group, SUPERVISOR, outcome).items()
     }
     prices = [price for pairs in by_lesson.values() for price, _ in pairs]
-    harm = mean_with_ci({lesson: [value for _, value in pairs] for lesson, pairs in by_lesson.items()})
+    outcomes = {lesson: [value for _, value in pairs] for lesson, pairs in by_lesson.items()}
+    p = sign_flip_p([fmean(values) for values in outcomes.values()])
+    harm = mean_with_ci(outcomes, _bounds(group, outcome)) | {"p": p}
     interval = harm["ci95"]
-    if interval is None or len(by_lesson) < FEWEST_OF_CATEGORY:
+    if interval is None:
         verdict = TOO_FEW
-    elif interval[0] <= 0 <= interval[1]:
+    elif p >= SIGNIFICANT or interval[0] <= 0 <= interval[1]:
         verdict = NOTHING
     else:
         verdict = PREDICTS if harm["mean"] < 0 else OPPOSITE
     return {"price": fmean(prices), **harm, "verdict": verdict}
+
+
+def _bounds(found: Sequence[Comparison], outcome: str) -> Bounds | None:
+    """Of differences in an outcome: −1 and 1, if it goes from 0 to 1."""
+    sides = [each[outcome] for comparison in found for each in (comparison.outcome_said, comparison.outcome_other)]
+    return (-1.0, 1.0) if within_unit({str(place): side for place, side in enumerate(sides)}) else None
 
 
 # Outcomes --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from src.evaluation.published.mathdial import TELLING_MOVE, TeacherTurn, read_ma
 from src.evaluation.published.message_labels import MessageLabels
 from src.evaluation.published.tutor import open_tutor
 from src.message_rules.readings import REVEALS_ANSWER, TELLING
-from src.rollout.intervals import mean_with_ci
+from src.rollout.intervals import UNIT, mean_with_ci
 from src.rollout.prompts import render
 from src.system.storage import write_whole
 
@@ -103,7 +103,10 @@ def compare_turns(turns: Sequence[TeacherTurn], of_teacher: TurnLabels, of_tutor
         }
         sides["difference"] = {place: sides["tutor"][place] - sides["teacher"][place] for place in both}
         shares[label] = {
-            side: mean_with_ci(_by_dialogue([turns[place] for place in both], [values[place] for place in both]))
+            side: mean_with_ci(
+                _by_dialogue([turns[place] for place in both], [values[place] for place in both]),
+                (-1.0, 1.0) if side == "difference" else UNIT,
+            )
             for side, values in sides.items()
         }
     read = [(turn, labels) for turn, labels in zip(turns, of_teacher, strict=True) if labels is not None]

@@ -66,7 +66,7 @@ def _of_dimension(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, 
             right.setdefault(dialogue, []).append(float(label == value))
         about |= {
             "kappa": float(weighted_kappa(tables.sum(axis=0), weights)),
-            "ci95": interval_of(weighted_kappa(resampled(tables), weights), len(tables)),
+            "ci95": interval_of(weighted_kappa(resampled(tables), weights)),
             "weights": "quadratic" if dimension.ordinal else "none",
             "accuracy": mean_with_ci(right),
         }
@@ -76,11 +76,8 @@ def _of_dimension(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, 
 
 
 def agreement_as_json(labels: Sequence[bool], found: Sequence[bool], dialogues: Sequence[str]) -> dict[str, Any] | None:
-    """A yes-or-no agreement for metrics.json; None for fewer than two dialogues, of which there is no interval."""
-    if len(set(dialogues)) < 2:
-        return None
-    measured = agreement(labels, found, dialogues)
-    return asdict(measured) | {"ci95": list(measured.ci95)}
+    """A yes-or-no agreement for metrics.json; None without replies."""
+    return asdict(agreement(labels, found, dialogues)) if len(labels) else None
 
 
 def kappa_differences(replies: Sequence[LabelledReply], by_judge: Mapping[str, ReplyLabels]) -> list[dict[str, Any]]:
@@ -97,8 +94,7 @@ def kappa_differences(replies: Sequence[LabelledReply], by_judge: Mapping[str, R
         if not both or not all(map(_answers_all, pairs)):
             continue
         (one, ones), (two, twos) = map(_kappas, pairs)
-        dialogues = len({replies[place].history for place in both})
-        interval = interval_of(twos.mean(axis=0) - ones.mean(axis=0), dialogues)
+        interval = interval_of(twos.mean(axis=0) - ones.mean(axis=0))
         mean = float(two.mean() - one.mean())
         differences.append({"judge": judge, "against": before, "mean": mean, "ci95": interval, "replies": len(both)})
     return differences
@@ -110,12 +106,11 @@ def _answers_all(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]
 
 def _mean_kappa(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> dict[str, Any]:
     kappas, drawn = _kappas(judged)
-    dialogues = len({reply.history for reply, _ in judged})
-    return {"mean": float(kappas.mean()), "ci95": interval_of(drawn.mean(axis=0), dialogues)}
+    return {"mean": float(kappas.mean()), "ci95": interval_of(drawn.mean(axis=0))}
 
 
 def _kappas(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Each dimension's kappa, and its kappa in each resample of dialogues."""
+    """Each dimension's kappa, and its kappas of `resampled` dialogues."""
     kappas, drawn = [], []
     for name, dimension in DIMENSIONS.items():
         tables, weights = _tables(name, judged), disagreement_weights(len(dimension.answers), dimension.ordinal)

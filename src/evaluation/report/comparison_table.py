@@ -18,9 +18,7 @@ from src.evaluation.report.tables import (
     reading_lines,
     supervised_line,
 )
-
-SIGNIFICANCE = 0.05
-"""A difference is marked if its corrected p is below this."""
+from src.results.statistics import is_clear
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,9 @@ def _difference(figure: Figure, pair: Mapping[str, Any]) -> Cell:
 
 def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for pair in pairs:
-        clear = pair["mean"] is not None and pair["p_holm"] < SIGNIFICANCE and figure.direction != 0
+        clear = figure.direction != 0 and is_clear(
+            {"mean": pair["mean"], "ci95": pair["ci95"], "p": pair["p_holm"], "n": pair["lessons"]}
+        )
         yield "" if not clear else "better" if pair["mean"] * figure.direction > 0 else "worse"
 
 

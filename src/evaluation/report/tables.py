@@ -11,6 +11,7 @@ from src.evaluation.metrics.post_test import POST_TEST, POST_TEST_LABELS
 from src.evaluation.metrics.supervision import DIFFERENCE
 from src.message_rules.readings import LABELS, Trust
 from src.results.run_folder import RunData, is_number, look_up
+from src.results.statistics import is_clear
 from src.rollout.intervals import Estimate
 
 NO_VALUE = "–"
@@ -143,7 +144,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: 
     """The rows of one sampling before and after training, one for each of `MEASURES`.
 
     Args:
-        reward_change: the change of the reward, paired by lesson. Its interval is shown.
+        reward_change: the change of the reward, paired by lesson. Its interval is shown, and it alone has a verdict:
+            of other figures it is not known what chance would bring.
     """
     lines = []
     for measure in MEASURES:
@@ -153,7 +155,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: 
             paired = reward_change if measure.path == ("reward", "mean") else None
             difference = paired["mean"] if paired else values[1] - values[0]
             change = Cell(_change(difference, measure), _interval(paired and paired["ci95"], measure, "+"))
-            verdict = _verdict(difference, measure)
+            verdict = _verdict(difference, measure) if paired and is_clear(paired) else ""
         lines.append(Line(measure.label, cell(measure, before), cell(measure, after), change, verdict))
     return lines
 

@@ -54,7 +54,7 @@ function precision(counts, { precision: found, overall }) {
   const names = [...new Set([...Object.keys(counts), ...Object.keys(by)])].sort();
   const columns = ["Category", "Corrections", "Precision", "Decided", "Accepted", "Edited", "Rejected", "Message was fine"];
   return [el("h2", {}, "How often the supervisor is right"),
-    el("p", { class: "note" }, "Precision: accepted and edited corrections, as a share of those that were decided, with a 95 % interval (Wilson)."),
+    el("p", { class: "note" }, "Precision: accepted and edited corrections, as a share of those that were decided, with a 95 % interval from six decisions on."),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Precision by category" }, el("table", { class: "figures" },
       el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, names.map((name) => figuresRow(words(name) || "(none)", counts[name] ?? 0, by[name] ?? null))),
@@ -63,14 +63,14 @@ function precision(counts, { precision: found, overall }) {
 
 function figuresRow(name, count, figures) {
   const cells = figures === null ? [el("td", { class: "note", colspan: "6" }, "no decision yet")]
-    : [el("td", {}, interval(figures), el("strong", {}, percent(figures.precision)), el("span", { class: "nr" }, ` ${percent(figures.low)} to ${percent(figures.high)}`)),
+    : [el("td", {}, interval(figures), el("strong", {}, percent(figures.precision)), figures.low === null ? "" : el("span", { class: "nr" }, ` ${percent(figures.low)} to ${percent(figures.high)}`)),
       ...["decided", "accepted", "edited", "rejected", "fine"].map((key) => el("td", { class: "right" }, String(figures[key])))];
   return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "right" }, String(count)), cells);
 }
 
 function interval({ precision: at, low, high }) {
   return svg("svg", { class: "share", viewBox: "0 0 100 12", "aria-hidden": "true" }, svg("rect", { class: "rail", y: 4, width: 100, height: 4, rx: 2 }),
-    svg("rect", { class: "reach", x: 100 * low, y: 4, width: Math.max(1, 100 * (high - low)), height: 4, rx: 2 }), svg("circle", { class: "at", cx: 4 + 92 * at, cy: 6, r: 4 }));
+    low === null ? "" : svg("rect", { class: "reach", x: 100 * low, y: 4, width: Math.max(1, 100 * (high - low)), height: 4, rx: 2 }), svg("circle", { class: "at", cx: 4 + 92 * at, cy: 6, r: 4 }));
 }
 
 // The list
