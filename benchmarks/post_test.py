@@ -259,9 +259,9 @@ def difference(figures: Mapping[str, Figures], name: str) -> dict:
     found = differences(pair)[0]
     sign = 1 if found.tutor == SCAFFOLDS else -1
     if found.mean is None:
-        return {"mean": None, "ci95": None}
+        return {"mean": None, "ci95": None, "n": 0}
     ends = None if found.ci95 is None else sorted(sign * end for end in found.ci95)
-    return {"mean": sign * found.mean, "ci95": ends}
+    return {"mean": sign * found.mean, "ci95": ends, "n": found.lessons, "p": found.p}
 
 
 def _shown(estimate: Mapping) -> str:

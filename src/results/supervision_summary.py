@@ -92,7 +92,7 @@ def _figures(data: RunData) -> dict[str, FirstAndLast]:
     for name, (metric, _) in _FIGURES.items():
         by_lesson = [mean_with_ci(side.get(name, {})) for side in sides]
         by_step = _over_steps(data.series(metric))
-        if by_lesson and all(each["n"] for each in by_lesson):
+        if by_lesson and all(sum(map(bool, side.get(name, {}).values())) > 1 for side in sides):
             found[name] = FirstAndLast(*by_lesson, LESSONS)
         elif by_step:
             found[name] = FirstAndLast(*by_step, STEPS)
@@ -178,5 +178,5 @@ def _said(estimate: Estimate, as_share: bool) -> str:
         return "–"
     number = "{:.1%}".format if as_share else "{:.3f}".format
     low_high = estimate["ci95"]
-    interval = f" [{number(low_high[0])}, {number(low_high[1])}]" if low_high else ""
+    interval = f" [{number(low_high[0])}, {number(low_high[1])}]" if low_high else f" (n = {estimate['n']})"
     return f"{number(estimate['mean'])}{interval}".replace("-", "−")

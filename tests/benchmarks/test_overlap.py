@@ -106,7 +106,7 @@ def test_the_report_has_the_ratio_its_ceiling_and_the_difference_in_reward() -> 
     printed = report(lines)
     assert (
         "1.60 x as fast (at most 1.33 on shared cores, 2.00 on cores of their own: 4.00 s" in printed
-        and "reward -0.100 [-0.100, -0.100]" in printed
+        and "reward -0.100 (n = 4)" in printed
     )
     assert "waits    8.00, 8.00 s; held-out reward after 24 steps 0.950" in printed
     assert report(lines[:4]) == "", "without both arms of a seed there is nothing to compare"

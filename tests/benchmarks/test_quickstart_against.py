@@ -114,8 +114,8 @@ def test_the_report_compares_each_round() -> None:
     rounds = {"abc": [Round(500, 0.95, 560), Round(600, 0.96, 560)], NOW: [Round(300, 0.97, 560)] * 2}
     text = report(rounds, judged, {"abc": [{"train": 50.0}, {"train": 407.2}], NOW: [{"train": 51.0}] * 2})
     assert "abc: 500, 600 s; held-out reward by its own judge 0.950, 0.960\n    of it train: 50, 407 s\n" in text
-    assert "by today's, sampled: 0.667 [0.600, 0.800], 0.500 [0.500, 0.500]" in text
-    assert "the reward changed, sampled: +0.100 [+0.100, +0.100], +0.000 [+0.000, +0.000]" in text
+    assert "by today's, sampled: 0.667 (n = 3), 0.500 (n = 2)" in text
+    assert "the reward changed, sampled: +0.100 (n = 2), +0.000 (n = 2)" in text
     assert "now it takes 0.55 x as long (by round: 0.60, 0.50)" in text
 
 

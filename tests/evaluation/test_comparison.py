@@ -66,8 +66,8 @@ def test_holm():
 def test_differences_are_of_lesson_means_over_common_lessons():
     found = differences({"base": {"a": [0.0, 1.0], "b": [0.5]}, "new": {"a": [1.0], "b": [0.75], "c": [9.0]}})
     assert [(each.tutor, each.against, each.lessons) for each in found] == [("new", "base", 2)]
-    # a: 1 − 0.5, b: 0.75 − 0.5. Resamples of two lessons have means 0.25, 0.375, 0.5.
-    assert found[0].mean == 0.375 and found[0].ci95 == [0.25, 0.5]
+    # a: 1 − 0.5, b: 0.75 − 0.5.
+    assert found[0].mean == 0.375 and found[0].ci95 is None, "two lessons are too few for an interval"
     assert found[0].p == found[0].p_holm == 0.5  # ++ and −− of four
 
 
@@ -401,7 +401,7 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
     assert fidelity["labelled_by"] == "judge" and fidelity["trusted"] is False
     assert fidelity["error_persona"]["n"] + fidelity["correct_persona"]["n"] == 3 * 2 * 2
     # In each of six conversations, one of two student messages is labelled as an error, and the tutor ignores it.
-    assert sampled["figures"]["trained"]["feedback/none"] == {"mean": 1.0, "ci95": [1.0, 1.0], "n": 6}
+    assert sampled["figures"]["trained"]["feedback/none"] == {"mean": 1.0, "ci95": None, "n": 6}
     printed = capsys.readouterr().out
     assert "NOT to be trusted" in printed
     paid = [about["paid"]["judge"] for about in metrics["tutors"].values()]

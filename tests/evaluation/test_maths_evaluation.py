@@ -140,10 +140,10 @@ def scene(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 def check(found: dict, mean: float, n: int, **by_problem: list[float]) -> None:
-    """Check the mean computed by hand, and the interval of a bootstrap over each problem's values."""
+    """Check the mean computed by hand; three problems are too few for an interval."""
     expected = mean_with_ci(by_problem)
     assert found["mean"] == pytest.approx(mean) == expected["mean"] and found["n"] == n
-    assert found["ci95"] == pytest.approx(expected["ci95"])
+    assert found["ci95"] is None
 
 
 INITIAL = 3.0 / 6, 6, {"one": [0.5, 0.5], "two": [0, 0], "three": [1, 1]}
@@ -168,9 +168,9 @@ def test_the_figures_of_known_conversations(config: EvalConfig, scene: Scene, ca
     check(found["pedagogical_reward"]["macro"], 23 / 6, 6, one=[3, 4], two=[4, 4], three=[4, 4])
     assert scene.scorer.ended
     table = capsys.readouterr().out
-    assert re.search(r"Solved before the dialogue +50\.0 % \[0\.0 %, 100\.0 %\] n=6\n", table)
-    assert re.search(r"Leaks the answer +40\.0 % \[.*\] n=5\n", table)
-    assert re.search(r"Breaks pedagogical values +20\.0 % \[.*\] n=5\n", table)
+    assert re.search(r"Solved before the dialogue +50\.0 % n=6\n", table)
+    assert re.search(r"Leaks the answer +40\.0 % n=5\n", table)
+    assert re.search(r"Breaks pedagogical values +20\.0 % n=5\n", table)
     assert "Pedagogical reward, mean of messages" in table and "n=11" in table
 
 

@@ -173,17 +173,73 @@ def outcomes(*batches: dict[str, list[float | None]]) -> list[ConversationReward
     ]
 
 
-def test_problems_on_one_side_are_drawn_on_their_own() -> None:
-    """Means of two problems drawn from {0, 1}: 0, ½, ½, 1; of {2, 3}: 2 to 3. The change is 1 to 3, its ends with
-    a probability of 1/16 each: more than 2.5 %."""
-    trend = trend_of(outcomes({"a": [0.0], "b": [1.0]}, {"c": [2.0, None], "d": [3.0]}))
-    assert (trend.batches, trend.first, trend.last) == (1, 0.5, 2.5)
-    assert trend.change == {"mean": 2.0, "ci95": [1.0, 3.0], "n": 4}
+def side(*values: float, names: str = "abcdefgh") -> dict[str, list[float | None]]:
+    return {name: [value] for name, value in zip(names, values, strict=False)}
+
+
+EASY, HARD = side(*[0.9] * 7, 0.8), side(*[0.1] * 7, 0.2, names="stuvwxyz")
+
+
+def test_problems_that_differ_show_no_learning_unless_chance_dealt_them_out() -> None:
+    """Harder problems first, by the same tutor: 100 % of such runs used to have learned."""
+    hard_first = outcomes(HARD, EASY)
+    for curriculum, why in ((None, "Fewer than 6 were played on both sides"), (True, "A curriculum chose them")):
+        trend = trend_of(hard_first, curriculum)
+        assert why in trend.decides_not
+        learning = conclude(replace(GOOD, held_out={}, training=trend))
+        assert learning.verdict == NO_EVIDENCE and why in learning.reasons[1]
+    dealt = trend_of(hard_first, curriculum=False)
+    assert conclude(replace(GOOD, held_out={}, training=dealt)).verdict == LEARNED
+    # Of the 12,870 ways to deal out 16 problems, 2 are as far apart.
+    assert dealt.change["p"] < 0.001 and dealt.change["n"] == 16 and dealt.change["ci95"][0] > 0
+
+
+def test_a_curriculum_shows_no_learning_even_on_the_same_problems() -> None:
+    """It plays again what went wrong, and by chance that goes better."""
+    trend = trend_of(outcomes(side(*[0.1] * 8), side(*[0.9] * 8)), curriculum=True)
+    assert trend.change["p"] < 0.05 and "A curriculum chose them" in trend.decides_not
+    assert conclude(replace(GOOD, held_out={}, training=trend)).verdict == NO_EVIDENCE
 
 
 def test_problems_on_both_sides_are_compared_with_themselves() -> None:
-    trend = trend_of(outcomes({"a": [0.1], "b": [0.9]}, {"a": [0.3], "b": [1.1]}))
-    assert trend.change["mean"] == pytest.approx(0.2) and trend.change["ci95"] == pytest.approx([0.2, 0.2])
+    first, last = side(*[0.1, 0.9] * 4), side(*[0.2, 1.0] * 4)
+    trend = trend_of(outcomes(first, last))
+    assert trend.change["mean"] == pytest.approx(0.1) and trend.change["p"] == 2 / 2**8 and not trend.decides_not
+    trend = trend_of(outcomes(first | {"x": [0.0]}, last | {"y": [1.0]}))
+    assert trend.change["n"] == 8, "x and y are not known to be equally hard"
+    few = trend_of(outcomes(side(0.1, 0.9), side(0.3, 1.0)))
+    assert few.change["ci95"] is None and few.change["p"] == 0.5
+
+
+def test_problems_in_part_on_both_sides_change_sides_with_themselves() -> None:
+    """Four problems on both sides have changed by nothing; of four others it is chance which came first."""
+    both = side(*[0.5] * 4)
+    trend = trend_of(outcomes(both | {"x": [0.0], "y": [0.0]}, both | {"v": [1.0], "w": [1.0]}), curriculum=False)
+    assert trend.change["mean"] == pytest.approx(1 / 3) and trend.change["p"] == pytest.approx(1 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize("lessons", [2, 3, 5])
+def test_fewer_than_six_lessons_never_give_a_verdict(lessons: int) -> None:
+    held_out = {"sampled": estimate(0.5, 0.4, 0.6, lessons)}
+    assert conclude(replace(GOOD, held_out=held_out, training=None)).verdict == NO_EVIDENCE
+    assert conclude(replace(GOOD, held_out=held_out)).verdict == LEARNED, "by the trend in training"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            estimate(0.3, 0.1, 0.5, p=0.05),
+            "did not change by more than chance: +0.300 (95 % interval +0.100 to +0.500, p",
+        ),
+        (estimate(0.3, -0.1, 0.5), "did not change by more than chance"),
+        (estimate(0.3, 0.1, 0.5) | {"ci95": None}, "changed by +0.300, in too few lessons, or too equal ones"),
+        (estimate(0.3, 0.1, 0.5) | {"p": None}, "was not tested against chance: measure it again"),
+    ],
+)
+def test_an_interval_and_a_test_are_both_needed(change: dict, says: str) -> None:
+    learning = conclude(replace(GOOD, held_out={"sampled": change}))
+    assert learning.verdict == NO_EVIDENCE and says in learning.reasons[0]
 
 
 def test_a_quarter_of_the_batches_on_each_side_and_ten_at_most() -> None:
@@ -243,9 +299,7 @@ def test_an_adapter_is_measured_by_what_it_adds(tmp_path: Path) -> None:
 def test_what_the_trainer_wrote_down_is_kept_for_the_report(tmp_path: Path) -> None:
     write_training(tmp_path, [step_line(step, 0.5, grad_norm=0.1, frac_reward_zero_std=0.25) for step in (1, 2)])
     for step in range(2):
-        records = [
-            record_of(f"{step} {i}", [], [scored(1, 1, 1)], index=i, reward=step / 2 + i / 100) for i in range(4)
-        ]
+        records = [record_of(str(i), [], [scored(1, 1, 1)], index=i, reward=step / 2 + i / 100) for i in range(8)]
         write_rollouts(tmp_path, step, 0, [record.model_copy(update={"step": step}) for record in records])
     assert write_learning(tmp_path, Movement(0.01, 5, 5)).learned
     assert write_learning(tmp_path).learned  # a report has no model to compare with

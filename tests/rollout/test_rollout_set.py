@@ -332,17 +332,21 @@ def test_a_summary_counts_what_is_there() -> None:
     assert summary.steps["distribution"] == {1: 2, 2: 1, 4: 1}
     assert (summary.steps["mean"], summary.steps["min"], summary.steps["max"], summary.steps["total"]) == (2.0, 1, 4, 8)
     assert (summary.rewards["mean"], summary.rewards["n"]) == (0.5, 3)
-    assert summary.rewards["ci95"] == pytest.approx([0.0, 1.0], abs=0.2)
+    assert summary.rewards["ci95"] is None, "of three rollouts"
     assert summary.tokens["total"] == 7 * 3 + 8 and summary.tokens["per_step"]["mean"] == pytest.approx(29 / 8)
     assert (summary.cut["share"], summary.cut["n"]) == (1 / 8, 1)
     assert summary.thoughts == {"closed": 8} and summary.seconds["mean"] == pytest.approx(0.2)
     terminated = summary.ends["terminated"]
     assert (terminated["share"], terminated["n"]) == (0.75, 3)
-    assert terminated["ci95"] == pytest.approx([0.3006, 0.9544], abs=1e-3), "Wilson's interval of 3 of 4"
+    assert terminated["ci95"] is None
+    many = RolloutSet([made(0, 1.0, 1), made(1, 0.0, 1), made(2, 0.5, 2), cut] * 3).summary().ends["terminated"]
+    assert many["n"] == 9 and many["ci95"] is None, "twelve rollouts on four prompts"
+    apart = RolloutSet([made(place, 1.0, 1, prompt=place) for place in range(12)]).summary().ends["terminated"]
+    assert apart["ci95"] == pytest.approx([0.77, 1.0], abs=0.04), "twelve of twelve prompts"
     text = str(summary)
     for words in (
         "4 rollouts on 4 prompts",
-        "75.0 % [30.1, 95.4], 3",
+        "75.0 %, 3",
         "1 max_steps",
         "rollouts by steps: 1: 2, 2: 1, 4: 1",
     ):
@@ -350,9 +354,9 @@ def test_a_summary_counts_what_is_there() -> None:
 
 
 def test_intervals_are_over_prompts_because_copies_resemble_each_other() -> None:
-    """Two prompts, ten copies each, one always solved: twenty independent rollouts would give [0.3, 0.7]."""
-    found = RolloutSet(made(place, float(place < 10), prompt=place // 10) for place in range(20))
-    assert found.summary().rewards["ci95"] == [0.0, 1.0]
+    """Six prompts, ten copies each, three always solved: sixty independent rollouts would give [0.37, 0.63]."""
+    found = RolloutSet(made(place, float(place < 30), prompt=place // 10) for place in range(60))
+    assert found.summary().rewards["ci95"] == pytest.approx([0.13, 0.87], abs=0.03)
 
 
 def test_a_summary_of_nothing_has_no_means() -> None:
