@@ -23,6 +23,7 @@ from src.evaluation.counterfactuals.figures import (
 from src.evaluation.counterfactuals.files import read_comparisons, write_comparisons
 from src.evaluation.counterfactuals.outcome import OUTCOMES, PRODUCED
 from src.evaluation.counterfactuals.table import counterfactual_table
+from src.results.agreement import rank_correlation_p
 
 
 def comparisons(count: int = 64, effect: float = 0.1, noise: float = 0.1, seed: int = 0) -> list[Comparison]:
@@ -103,6 +104,51 @@ def test_shuffled_prices_are_flagged_whatever_the_seed_of_the_outcomes():
     idle = [comparisons(effect=0.0, seed=seed) for seed in range(30)]
     verdicts = [shuffled_check(each, PRODUCED, 1)["flagged"] for each in idle]
     assert sum(verdicts) >= 28
+
+
+def alike_within_lessons(seed: int, lessons: int = 12) -> list[Comparison]:
+    """Prices and outcomes that have nothing to do with each other, each nearly the same throughout a lesson."""
+    rng = random.Random(seed)
+    found = []
+    for lesson in range(lessons):
+        price, harm = rng.gauss(0, 1), rng.gauss(0, 1)
+        for place in range(rng.randint(2, 6)):
+            prices = {"supervisor": price + rng.gauss(0, 0.2)}
+            sides = [0.0] * 4, [harm + rng.gauss(0, 0.2)] * 4
+            said, other = (dict.fromkeys(OUTCOMES, side) for side in sides)
+            names = (f"lesson {lesson}", f"c{lesson}-{place}", 2, "sibling", "leak", "a", "b")
+            found.append(Comparison(*names, {"supervisor": 0.0}, prices, said, other))
+    return found
+
+
+def test_lessons_that_are_alike_within_do_not_make_a_price_predict():
+    """Shuffled one by one, 28 of 100 such prices had p < 0.05."""
+    prices = [{each.lesson: [] for each in found} for found in (alike_within_lessons(seed) for seed in range(100))]
+    for seed, by_lesson in enumerate(prices):
+        for each in alike_within_lessons(seed):
+            pair = each.price_other["supervisor"], each.outcome_other[PRODUCED][0]
+            by_lesson[each.lesson].append(pair)
+    found = [rank_correlation_p(by_lesson) for by_lesson in prices]
+    assert sum(p < 0.05 for p in found) <= 12 and sum(p < 0.01 for p in found) <= 4
+
+
+def test_the_prices_of_a_lesson_are_shuffled_together():
+    found = comparisons(64)
+    moved = shuffled(found, 1)
+    by_lesson: dict[str, set[str]] = {}
+    origin = {id(each.price_said): each.lesson for each in found}
+    for each in moved:
+        by_lesson.setdefault(each.lesson, set()).add(origin[id(each.price_said)])
+    assert all(len(lessons) == 1 for lessons in by_lesson.values()), "two comparisons in every lesson"
+
+
+def test_fewer_than_eight_lessons_say_nothing_of_a_price():
+    few = [replace(each, lesson=f"lesson {place % 7}") for place, each in enumerate(comparisons(64))]
+    figures = counterfactual_figures(Compared(few))["outcomes"][PRODUCED]
+    assert figures["prices"]["supervisor"]["verdict"] == TOO_FEW and figures["prices"]["supervisor"]["ci95"] is None
+    five = [replace(each, lesson=f"lesson {place % 5}") for place, each in enumerate(comparisons(64))]
+    figures = counterfactual_figures(Compared(five))["outcomes"][PRODUCED]
+    assert figures["categories"]["leak"]["verdict"] == TOO_FEW
 
 
 def test_the_outcomes_repeat_as_far_as_they_are_no_noise():

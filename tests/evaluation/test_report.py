@@ -140,7 +140,7 @@ def test_less_is_better_where_it_is(run: Path):
     measured = {"reward": {"mean": 0.5}, "clean_turns": {"falsely_corrected": 0.2}, "talk": {"messages": 9.0}}
     improved = {"reward": {"mean": 0.4}, "clean_turns": {"falsely_corrected": 0.1}, "talk": {"messages": 8.0}}
     lines = {line.label: line for line in compare(measured, improved, worse)}
-    assert lines["Reward"].verdict == "worse" and str(lines["Reward"].change) == "−0.100"
+    assert lines["Reward"].verdict == "worse" and str(lines["Reward"].change) == "−0.100 [−0.200, −0.050]"
     assert lines["Clean turns falsely corrected"].verdict == "", "what chance would bring is not known"
     for chance in (worse | {"p": 0.06}, worse | {"ci95": [-0.2, 0.01]}, worse | {"n": 5}, worse | {"ci95": None}, None):
         assert compare(measured, improved, chance)[0].verdict == ""

@@ -151,7 +151,7 @@ def test_the_file_holds_the_summary_and_the_text_says_it(tmp_path: Path):
         "What the supervisor saw, in the first and the last batch:",
         "  Reward: 0.200 (n = 2) → 0.800 (n = 2), intervals over lessons.",
         "  Valid messages: 50.0% (n = 2) → 100.0% (n = 2), intervals over lessons.",
-        "  Process reward: −1.000 [−2.000, 0.000] → 0.000 [0.000, 0.000], intervals over lessons.",
+        "  Process reward: −1.000 (n = 2) → 0.000 (n = 2), intervals over lessons.",
         "  Corrections: 0 passes, 0 examples trained on.",
     ]
 
