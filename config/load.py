@@ -42,6 +42,7 @@ from config.upstream_keys import drop_keys_without_effect, rename_keys, rename_v
 from config.values import RULES_VERSION
 from src.errors import ClassroomError, ConfigError
 from src.rollout.registry import module_of
+from src.system.cpu_features import short_openmp_wait
 from src.system.keys import FormatterWithoutKeys, print_error
 from src.system.storage import storage_errors
 
@@ -100,6 +101,7 @@ def program(
             _log_to_terminal()
             _quieten_libraries()
             read_keys()
+            os.environ.update(short_openmp_wait())
             with _messages_instead_of_tracebacks():
                 command = command_line(folder, sys.argv[1:])
                 refuse_lists_for_groups(command.rest, schema)

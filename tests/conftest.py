@@ -17,6 +17,7 @@ import pytest
 from config.base import GenerationConfig
 from src.memory.sources import gpu_is_there
 from src.server.client import ClassroomClient
+from src.system.cpu_features import short_openmp_wait
 from tests.support.scripted_room import Room, guided, write_templates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +25,7 @@ GPU_SHARE = 0.1
 """What an engine of a test takes of a GPU, where there is one: two of a server and one more fit beside a trainer."""
 ENGINE_ROOMS = ("grpo", "models", "server", "training", "vllm")
 """The rooms whose tests start most of the engines and trainings."""
+os.environ.update(short_openmp_wait())  # before a test loads torch: two halves of the suite share the cores
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=200)
 hypothesis.settings.load_profile("repeatable")
 

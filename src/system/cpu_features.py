@@ -1,8 +1,24 @@
-"""What the CPU of this machine can compute."""
+"""What the CPU of this machine can compute, and how long its threads wait for work before they sleep."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 _CPU_INFO = Path("/proc/cpuinfo")
+OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""What a user says about how OpenMP's threads wait: to every runtime, to libgomp and to Intel's and LLVM's."""
+SHORT_WAIT = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+
+
+def short_openmp_wait(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables for a process that computes on the CPU, to be set before it loads OpenMP; none if the user has set one.
+
+    OpenMP's threads wait for each other in a loop before they sleep, by default for milliseconds (libgomp, which torch
+    and vLLM load here) or a fifth of a second (the others). While another process has the core of the thread that they
+    wait for, the loop takes time away from it, and a step takes several times as long. docs/measured.md has what
+    shorter waits cost on quiet cores.
+    """
+    return {} if any(name in environment for name in OPENMP_VARIABLES) else dict(SHORT_WAIT)
 
 
 def has_fast_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:

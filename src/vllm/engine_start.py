@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from config.base import ModelConfig
+from src.system.cpu_features import short_openmp_wait
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -54,8 +55,8 @@ def _with_descendants(pid: int) -> list[int]:
 
 
 class _engine_environment:
-    """Sets the environment variables of an engine: how vLLM starts processes and samples, and for CPUs the cores and
-    the size of the KV cache.
+    """Sets the environment variables of an engine: how vLLM starts processes and samples, and for CPUs the cores, how
+    threads wait, and the size of the KV cache.
 
     OpenMP reads its own when the engine's process starts, so the model may run in that process. On GPUs vLLM would
     sample a turn with `top_k` or `top_p` by FlashInfer, which first downloads and compiles kernels, for minutes, in the
@@ -67,7 +68,7 @@ class _engine_environment:
 
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib)}
+        self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib), **short_openmp_wait()}
         if model.vllm.cpu_cores is not None:
             self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
             cores = parse_id_list(model.vllm.cpu_cores)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cpu_dtypes
+from benchmarks import cpu_dtypes, openmp_spin
 from benchmarks.schedules import SCHEDULES, Lockstep, measure, show
 from config.checks import check_train_rl
 from config.load import load
@@ -60,3 +60,25 @@ def test_in_lockstep_nobody_is_ahead(lengths: tuple[int, ...]) -> None:
         still = sum(turns > place for turns in lengths)
         expected += [State.TEACHER_TURN] * still + [State.STUDENT_TURN] * still
     assert happened == expected + [State.JUDGE_TURN] * len(lengths)
+
+
+def test_each_setting_of_the_spin_benchmark_has_an_environment_of_its_own(monkeypatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    monkeypatch.setenv("KMP_BLOCKTIME", "5")
+    found = {each: openmp_spin.environment_for(each) for each in ("default", "passive", "300")}
+    said = {
+        each: {name: own[name] for name in openmp_spin.OPENMP_VARIABLES if name in own} for each, own in found.items()
+    }
+    assert said == {"default": {}, "passive": {"OMP_WAIT_POLICY": "passive"}, "300": {"GOMP_SPINCOUNT": "300"}}
+
+
+def test_the_settings_take_turns_in_both_states_and_stand_beside_the_first(world: Path) -> None:
+    found = openmp_spin.measure(["default", "300"], world / "blank", rounds=2, steps=1, busy=1)
+    assert {state: {each: len(own) for each, own in by.items()} for state, by in found.items()} == {
+        state: {"default": 2, "300": 2} for state in openmp_spin.STATES
+    }
+    table = openmp_spin.report({"quiet": {"a": [1.0, 2.0, 3.0], "b": [4.0]}, "busy": {"a": [10.0], "b": [5.0]}})
+    assert table.splitlines()[2:] == [
+        "| a | 2 [1, 3] | 1.00 × | 10 [10, 10] | 1.00 × |",
+        "| b | 4 [4, 4] | 2.00 × | 5 [5, 5] | 0.50 × |",
+    ]

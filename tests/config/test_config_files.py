@@ -16,6 +16,7 @@ from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.launch.cli import main as launcher
 from src.launch.quickstart import main as quickstart
+from src.system.cpu_features import OPENMP_VARIABLES, SHORT_WAIT
 
 # Which file ---------------------------------------------------------------------------------------------------------
 
@@ -217,3 +218,38 @@ def test_a_rule_that_scores_brings_its_lessons_and_is_not_a_part(tmp_path, caplo
         config = train_rl(*own_file(tmp_path, text, "own"))
     assert [source.name_or_path for source in config.dataset.train_datasets] == ["data/lesson_plans/train.jsonl"]
     assert "maths classroom" not in caplog.text
+
+
+LOADS_TORCH = """
+from config.load import program
+from config.train_sft_model import TrainSFTConfig
+
+@program(TrainSFTConfig, "train_sft")
+def main(config):
+    import torch
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, SHORT_WAIT["GOMP_SPINCOUNT"]),
+        ({"GOMP_SPINCOUNT": "77"}, "77"),
+        ({"OMP_WAIT_POLICY": "passive"}, "0"),
+        ({"KMP_BLOCKTIME": "7"}, "300000"),
+    ],
+)
+def test_the_openmp_that_a_program_loads_waits_shortly_unless_the_user_says_how_it_waits(tmp_path, given, said):
+    environment = {name: value for name, value in os.environ.items() if name not in OPENMP_VARIABLES}
+    result = subprocess.run(
+        [sys.executable, "-c", LOADS_TORCH, "--config-name", "quickstart", f"logging.save_dir={tmp_path}"],
+        cwd=ROOT,
+        env=environment | given | {"OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert f"GOMP_SPINCOUNT = '{said}'" in result.stderr, "what libgomp took, which torch loads"

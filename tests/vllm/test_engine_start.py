@@ -26,12 +26,14 @@ from src.errors import EngineFailure
 from src.memory.sources import gpu_is_there
 from src.rollout.seats import LoadedModels
 from src.server.open_models import _start_engines
+from src.system.cpu_features import OPENMP_VARIABLES, SHORT_WAIT
 from src.vllm.engine import VllmEngine
 from src.vllm.engine_start import start_engine
 from src.vllm.role_metrics import in_words, metrics_of, own_metrics
 from tests.conftest import RunningServer
 
-NAMES = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND")
+CORES = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND")
+NAMES = (*CORES, *OPENMP_VARIABLES)
 TEACHER = ModelConfig("teacher", VllmConfig(cpu_kvcache_gib=1, cpu_cores="0"))
 STUDENT = ModelConfig("student", VllmConfig(cpu_kvcache_gib=3))
 DEADLINE_S = 60
@@ -83,15 +85,22 @@ def loading(processes: list, both: threading.Barrier):
     return load
 
 
-def test_engines_that_start_at_once_have_their_own_environments_and_processes(processes: list, monkeypatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+@pytest.mark.parametrize("given", [{}, {"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"}])
+def test_engines_that_start_at_once_have_their_own_environments_and_processes(
+    processes: list, monkeypatch, given: dict[str, str]
+) -> None:
+    for name in OPENMP_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"OMP_NUM_THREADS": "7"} | given).items():
+        monkeypatch.setenv(name, value)
+    waits = {name: (given or SHORT_WAIT).get(name) for name in OPENMP_VARIABLES}
     before, both = {name: os.environ.get(name) for name in NAMES}, threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
         starts = [pool.submit(start_engine, model, loading(processes, both)) for model in (TEACHER, STUDENT)]
         (teacher, of_teacher), (student, of_student) = [start.result(DEADLINE_S) for start in starts]
     assert of_teacher == [teacher.pid] and of_student == [student.pid]
-    assert teacher.environment == dict(zip(NAMES, ("1", "0", "1", "{0}", "true"), strict=True))
-    assert student.environment == dict(zip(NAMES, ("3", None, "7", None, None), strict=True))
+    assert teacher.environment == dict(zip(CORES, ("1", "0", "1", "{0}", "true"), strict=True)) | waits
+    assert student.environment == dict(zip(CORES, ("3", None, "7", None, None), strict=True)) | waits
     assert {name: os.environ.get(name) for name in NAMES} == before
 
 
