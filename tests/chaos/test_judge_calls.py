@@ -2,7 +2,8 @@
 
 from tests.chaos.judge_calls import JudgeCalls, wrong_in
 from tests.chaos.judge_faults import FAULTS
-from tests.support.chat_client import SPEED
+
+SPEED = 20
 
 
 def test_300_calls_through_a_misbehaving_endpoint(tokenizer, tmp_path):

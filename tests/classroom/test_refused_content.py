@@ -13,7 +13,7 @@ from src.evaluation.rejudge import rejudge
 from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.open_router_inference import ApiChatEngine, ChatEngineJudge
 from src.rollout.engines import Completion, Sampling
-from tests.support.chat_client import fast_api
+from tests.support.chat_client import timed_api
 from tests.support.judge_endpoint import (
     Behaviour,
     Script,
@@ -25,6 +25,7 @@ from tests.support.judge_endpoint import (
 )
 from tests.support.judged_room import GOOD, OUT_OF_RANGE, Server, always, verdict
 from tests.support.scripted_room import Room
+from tests.support.turned_clock import run
 
 # What the judge will not read ---------------------------------------------------------------------------------------
 
@@ -118,7 +119,8 @@ def test_a_kept_reply_is_cut_off_or_not_as_it_was_also_without_figures(tmp_path,
         exchange.bill("half")
         exchange.send(200, completion("half a", finish_reason, {}))
 
-    async def ask(api, config) -> Completion:
+    async def ask(ledger, config) -> Completion:
+        api = timed_api(config, ledger)
         try:
             return await ApiChatEngine(config, api).chat([{"role": "user", "content": "?"}], Sampling(0.6))
         finally:
@@ -129,7 +131,7 @@ def test_a_kept_reply_is_cut_off_or_not_as_it_was_also_without_figures(tmp_path,
         ended = []
         for _ in range(2):
             ledger = CallLedger(tmp_path / "calls.sqlite")
-            ended.append(asyncio.run(ask(fast_api(config, ledger), config)).ended)
+            ended.append(run(ask(ledger, config)).ended)
             ledger.close()
     assert ended == [finish_reason == "stop"] * 2 and len(endpoint.calls) == 1
 

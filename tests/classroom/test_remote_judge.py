@@ -1,6 +1,6 @@
 """A whole classroom with a judge over real HTTP that misbehaves: rewards, costs, stops, and what is stored.
 
-Time runs `SPEED` times as fast for the judge's pauses and deadlines; no test depends on how long anything takes.
+The clock of the judge's pauses and deadlines is turned (tests/support/turned_clock.py).
 """
 
 import json
@@ -20,7 +20,6 @@ from src.inference_providers.call_ledger import UNUSABLE, USABLE, CallLedger
 from src.rollout.journal import read_journal
 from src.rollout.requests import SampleResponse
 from src.rollout.usage import Usage
-from tests.support.chat_client import SPEED
 from tests.support.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,
     USD_PER_PROMPT_TOKEN,
@@ -28,6 +27,7 @@ from tests.support.judge_endpoint import (
     JudgeEndpoint,
     cut_off,
     drips,
+    drips_for_ever,
     empty,
     error_inside,
     fails,
@@ -42,7 +42,6 @@ from tests.support.scripted_room import Room
 
 # A bad day -----------------------------------------------------------------------------------------------------------
 
-HANGS_S = 6.0
 NEVER_USABLE = 29
 """Every conversation whose number this divides gets prose from the judge, whatever happens."""
 
@@ -77,18 +76,17 @@ def bad_day(body: dict, nth: int) -> Behaviour:
     if number % NEVER_USABLE == 0:
         return unusable[1]
     waits = [fails(429), fails(429, retry_after="3"), fails(500), fails(502), fails(503), resets(), hangs()]
-    waits += [drips(good, 60.0, "slow drip"), error_inside(), no_choices(), empty()]
+    waits += [drips_for_ever(good), error_inside(), no_choices(), empty()]
     chance = random.Random(f"{number} {nth}")
     if chance.random() >= 0.3:
         return drips(good, 0.2) if chance.random() < 0.05 else says(good)
     return chance.choice(waits + unusable if nth < 2 else waits)
 
 
-@pytest.mark.full  # what is late on a busy machine counts as lost
 def test_256_conversations_on_a_bad_day(tokenizer, tmp_path, judged):
     room = Room(tokenizer, tmp_path / "run")
     numbers = list(range(1, 257))
-    limits = {"max_concurrent_requests": 32, "requests_per_minute": 2400, "request_timeout_s": HANGS_S}
+    limits = {"max_concurrent_requests": 32, "requests_per_minute": 2400}
     with judge_endpoint(bad_day) as endpoint:
         started = time.monotonic()
         server = Server(room, judged, endpoint.url, **limits, **PRICES)
@@ -109,7 +107,7 @@ def print_figures(endpoint: JudgeEndpoint, server: Server, response: SampleRespo
     usage, ledger = response.usage["judge"], server.ledger
     kinds = Counter(call.behaviour for call in endpoint.calls)
     none = sum(record.reward is None for record in response.conversations)
-    print(f"\n{len(response.conversations)} conversations, {none} without a verdict, {seconds:.1f} s (× {SPEED})")
+    print(f"\n{len(response.conversations)} conversations, {none} without a verdict, {seconds:.1f} s")
     print(f"requests: {usage.calls}, repeated {usage.retries}, unusable {usage.unusable}")
     print(f"as the endpoint answered: {dict(kinds.most_common())}")
     print(f"as the client saw it: {dict(sorted(usage.failures.items()))}")
@@ -314,7 +312,6 @@ def test_a_stop_lets_paid_replies_land_and_a_resumed_batch_pays_for_none_of_them
     assert response.usage["judge"].cost_usd == pytest.approx(endpoint.billed_usd)
 
 
-@pytest.mark.full  # a request that fails again and again while others are answered slowly is given up alone
 def test_a_judge_that_stays_down_stops_the_run_at_its_deadline(tokenizer, tmp_path, judged):
     room = Room(tokenizer, tmp_path / "run")
     up_for = {"calls": 20}

@@ -1,6 +1,6 @@
 """Students and teachers behind real HTTP: what they are sent, what is stored and paid for once, and what stops a batch.
 
-Time runs `SPEED` times as fast for pauses and deadlines, as in tests/support/chat_client.py.
+The clock of pauses and deadlines is turned (tests/support/turned_clock.py).
 """
 
 import asyncio
@@ -27,10 +27,11 @@ from src.rollout.journal import JOURNAL_NAME, read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.rollout.tokens import approximate_tokens
 from src.server.sampling_service import SamplingService
-from tests.support.chat_client import PRICES, SPEED
+from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import Room
+from tests.support.turned_clock import run
 
 REQUEST = SampleRequest(
     problems=["fractions", "fractions", "sums"], answers=["1/2", "1/2", "7"], request_id="r", seed=1, step=0
@@ -42,7 +43,7 @@ class Server:
 
     def __init__(self, room: Room, generation: GenerationConfig, url: str, *seats: str, **options):
         self.room, self.generation, self.seats = room, generation, seats
-        options = {"request_timeout_s": 6.0, "deadline_s": 60.0} | options
+        options = {"deadline_s": 60.0} | options
         self.configs = {seat: ApiModelConfig(model_name_or_path=f"a-{seat}", base_url=url, **options) for seat in seats}
         self.ledgers: dict[str, CallLedger] = {}
 
@@ -61,13 +62,12 @@ class Server:
                     api.ledger.close()
                 service._journal.close()
 
-        return asyncio.run(whole())
+        return run(whole())
 
     def _api(self, seat: str) -> ChatApi:
         config = self.configs[seat]
         ledger = self.ledgers[seat] = CallLedger(self.room.folder / f"{seat}_calls.sqlite", config.max_cost_usd)
-        clock, sleep = (lambda: asyncio.get_running_loop().time() * SPEED), (lambda s: asyncio.sleep(s / SPEED))
-        return ChatApi(config, ledger, seat, clock=clock, sleep=sleep)
+        return timed_api(config, ledger, seat)
 
     def sample(self, request: SampleRequest = REQUEST) -> SampleResponse:
         return self.run(lambda service: service.sample(request))

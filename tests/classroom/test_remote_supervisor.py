@@ -1,9 +1,8 @@
 """A whole classroom with a supervisor over real HTTP that costs money and misbehaves: what is paid, and what is kept.
 
-Time runs 20 times as fast for the supervisor's pauses and deadlines; no test depends on how long anything takes.
+The clock of the supervisor's pauses and deadlines is turned (tests/support/turned_clock.py).
 """
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -20,11 +19,12 @@ from src.inference_providers.model_supervisor import ApiSupervisor
 from src.rollout.journal import JOURNAL_NAME
 from src.rollout.requests import SampleRequest
 from src.rollout.supervision import OBSERVE, REPLACE, RETRY
-from tests.support.chat_client import PRICES, fast_api
+from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import JudgeEndpoint, cut_off, fails, hangs, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
 from tests.support.supervised_room import CORRECTION, supervising
+from tests.support.turned_clock import run
 
 PROBLEMS = [f"lesson number {number}" for number in range(10)]
 GOOD = json.dumps({"critique": "Fine.", "category": "none", "valid": True, "correction": ""})
@@ -71,11 +71,11 @@ class Server:
         room.turn_rewards = ("supervisor",)
 
     def sample(self, generation: GenerationConfig, dies_at: int = -1) -> list[ConversationRecord]:
-        return asyncio.run(self._sample(generation, dies_at))
+        return run(self._sample(generation, dies_at))
 
     async def _sample(self, generation: GenerationConfig, dies_at: int) -> list[ConversationRecord]:
         ledger = CallLedger(self.room.folder / "supervisor_calls.sqlite", self.config.max_cost_usd)
-        api = fast_api(self.config, ledger)
+        api = timed_api(self.config, ledger)
         self.room.supervisor = Killed(self.config, generation.supervisor, ledger, api, self.timeout_s)
         self.room.supervisor.dies_at = dies_at
         service = self.room.open(generation)

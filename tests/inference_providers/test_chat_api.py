@@ -1,13 +1,17 @@
 """Requests to a model over real HTTP that misbehaves: what is repeated, when, to which model, and at what cost.
 
-Time runs `SPEED` times as fast for the client's pauses and deadlines; no test depends on how long anything takes.
+The client's clock is turned (tests/support/turned_clock.py); no test depends on how long anything takes.
 """
 
 import asyncio
 import json
 import logging
+import threading
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +20,7 @@ from src.errors import ConfigError, ProviderFailure, RequestRefused, StorageErro
 from src.inference_providers.call_ledger import LOST, CallLedger
 from src.inference_providers.chat_api import GEMINI_URL, OPENROUTER_URL, ChatApi, ChatRequest
 from src.rollout.engines import Sampling
-from tests.support.chat_client import LONG, PRICES, SPEED, Client, in_turn, question
+from tests.support.chat_client import LONG, PRICES, Client, in_turn, question
 from tests.support.judge_endpoint import (
     Behaviour,
     Exchange,
@@ -24,6 +28,7 @@ from tests.support.judge_endpoint import (
     Script,
     cut_off,
     drips,
+    drips_for_ever,
     empty,
     error_inside,
     fails,
@@ -34,9 +39,22 @@ from tests.support.judge_endpoint import (
     says,
 )
 
+GENEROUS_S = 60
+
 
 def by_model(**behaviours: Behaviour) -> Script:
     return lambda body, nth: behaviours[body["model"]]
+
+
+def waits_for(here: threading.Event, left: threading.Event, then: Behaviour) -> Behaviour:
+    """A behaviour that sets the first event and waits for the second."""
+
+    def act(exchange: Exchange) -> None:
+        here.set()
+        assert left.wait(GENEROUS_S)
+        then(exchange)
+
+    return act
 
 
 # What is sent -------------------------------------------------------------------------------------------------------
@@ -115,7 +133,7 @@ MENDED_BY_WAITING = {
     "408": fails(408),
     "reset": resets(),
     "hang": hangs(),
-    "slow drip": drips(LONG, 30.0),
+    "slow drip": drips_for_ever(LONG),
     "error in 200": error_inside(),
     "no choices": no_choices(),
     "empty": empty(),
@@ -126,10 +144,10 @@ MENDED_BY_WAITING = {
 @pytest.mark.parametrize("name", MENDED_BY_WAITING)
 def test_is_asked_again(name, tmp_path):
     with judge_endpoint(in_turn(MENDED_BY_WAITING[name], MENDED_BY_WAITING[name], says("yes"))) as endpoint:
-        client = Client(endpoint, tmp_path, request_timeout_s=2.0 if name in ("hang", "slow drip") else 10.0, **PRICES)
+        client = Client(endpoint, tmp_path, **PRICES)
         assert client.ask() == "yes"
     assert len(endpoint.calls) == 3 and sum(client.ledger.outcomes.values()) == 3
-    unseen = [call for call in endpoint.calls if call.billed_usd and not call.stated or call.behaviour == "drip"]
+    unseen = [call for call in endpoint.calls if call.billed_usd and not call.stated or call.behaviour == "slow drip"]
     stated = [call for call in endpoint.calls if call not in unseen]
     assert client.ledger.spent_usd == pytest.approx(sum(call.billed_usd for call in stated))
     assert client.ledger.reserved_usd >= sum(call.billed_usd for call in unseen)
@@ -138,26 +156,26 @@ def test_is_asked_again(name, tmp_path):
 
 def test_a_reply_that_comes_slowly_but_in_time_counts(tmp_path):
     with judge_endpoint(in_turn(drips(LONG, 0.4))) as endpoint:
-        assert Client(endpoint, tmp_path, request_timeout_s=30.0).ask() == LONG
+        assert Client(endpoint, tmp_path).ask() == LONG
     assert len(endpoint.calls) == 1
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_after_holds_every_request_to_the_model(form, tmp_path):
-    """Six requests fail at once; none is repeated before the time that the provider asked for (20 s, here 1 s)."""
-    after = "20" if form == "seconds" else formatdate(time.time() + 22, usegmt=True)
+    """Six requests fail at once; none is repeated before the time that the provider asked for."""
+    after = "1000" if form == "seconds" else formatdate(time.time() + 1600, usegmt=True)  # ten minutes until it is read
     with judge_endpoint(in_turn(fails(429, retry_after=after), says("yes"))) as endpoint:
         assert Client(endpoint, tmp_path).ask_all(6) == ["yes"] * 6
-    first = max(call.ended for call in endpoint.of("429 with Retry-After"))
-    again = min(call.began for call in endpoint.of("says"))
-    assert len(endpoint.calls) == 12 and again - first >= 19 / SPEED
+    first = max(call.sent for call in endpoint.of("429 with Retry-After"))
+    again = min(call.sent for call in endpoint.of("says"))
+    assert len(endpoint.calls) == 12 and again - first >= 1000
 
 
 def test_pauses_grow(tmp_path):
     with judge_endpoint(in_turn(*[fails(500)] * 5, says("yes"))) as endpoint:
         assert Client(endpoint, tmp_path).ask() == "yes"
-    began = [call.began for call in endpoint.calls]
-    gaps = [(later - earlier) * SPEED for earlier, later in zip(began, began[1:], strict=False)]
+    sent = [call.sent for call in endpoint.calls]
+    gaps = [later - earlier for earlier, later in zip(sent, sent[1:], strict=False)]
     assert all(gap >= 0.5 * 2**i for i, gap in enumerate(gaps)), gaps
 
 
@@ -253,20 +271,18 @@ def test_a_model_that_was_put_there_after_a_stop_is_found(tmp_path):
 
 def test_a_model_that_was_missed_by_a_request_that_nobody_waits_for_is_looked_for_again(tmp_path):
     """As after a stop: the requests beside the one that raised it are left alone, and land afterwards."""
-
-    def late(exchange: Exchange) -> None:
-        time.sleep(0.3)
-        fails(404)(exchange)
+    here, left = threading.Event(), threading.Event()
 
     async def leave_and_come_back(api: ChatApi) -> str:
         asking = asyncio.create_task(api.ask(question()))
-        while not endpoint.calls:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(here.wait, GENEROUS_S)
         asking.cancel()
+        await asyncio.sleep(0)
+        left.set()
         await api.drain()
         return (await api.ask(question())).text
 
-    with judge_endpoint(in_turn(late, says("pulled"))) as endpoint:
+    with judge_endpoint(in_turn(waits_for(here, left, fails(404)), says("pulled"))) as endpoint:
         assert Client(endpoint, tmp_path, deadline_s=60.0).run(leave_and_come_back) == "pulled"
 
 
@@ -274,7 +290,7 @@ def test_a_model_that_is_down_is_replaced_and_looked_after_now_and_then(tmp_path
     with judge_endpoint(by_model(first=fails(503), second=says("second"))) as endpoint:
         client = Client(endpoint, tmp_path, fallback_models=["second"], max_concurrent_requests=4)
         assert client.ask_all(40) == ["second"] * 40
-    seconds = (endpoint.calls[-1].ended - endpoint.calls[0].began) * SPEED
+    seconds = endpoint.calls[-1].sent - endpoint.calls[0].sent
     asked = sum(call.body["model"] == "first" for call in endpoint.calls)
     looked_after = 4 + seconds / 60  # after 5, 10, 20 and 40 seconds, then once a minute
     assert 8 <= asked <= 8 + 4 + looked_after, "eight failures in a row, those on their way, and now and then one"
@@ -288,7 +304,7 @@ def test_a_model_that_is_back_is_asked_again(tmp_path):
 
     async def outage(api: ChatApi) -> list:
         asked = asyncio.gather(*(api.ask(question(f"question {i}")) for i in range(12)))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(10)
         down["first"] = False
         return await asked
 
@@ -304,11 +320,10 @@ def test_a_provider_that_stays_down_is_waited_for_and_then_the_run_stops(tmp_pat
     caplog.set_level(logging.WARNING)
     with judge_endpoint(in_turn(fails(503, "maintenance"))) as endpoint:
         client = Client(endpoint, tmp_path, deadline_s=100.0)
-        started = time.monotonic()
         outcomes = client.ask_all(20)
     assert all(isinstance(outcome, ProviderFailure) for outcome in outcomes)
     assert "deadline_s = 100 s; the last failure: 503: maintenance" in str(outcomes[0])
-    assert (time.monotonic() - started) * SPEED >= 50
+    assert endpoint.calls[-1].sent - endpoint.calls[0].sent >= 50
     beats = [record for record in caplog.records if "waiting for the judge first: no answer for" in record.message]
     assert 1 <= len(beats) <= 4, "one line in thirty seconds, not one for each request"
     assert len(endpoint.calls) < 2 * 20 and client.ledger.reserved_usd == 0, "one asks for all until it is back"
@@ -358,7 +373,7 @@ def test_one_request_that_never_succeeds_fails_alone(others, tmp_path):
         poisoned = asyncio.create_task(api.ask(question("poison")))
         for i in range(others):
             await api.ask(question(f"question {i}"))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(3)
         with pytest.raises(RequestRefused, match="Other requests were answered meanwhile"):
             await poisoned
 
@@ -369,23 +384,27 @@ def test_one_request_that_never_succeeds_fails_alone(others, tmp_path):
 # Stopping -----------------------------------------------------------------------------------------------------------
 
 
-def leave_early(endpoint: JudgeEndpoint):
+@contextmanager
+def left_early(folder: Path) -> Iterator[tuple[Client, Callable[[ChatApi], Awaitable[None]], JudgeEndpoint]]:
+    """A client, and work of it that leaves a request before it is answered."""
+    here, left = threading.Event(), threading.Event()
+
     async def leave(api: ChatApi) -> None:
         asking = asyncio.create_task(api.ask(question()))
-        while not endpoint.calls:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(here.wait, GENEROUS_S)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
+        left.set()
         await api.drain()
 
-    return leave
+    with judge_endpoint(in_turn(waits_for(here, left, says("yes")))) as endpoint:
+        yield Client(endpoint, folder), leave, endpoint
 
 
 def test_a_reply_that_nobody_waits_for_any_more_is_still_taken_down(tmp_path):
-    with judge_endpoint(in_turn(drips("yes", 0.3))) as endpoint:
-        client = Client(endpoint, tmp_path)
-        client.run(leave_early(endpoint))
+    with left_early(tmp_path) as (client, leave, endpoint):
+        client.run(leave)
         assert client.ledger.find_reply(question().key("first"))[0] == "yes"
         assert client.ledger.spent_usd == pytest.approx(endpoint.billed_usd)
 
@@ -394,21 +413,26 @@ def test_an_error_that_nobody_waits_for_any_more_is_logged(tmp_path, monkeypatch
     def full(*_args, **_named) -> None:
         raise StorageError("the disk is full")
 
-    with judge_endpoint(in_turn(drips("yes", 0.3))) as endpoint:
-        client = Client(endpoint, tmp_path)
+    with left_early(tmp_path) as (client, leave, _endpoint):
         monkeypatch.setattr(client.ledger, "settle", full)
-        client.run(leave_early(endpoint))
+        client.run(leave)
     assert "the disk is full" in caplog.text
 
 
 def test_a_program_that_ends_keeps_what_was_on_its_way_held(tmp_path):
+    here = threading.Event()
+
     async def end(api: ChatApi) -> None:
         asyncio.create_task(api.ask(question()))  # noqa: RUF006
-        while not endpoint.calls:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(here.wait, GENEROUS_S)
         api._in_flight.copy().pop().cancel()
 
-    with judge_endpoint(in_turn(hangs())) as endpoint:
+    def hang(exchange: Exchange) -> None:
+        exchange.bill()
+        here.set()
+        hangs()(exchange)
+
+    with judge_endpoint(in_turn(hang)) as endpoint:
         client = Client(endpoint, tmp_path, **PRICES)
         client.run(end)
     assert client.ledger.outcomes == {("first", LOST): 1} and client.ledger.reserved_usd >= endpoint.billed_usd > 0

@@ -1,7 +1,7 @@
 """Arbitrary replies of providers over real HTTP: only the project's own errors are raised, no request stays in flight,
 no reply takes more memory than its limit, and no prompt goes to another address.
 
-Time runs `SPEED` times as fast, as in tests/support/chat_client.py.
+The client's clock is turned (tests/support/turned_clock.py).
 """
 
 import gzip
@@ -169,7 +169,7 @@ def test_of_a_reply_that_unpacks_to_too_much_no_more_is_read_than_a_reply_may_ha
     bomb = squeezed(256)
     assert len(bomb) < LARGEST_REPLY / 8
     with judge_endpoint(in_turn(sends(bomb, status, Content_Encoding="gzip"), says("yes"))) as endpoint:
-        client = Client(endpoint, tmp_path, request_timeout_s=60.0, **PRICES)
+        client = Client(endpoint, tmp_path, **PRICES)
         tracemalloc.start()
         try:
             assert client.ask() == "yes"
@@ -184,11 +184,11 @@ def test_a_large_reply_below_the_limit_counts_packed_or_not(tmp_path):
     text = "word " * 600_000
     packed = gzip.compress(whole(text).encode())
     with judge_endpoint(in_turn(sends(packed, Content_Encoding="gzip"))) as endpoint:
-        assert Client(endpoint, tmp_path / "packed", request_timeout_s=60.0).ask() == text
+        assert Client(endpoint, tmp_path / "packed").ask() == text
     with judge_endpoint(in_turn(sends(whole(text)), says("yes"))) as endpoint:
-        assert Client(endpoint, tmp_path / "plain", request_timeout_s=60.0).ask() == text
+        assert Client(endpoint, tmp_path / "plain").ask() == text
     with judge_endpoint(in_turn(sends(whole(text * 2)), says("yes"))) as endpoint:
-        client = Client(endpoint, tmp_path / "too large", request_timeout_s=60.0)
+        client = Client(endpoint, tmp_path / "too large")
         assert client.ask() == "yes"
         row = client.ledger._run("SELECT text FROM calls WHERE outcome = 'garbled'").fetchone()
     assert f"more than the {LARGEST_REPLY} bytes" in row[0]

@@ -1,7 +1,6 @@
 """A model as supervisor of the game: it is asked about what the rules let pass, it is shown the rules and what the
 sailor knows, its corrections are played, and games wait while it is down."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from src.rollout.runner import Runner
 from src.rollout.seats import Seats
 from src.server.sampling_service import SamplingService
 from tests.marooned.test_environment import REQUEST, Table, config_of
-from tests.support.chat_client import PRICES, fast_api
+from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
+from tests.support.turned_clock import run
 
 PROMPT = f"generation.supervisor.prompt_path={ROOT / 'prompt_templates/supervisors/marooned.txt'}"
 MODEL = [
@@ -48,12 +48,12 @@ class WatchedTable(Table):
         self.model = SupervisorModelConfig(base_url=endpoint.url, **options)
 
     def play(self, request=REQUEST) -> list[GameRecord]:
-        return asyncio.run(self._play(request))
+        return run(self._play(request))
 
     async def _play(self, request) -> list[GameRecord]:
         journal, weights = Journal(self.folder), {"return": 1.0}
         ledger = CallLedger(self.folder / "supervisor_calls.sqlite", self.model.max_cost_usd)
-        api = fast_api(self.model, ledger)
+        api = timed_api(self.model, ledger)
         supervisor = ApiSupervisor(self.model, self.config.generation.supervisor, ledger, api, rules=self.rules)
         seats = Seats({"teacher": self.engine}, {"teacher": self.engine}, {"supervisor": api}, supervisor=supervisor)
         environment = environment_of(self.config).open_with(self.config, seats, journal, weights)

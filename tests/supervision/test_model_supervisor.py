@@ -20,10 +20,10 @@ from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.model_supervisor import ApiSupervisor, EngineSupervisor
 from src.rollout.engines import Completion, ConversationFacts, Sampling
 from src.rollout.reviews import MessageToReview, priced
-from tests.support.chat_client import PRICES, fast_api
+from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import (
     cut_off,
-    drips,
+    drips_for_ever,
     empty,
     fails,
     hangs,
@@ -31,6 +31,7 @@ from tests.support.judge_endpoint import (
     resets,
     says,
 )
+from tests.support.turned_clock import run
 
 MESSAGES = 20
 SUPERVISION = SupervisionConfig(prompt_path=str(ROOT / "prompt_templates/supervisors/maths_tutor.txt"))
@@ -71,12 +72,12 @@ def unlucky(behaviour):
 
 def review_all(endpoint, folder, messages, timeout_s=None, **options):
     """The reviews of messages, all at once; the ledger is opened and closed. An exception stands in its place."""
-    options = {"model_name_or_path": "first", "base_url": endpoint.url, "request_timeout_s": 5.0} | PRICES | options
+    options = {"model_name_or_path": "first", "base_url": endpoint.url} | PRICES | options
     config = SupervisorModelConfig(**options)
     ledger = CallLedger(folder / "calls.sqlite", config.max_cost_usd)
 
     async def whole():
-        api = fast_api(config, ledger)
+        api = timed_api(config, ledger)
         supervisor = ApiSupervisor(config, SUPERVISION, ledger, api, timeout_s)
         try:
             return await asyncio.gather(*map(supervisor.review, messages), return_exceptions=True)
@@ -85,7 +86,7 @@ def review_all(endpoint, folder, messages, timeout_s=None, **options):
             await api._client.close()
 
     try:
-        return asyncio.run(whole()), ledger
+        return run(whole()), ledger
     finally:
         ledger.close()
 
@@ -99,7 +100,7 @@ WAYS = {
     "contradiction": (says(BAD.replace("false", "true")), "JudgeOutputError", {}),
     "cut off": (cut_off(BAD), "JudgeOutputError", {}),
     "hang": (hangs(), "TimeoutError", {"timeout_s": 3.0, "request_timeout_s": 0.5}),
-    "slow drip": (drips(GOOD, 30.0), "TimeoutError", {"timeout_s": 3.0, "request_timeout_s": 0.5}),
+    "slow drip": (drips_for_ever(GOOD), "TimeoutError", {"timeout_s": 3.0, "request_timeout_s": 0.5}),
     "500": (fails(500), "TimeoutError", {"timeout_s": 3.0}),
     "reset": (resets(), "TimeoutError", {"timeout_s": 3.0}),
     "empty": (empty(), "TimeoutError", {"timeout_s": 3.0}),

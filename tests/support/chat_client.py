@@ -1,8 +1,7 @@
-"""A client of a misbehaving endpoint. Its clock runs `SPEED` times as fast, so pauses and deadlines are short and keep
-their proportions."""
+"""A client of a misbehaving endpoint, on a clock that is turned: pauses and deadlines take no time."""
 
 import asyncio
-import time
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from src.inference_providers.call_ledger import CallLedger
 from src.inference_providers.chat_api import ChatApi, ChatRequest
 from src.rollout.engines import Sampling
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, Script
+from tests.support.turned_clock import run
 
-SPEED = 20
 PRICES = {"usd_per_million_prompt_tokens": 0.30, "usd_per_million_completion_tokens": 2.50}
 LONG = "word " * 40
 
@@ -26,30 +25,33 @@ def question(text: str = "why?", schema: dict | None = None, max_tokens: int = 5
     return ChatRequest([{"role": "user", "content": text}], Sampling(0.6, 0.9, max_tokens=max_tokens), schema, (draw,))
 
 
-def fast_api(config: ApiModelConfig, ledger: CallLedger, speed: float = SPEED) -> ChatApi:
-    return ChatApi(
-        config, ledger, "judge", clock=lambda: time.monotonic() * speed, sleep=lambda s: asyncio.sleep(s / speed)
-    )
+def timed_api(config: ApiModelConfig, ledger: CallLedger, role: str = "judge") -> ChatApi:
+    """An API on the clock of the `TurnedLoop` that runs. It wakes a little late, as on any machine: with exact pauses
+    the same of many requests that wait would always come first."""
+    loop, late = asyncio.get_running_loop(), random.Random(1)
+    api = ChatApi(config, ledger, role, loop.time, lambda s: asyncio.sleep(s * late.uniform(1.0, 1.05)))
+    loop.wait_for_requests_of(api._client._client)
+    return api
 
 
 class Client:
     """A client of one endpoint, with its ledger on disk."""
 
     def __init__(self, endpoint: JudgeEndpoint, folder: Path, **options):
-        options = {"model_name_or_path": "first", "base_url": endpoint.url, "request_timeout_s": 5.0} | options
+        options = {"model_name_or_path": "first", "base_url": endpoint.url} | options
         self.config = ApiModelConfig(**options)
         self.ledger = CallLedger(folder / "calls.sqlite", self.config.max_cost_usd)
 
     def run(self, work: Callable[[ChatApi], Awaitable]):
         async def whole():
-            api = fast_api(self.config, self.ledger)
+            api = timed_api(self.config, self.ledger)
             try:
                 return await work(api)
             finally:
                 await api.drain()
                 await api._client.close()
 
-        return asyncio.run(whole())
+        return run(whole())
 
     def ask(self, request: ChatRequest | None = None) -> str:
         async def one(api: ChatApi) -> str:

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+NUMBER, SENT = "X-Request-Number", "X-Request-Sent"
+"""Headers of requests that a `TurnedLoop` waits for: a number of its own, and when it was sent by that loop's clock."""
 USD_PER_PROMPT_TOKEN, USD_PER_COMPLETION_TOKEN = 0.30e-6, 2.50e-6
 
 
@@ -28,11 +30,16 @@ class Call:
 
     `last_write` is when the endpoint began to write the last piece of its answer. Until then the request surely runs;
     soon afterwards the client may have the answer and send its next request, before this endpoint's thread goes on.
+    `sent` is when the client sent it by the clock of its `TurnedLoop`, `number` the name that it gave it; `stalled`
+    says that nothing more comes until the client is gone.
     """
 
     began: float
     body: dict
     key: str | None
+    number: str | None = None
+    sent: float | None = None
+    stalled: bool = False
     behaviour: str = ""
     last_write: float = 0.0
     ended: float = 0.0
@@ -93,6 +100,14 @@ class Exchange:
         except OSError:
             return True
 
+    def stall(self, data: bytes = b"") -> None:
+        """Wait until the client has gone, and write a byte of `data` now and then meanwhile."""
+        self.call.stalled = True
+        for place in itertools.count():
+            if self.closing.wait(0.02) or self.client_left():
+                return
+            self.write(data[place : place + 1])
+
     def hang_up(self) -> None:
         """Close the connection after this reply."""
         self._handler.close_connection = True
@@ -151,11 +166,23 @@ def resets() -> Behaviour:
 def hangs() -> Behaviour:
     def act(exchange: Exchange) -> None:
         exchange.bill("something nobody ever reads")
-        while not (exchange.closing.wait(0.02) or exchange.client_left()):
-            pass
+        exchange.stall()
         exchange.drop()
 
     return _named("hang", act)
+
+
+def drips_for_ever(text: str, name: str = "slow drip") -> Behaviour:
+    """The right reply, of which a byte comes now and then: it is not over before the client gives it up."""
+
+    def act(exchange: Exchange) -> None:
+        exchange.bill(text)
+        data = json.dumps(completion(text, "stop", exchange.usage())).encode()
+        exchange.head(200, len(data), {})
+        exchange.stall(data[:-1])
+        exchange.drop()
+
+    return _named(name, act)
 
 
 def drips(text: str, seconds: float, name: str = "drip") -> Behaviour:
@@ -227,7 +254,8 @@ class JudgeEndpoint:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
         key = (handler.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         with self._lock:
-            call = Call(time.monotonic(), body, key)
+            sent = handler.headers.get(SENT)
+            call = Call(time.monotonic(), body, key, handler.headers.get(NUMBER), sent and float(sent))
             self.calls.append(call)
             content = json.dumps([body["model"], body["messages"]])
             nth = self._seen[content]
@@ -238,6 +266,14 @@ class JudgeEndpoint:
             handler.close_connection = True
         finally:
             call.ended = time.monotonic()
+
+
+_running: list[JudgeEndpoint] = []
+
+
+def stalled_requests() -> set[str]:
+    """The numbers of requests to any endpoint that runs which get nothing more."""
+    return {call.number for endpoint in _running for call in endpoint.calls if call.stalled and call.number}
 
 
 @contextmanager
@@ -266,9 +302,11 @@ def judge_endpoint(script: Script, port: int = 0) -> Iterator[JudgeEndpoint]:
     endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
+    _running.append(endpoint)
     try:
         yield endpoint
     finally:
+        _running.remove(endpoint)
         endpoint._closing.set()
         server.shutdown()
         server.server_close()

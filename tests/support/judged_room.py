@@ -2,18 +2,20 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 from config.base import GenerationConfig, JudgeModelConfig
 from src.inference_providers.call_ledger import CallLedger
+from src.inference_providers.chat_api import ChatApi
 from src.inference_providers.open_router_inference import OpenAICompatibleJudge
 from src.rollout.journal import read_journal
 from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.open_models import JUDGE_CALLS_NAME
 from src.server.sampling_service import SamplingService
-from tests.support.chat_client import SPEED, fast_api
+from tests.support.chat_client import timed_api
 from tests.support.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,
     USD_PER_PROMPT_TOKEN,
@@ -21,6 +23,7 @@ from tests.support.judge_endpoint import (
     Script,
 )
 from tests.support.scripted_room import Room
+from tests.support.turned_clock import run
 
 PRICES = {
     "usd_per_million_prompt_tokens": USD_PER_PROMPT_TOKEN * 1e6,
@@ -64,10 +67,10 @@ def judged_by(rules: dict[str, str], generation: GenerationConfig) -> Generation
 
 
 class Server:
-    """What a server is, but for the engines: opened on a run folder, asked, closed. `speed` is that of the clock of the
-    judge's client."""
+    """What a server is, but for the engines: opened on a run folder, asked, closed. The clock of the judge's
+    client is turned, or runs `speed` times as fast as a real one."""
 
-    def __init__(self, room: Room, generation: GenerationConfig, url: str, speed: float = SPEED, **options):
+    def __init__(self, room: Room, generation: GenerationConfig, url: str, speed: float | None = None, **options):
         options = {"model_name_or_path": "judge"} | options
         self.config = JudgeModelConfig(base_url=url, **options)
         self.room, self.generation, self.speed = room, generation, speed
@@ -76,7 +79,7 @@ class Server:
 
     def run(self, work: Callable[[SamplingService], Awaitable]):
         async def whole():
-            api = fast_api(self.config, self.ledger, self.speed)
+            api = timed_api(self.config, self.ledger) if self.speed is None else self._real_api(self.speed)
             rules = self.generation.judges_rules_prompts_paths
             self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
             service = self.room.open(self.generation)
@@ -88,7 +91,11 @@ class Server:
                 service._journal.close()
                 self.ledger.close()
 
-        return asyncio.run(whole())
+        return (run if self.speed is None else asyncio.run)(whole())
+
+    def _real_api(self, speed: float) -> ChatApi:
+        clock, sleep = (lambda: time.monotonic() * speed), (lambda s: asyncio.sleep(s / speed))
+        return ChatApi(self.config, self.ledger, "judge", clock=clock, sleep=sleep)
 
     def sample(self, problems: list[str], request_id: str = "r", **more) -> SampleResponse:
         answers = [""] * len(problems)

@@ -1,7 +1,6 @@
-"""How many turns an engine gets at a time, and when it counts as hung, with a clock that jumps instead of waiting."""
+"""How many turns an engine gets at a time, and when it counts as hung, on a clock that is turned."""
 
 import asyncio
-import selectors
 from collections.abc import AsyncIterator, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -14,35 +13,10 @@ from src.rollout.engines import Sampling
 from src.vllm.engine import VllmEngine
 from src.vllm.turn_deadlines import TurnDeadlines
 from src.vllm.weights_gate import WeightsGate
+from tests.support.turned_clock import run
 
 TURN_S = 60.0
 TIMEOUT_S = 100.0
-
-
-class _Hurry(selectors.DefaultSelector):
-    """Where a loop would wait for its next timer, the clock jumps there."""
-
-    ahead = 0.0
-
-    def select(self, timeout: float | None = None) -> list:
-        events = super().select(0 if timeout is not None else None)
-        if not events and timeout:
-            self.ahead += timeout
-        return events
-
-
-class _FastLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._hurry = _Hurry()
-        super().__init__(self._hurry)
-
-    def time(self) -> float:
-        return super().time() + self._hurry.ahead
-
-
-def run(scenario: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=_FastLoop) as runner:
-        return runner.run(scenario)
 
 
 class SlowLLM:
