@@ -6,9 +6,11 @@ does; every tenth also looks at the page.
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 import psutil
 import requests
@@ -16,7 +18,7 @@ import requests
 from src.models.policy_folder import policies_folder, policy_path, remove_old_policies, write_policy
 from src.models.policy_version import PolicyVersion
 from src.results.rollout_files import write_rollouts
-from src.rollout.intervals import Estimate, mean_with_ci
+from src.rollout.intervals import Estimate, student_t
 from src.rollout.journal import JOURNAL_NAME
 from src.rollout.requests import SampleRequest
 from src.server.client import ClassroomClient
@@ -36,11 +38,14 @@ _MEASURES = {"memory_kb": "memory, KB", "fds": "file descriptors", "threads": "t
 
 def slope(values: Sequence[float]) -> Estimate:
     """The change from one value to the next, from those in the first half and their counterparts in the second, with
-    its 95 % interval over blocks of neighbours."""
+    Student's 95 % interval over blocks of neighbours: these values have no bounds, and all may be equal."""
     half = len(values) // 2
     changes = [(values[i + half] - values[i]) / half for i in range(half)]
     size = max(1, half // _BLOCKS)
-    return mean_with_ci({str(start): changes[start : start + size] for start in range(0, half, size)})
+    blocks = [fmean(changes[start : start + size]) for start in range(0, half, size)]
+    mean = fmean(blocks)
+    reach = student_t(len(blocks) - 1) * stdev(blocks) / math.sqrt(len(blocks))
+    return {"mean": mean, "ci95": [mean - reach, mean + reach], "n": half}
 
 
 class Soak:

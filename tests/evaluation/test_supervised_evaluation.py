@@ -91,7 +91,8 @@ def test_a_supervised_evaluation_beside_one_without(config: EvalConfig, server: 
     folder = Path(config.logging.save_dir)
     assert metrics == json.loads((folder / "metrics.json").read_text())
     difference = metrics["supervised_minus_sampled"]["reward"]
-    assert difference["mean"] == pytest.approx(-0.1) and difference["ci95"] == pytest.approx([-0.1, -0.1])
+    low, high = difference["ci95"]  # all lessons differ alike, so only the bounds of a reward say how far off it may be
+    assert difference["mean"] == pytest.approx(-0.1) and -0.3 < low < -0.1 < high < 0.1
     assert difference["lessons"] == 20 and difference["p"] < 0.001
     assert metrics["supervised"]["supervision"]["valid"]["mean"] == 1.0 and "supervision" not in metrics["sampled"]
     assert {name: len(found) for name, found in read_records(folder / "conversations.parquet").items()} == {
@@ -99,9 +100,8 @@ def test_a_supervised_evaluation_beside_one_without(config: EvalConfig, server: 
         "supervised": 40,
     }
     printed = capsys.readouterr().out
-    assert (
-        "Reward with the supervisor against without it, lesson by lesson: −0.100 [−0.100, −0.100] p < 0.001" in printed
-    )
+    assert "Reward with the supervisor against without it, lesson by lesson: −0.100 [−0.2" in printed
+    assert "] p < 0.001, 20 lessons." in printed
     assert printed.split("\n\n")[1].splitlines()[0].split() == ["sampled", "supervised"]
     assert "Messages that the supervisor called valid" in printed
 

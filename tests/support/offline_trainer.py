@@ -164,6 +164,7 @@ def offline_trainer(
         run_id="run",
         server=None,
         checkpoint=None if checkpoint is None else str(checkpoint),
+        contents={},
     )
     folder.mkdir(parents=True, exist_ok=True)
     kind = OfflinePPOTrainer if config.train.algorithm == PPO else OfflineTrainer
