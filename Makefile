@@ -6,14 +6,15 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
 
-.PHONY: help setup doctor quickstart quickstart-models small-tutor small-tutor-controls marooned marooned-models test test-engines \
-        test-others test-full chaos lint bench docs gpu-check openenv-check
+.PHONY: help setup doctor quickstart quickstart-models small-tutor small-tutor-models small-tutor-controls marooned marooned-models test \
+        test-engines test-others test-full chaos lint bench docs gpu-check openenv-check
 
 help:
 	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
 	@echo 'make quickstart         a tutor that learns on this machine, in minutes; ends with runs/quickstart/report.html'
 	@echo 'make quickstart-models  only the models that the quickstart starts from'
 	@echo 'make small-tutor        a real chat model of 135 million parameters learns to teach, in half an hour on two cores'
+	@echo 'make small-tutor-models  only the model that it starts from'
 	@echo 'make small-tutor-controls  the same without learning, and with shuffled rewards: neither may get better'
 	@echo 'make marooned           a sailor that learns the island game on this machine, with a supervisor of rules'
 	@echo 'make marooned-models    only the model that it starts from'
@@ -42,6 +43,9 @@ quickstart-models: setup
 
 small-tutor: setup
 	@$(PYTHON_IN_VENV) -m src.launch.small_tutor $(ARGS)
+
+small-tutor-models: setup
+	@$(PYTHON_IN_VENV) -m src.launch.small_tutor --models-only $(ARGS)
 
 small-tutor-controls: setup
 	@$(PYTHON_IN_VENV) -m src.launch.controls small_tutor $(ARGS)

@@ -5,6 +5,7 @@ much faster where rollouts are many; this engine is for notebooks, small models 
 """
 
 import asyncio
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, ContextOverflow, EngineFailure
 from ..models.policy_version import PolicyVersion
-from ..models.pretrained import check_model, context_length, load_tokenizer
 from .chat_template import Message, ReplyFrame, encode_chat
 from .engines import Completion, EngineHealth, Sampling
 from .hf_sampling import sample_batch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _MODEL = "HfEngine's model"
+_EXTRA = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
 _GATHER_S = 0.005
 """How long a batch waits for further requests."""
 _UNLIMITED = 1_000_000
@@ -53,7 +54,8 @@ class HfEngine:
         max_length: the model's context in tokens.
 
     Raises:
-        ConfigError: if the model or its tokenizer cannot be loaded, or has no chat template that holds a conversation.
+        ConfigError: if the extra `hf` is not installed, or the model or its tokenizer cannot be loaded, or has no chat
+            template that holds a conversation.
     """
 
     def __init__(
@@ -67,6 +69,9 @@ class HfEngine:
     ):
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size!r}; it must be an integer of at least 1.")
+        _require_extra()
+        from ..models.pretrained import context_length, load_tokenizer
+
         loaded = None if isinstance(model, str | Path) else model
         self.model_name = str(model) if loaded is None else str(loaded.name_or_path)
         self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(_MODEL, self.model_name)
@@ -170,9 +175,20 @@ def _failure(name: str, error: Exception) -> EngineFailure:
     return failure
 
 
+def _require_extra() -> None:
+    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"HfEngine needs {', '.join(missing)}, not installed here: in this project's folder, pip install '.[hf]'. "
+            "ApiEngine needs none of them."
+        )
+
+
 def _load(name: str, device: str | None, dtype: str | None) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
+
+    from ..models.pretrained import check_model
 
     check_model(_MODEL, name)
     device = device or _first_device()

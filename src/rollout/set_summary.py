@@ -47,7 +47,8 @@ class RolloutSummary:
 
     def __str__(self) -> str:
         unit = "prompts" if self.prompts > 1 else "rollouts"
-        lines = [f"{self.rollouts} rollouts on {self.prompts} prompts; 95 % intervals over {unit}"]
+        played, on = _counted(self.rollouts, "rollout"), _counted(self.prompts, "prompt")
+        lines = [f"{played} on {on}; 95 % intervals over {unit}"]
         for state, found in self.ends.items():
             lines.append(_line(state, f"{_percent(found['share'], found['ci95'])}, {found['n']}"))
             reasons = [(reason, n) for reason, n in self.reasons.items() if reason.startswith(f"{state}: ")]
@@ -144,6 +145,10 @@ def _share(rollouts: Sequence[Rollout], hits: Callable[[Rollout], Iterable[bool]
 
 
 # As text -------------------------------------------------------------------------------------------------------------
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _line(name: str, says: str) -> str:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 from config.load import USER_ERRORS, load, read_keys
 from config.train_rl_model import TrainRLConfig
@@ -21,6 +22,14 @@ from src.viewer.static_files import page_files
 
 FLAG = "--view"
 _LEFT_BY_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", CONVERSATIONS_NAME)
+
+
+class ViewerHealth(BaseModel):
+    """Answer of `GET /health`: as a server's, less what only a server has; `live` is false: no model is loaded."""
+
+    status: str = "ok"
+    run_folder: str
+    live: bool = False
 
 
 def view(arguments: Sequence[str]) -> int:
@@ -46,6 +55,11 @@ def create_viewer(run_folder: Path, token: str | None, allowed_hosts: Sequence[s
     add_error_answers(app)
     add_request_checks(app, token, allowed_hosts, page_files())
     add_viewer(app, run_folder, live=False)
+
+    @app.get("/health")
+    def health() -> ViewerHealth:
+        return ViewerHealth(run_folder=str(run_folder))
+
     return app
 
 

@@ -46,6 +46,8 @@ _NAMES = frozenset(
     "reward reward_std frac_reward_zero_std loss grad_norm learning_rate entropy step_time completions/mean_length "
     "sampling/sampling_logp_difference/mean".split()
 )
+MAROONED = "marooned"
+"""The environment whose games a person can join."""
 _FACTS = (
     ("teacher", "teacher_model.model_name_or_path"),
     ("student", "student_model.model_name_or_path"),
@@ -54,7 +56,6 @@ _FACTS = (
     ("problems per batch", "train.number_of_problems_per_batch"),
     ("conversations per problem", "train.num_samples_per_problem"),
     ("learning rate", "train.learning_rate"),
-    ("messages at most", "generation.max_turns"),
     ("seed", "seed"),
 )
 
@@ -117,6 +118,8 @@ class RunMetrics:
         """The settings that the page shows: (label, value)."""
         config = self.config()
         found = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
+        longest = "own decisions at most" if config.get("environment") == MAROONED else "tutor closes from message"
+        found.append((longest, look_up(config, "generation", "max_turns")))
         found.append(("error turns", error_share(config)))
         return [(label, str(value)) for label, value in found if value is not None]
 

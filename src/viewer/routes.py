@@ -12,7 +12,7 @@ from src.viewer.chat import ChatTutor
 from src.viewer.desk import DeskQuery, TeachersDesk
 from src.viewer.filters import LARGEST_PAGE, ListQuery
 from src.viewer.game_table import GameTable
-from src.viewer.metrics import RunMetrics
+from src.viewer.metrics import MAROONED, RunMetrics
 from src.viewer.reader import LARGEST_GROUP, RunReader
 from src.viewer.schemas import (
     ChatAvailability,
@@ -37,8 +37,6 @@ from src.viewer.schemas import (
 )
 from src.viewer.static_files import add_page
 
-MAROONED = "marooned"
-"""The environment whose games a person can join."""
 OFF_WITHOUT_A_MODEL = (
     "This page shows what a run left; no model is loaded. Start the server on the same folder to talk to its tutor: "
     "python vllm_server.py --config-name … logging.save_dir="

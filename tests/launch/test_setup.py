@@ -113,6 +113,8 @@ def test_ci_runs_the_tests_and_nothing_else():
     [
         ("quickstart", ".venv/bin/python -m src.launch.quickstart seed=2"),
         ("quickstart-models", ".venv/bin/python -m src.launch.quickstart --models-only seed=2"),
+        ("small-tutor-models", ".venv/bin/python -m src.launch.small_tutor --models-only seed=2"),
+        ("marooned-models", ".venv/bin/python -m src.launch.marooned --models-only seed=2"),
         ("test", '.venv/bin/python -m pytest -m "not full" seed=2'),
         ("test-full", ".venv/bin/python -m pytest seed=2"),
         ("lint", ".venv/bin/python -m ruff check ."),

@@ -1,6 +1,9 @@
 """The engine on transformers, with a real tiny model: its log-probs, seeds, limits, and rollouts on it."""
 
 import asyncio
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -200,3 +203,20 @@ def test_a_full_context_truncates(hf_engine: HfEngine) -> None:
     assert rollout.answer is None
     (single,) = asyncio.run(Rollouts(hf_engine, max_tokens=3).run(["Go."], progress=False))
     assert single.end == End("truncated", "max_tokens")
+
+
+def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+    gone = ("torch", "safetensors")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in gone else there(name, *more))
+    with pytest.raises(ConfigError, match=r"HfEngine needs torch, safetensors, .*pip install '\.\[hf\]'"):
+        HfEngine("any/model")
+
+
+def test_its_module_is_imported_without_its_extra() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')))\n"
+        "from src.rollout import HfEngine"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -379,3 +379,12 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match="no rollouts"):
         RolloutSet().plot(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "prompts", "said"), [(1, 1, "1 rollout on 1 prompt;"), (2, 1, "2 rollouts on 1 prompt;")]
+)
+def test_one_is_not_in_the_plural(rollouts: int, prompts: int, said: str) -> None:
+    from src.rollout.set_summary import _counted
+
+    assert f"{_counted(rollouts, 'rollout')} on {_counted(prompts, 'prompt')};" == said
