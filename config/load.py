@@ -154,6 +154,8 @@ def _quieten_libraries() -> None:
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "DS_LOG_LEVEL": "error",
+        # Of what an engine that was ended left behind: the tracker, a process of its own, removes it.
+        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
     }
     for name, value in quiet.items():
         os.environ.setdefault(name, value)

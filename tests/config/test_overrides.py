@@ -1,5 +1,9 @@
 """Flags and overrides: what a command line makes of a configuration, and what a run writes down of it."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,3 +153,20 @@ def test_a_dry_run_lists_the_rules_personas_and_rewards_in_force():
         assert "# rewards in force: pedagogical × 1\n# turn rewards in force: supervisor × 1\n" in printed
     printed = run("eval.py", "--config-name=small_tutor", "dry_run=true", "server_url=null").stdout
     assert "# judge rules in force: pedagogical_eval" in printed and "# rewards in force: pedagogical × 1" in printed
+
+
+LEAKS = """
+import multiprocessing, os, signal
+from config.load import _quieten_libraries
+_quieten_libraries()
+kept = multiprocessing.get_context("spawn").Semaphore()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("of_the_user", "said"), [(None, False), ("default", True)])
+def test_what_a_killed_process_left_behind_is_removed_without_a_word(of_the_user: str | None, said: bool) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    env |= {} if of_the_user is None else {"PYTHONWARNINGS": of_the_user}
+    ended = subprocess.run([sys.executable, "-c", LEAKS], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL and ("resource_tracker" in ended.stderr) == said, ended.stderr
