@@ -121,7 +121,7 @@ def test_no_mixture_of_requests_blocks(seed: int) -> None:
             await asyncio.wait([request])
             assert request.cancelled() or request.exception() is None
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(come_and_go(number) for number in range(16)))
             await settle(watched)
 
@@ -141,7 +141,7 @@ def test_engines_that_cannot_get_ready_fail_who_waits_for_them_and_are_tried_aga
         await watched.request([State.TEACHER_TURN])
         assert watched.woken == [DIALOGUE]
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 # Conversations under it ---------------------------------------------------------------------------------------------

@@ -172,10 +172,11 @@ def test_what_only_looks_dangerous_is_wrong_and_quickly_so(checker, name):
 
 
 def test_after_a_hang_answers_are_compared_again():
-    checker = AnswerChecker(timeout_s=5.0, workers=1)
+    checker = AnswerChecker(timeout_s=1.0, workers=1)
     try:
         assert not is_correct(checker, HANGS["a tower of powers"], "x+3")
         assert checker.given_up == 1 and checker.pids == []
+        checker._pool._workers[0]._timeout_s = 600.0
         assert is_correct(checker, "x+1", "1+x") and len(checker.pids) == 1
     finally:
         checker.shutdown()
@@ -298,6 +299,9 @@ from src.grading.checker import AnswerChecker
 
 if __name__ == "__main__":
     checker = AnswerChecker(timeout_s=1.0, workers=1)
+    worker = checker._pool._workers[0]
+    worker._start()  # with a second of processor time, however long that takes
+    worker._timeout_s = 600.0
     asyncio.run(checker.is_correct("\\\\boxed{x+1}", "1+x"))
     print(checker.pids[0], flush=True)
     checker._pool._workers[0]._pipe.send_bytes(json.dumps([(sys.argv[1], "1")]).encode())

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -179,10 +179,18 @@ def test_a_check_that_is_interrupted_leaves_the_parts_that_were_done(tmp_path: P
 
 def test_every_part_has_a_deadline_and_all_together_have_one(tmp_path: Path, signals, monkeypatch) -> None:
     monkeypatch.setattr(gpu_check, "PARTS", {"tests": 0.5, "quickstart": 60.0})
-    tried = check(tmp_path / "run", signals, monkeypatch, "echo still at it; sleep 600", limit_s=0.6)
+    tried = check(tmp_path / "run", signals, monkeypatch, "echo still at it; sleep 600")
+    deadline = gpu_check._deadline
+
+    def deadline_of_the_last(child: Child, limit_s: float) -> Callable[[], None]:
+        assert limit_s == 0.5
+        tried._deadline = time.monotonic()  # that of all parts together
+        return deadline(has_said(child, "still at it"), limit_s)
+
+    monkeypatch.setattr(gpu_check, "_deadline", deadline_of_the_last)
     first, second = tried.run(["tests", "quickstart"])
     assert first.status == FAILED and "tests was not done within " in first.reason and "still at it" in first.reason
-    assert second.status == SKIPPED and "the parts before it took all of the 0.6 s" in second.reason
+    assert second.status == SKIPPED and "the parts before it took all of the 60 s" in second.reason
 
 
 def test_the_parts_fit_into_twenty_minutes_and_the_tests_cover_what_they_should() -> None:
@@ -280,6 +288,14 @@ def test_any_error_of_a_sample_reaches_the_one_who_asks_for_the_peak() -> None:
         watch.peak()
 
 
+def has_said(child: Child, words: str) -> Child:
+    """The child, once that is in its log."""
+    while words not in child.last_lines():
+        assert child.poll() is None
+        time.sleep(0.01)
+    return child
+
+
 def _stalls(command: list[str], timeout: float, **_: object) -> None:
     raise subprocess.TimeoutExpired(command, timeout)
 
@@ -287,7 +303,7 @@ def _stalls(command: list[str], timeout: float, **_: object) -> None:
 def test_a_child_past_its_deadline_is_named_with_its_log(tmp_path: Path, signals) -> None:
     told = pytest.raises(DeadlineExceeded, match="the step was not done within 1 s(?s:.*)loading")
     with Child("the step", ["sh", "-c", "echo loading; sleep 600"], signals, tmp_path / "log") as child, told:
-        child.wait(gpu_check._deadline(child, 1.0))
+        child.wait(gpu_check._deadline(has_said(child, "loading"), 1.0))
 
 
 # Models with random weights -----------------------------------------------------------------------------------------

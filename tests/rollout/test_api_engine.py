@@ -22,7 +22,7 @@ from tests.support.judge_endpoint import (
 
 def play(endpoint: JudgeEndpoint, prompts=("hello",), **options) -> RolloutSet:
     functions = options.pop("functions", {})
-    engine = ApiEngine("model", endpoint.url, None, **{"timeout_s": 5.0, "max_retries": 1} | options)
+    engine = ApiEngine("model", endpoint.url, None, **{"timeout_s": 60.0, "max_retries": 1} | options)
     runner = Rollouts(engine, temperature=0.5, top_p=0.9, top_k=5, max_tokens=33, system="Be brief.")
     return asyncio.run(runner.run(list(prompts), progress=False, **functions))
 

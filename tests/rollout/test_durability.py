@@ -17,6 +17,7 @@ from src.models.policy_version import PolicyVersion
 from src.rollout.journal import Journal, read_journal
 from src.system.run_lock import claim
 from src.vllm.weights_gate import WeightsGate
+from tests.support.turned_clock import run
 
 
 def test_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_gate_waits_for_turns_in_flight_and_keeps_new_ones_out() -> None:
                 events.append("late turn")
 
         async def load() -> None:
-            async with gate.closed(10):
+            async with gate.closed(60):
                 events.append("loading")
                 await asyncio.sleep(0.01)
                 events.append("loaded")
@@ -136,7 +137,7 @@ def test_gate_waits_for_turns_in_flight_and_keeps_new_ones_out() -> None:
         await asyncio.gather(*tasks)
         return events
 
-    assert asyncio.run(scenario()) == ["early turn ended", "loading", "loaded", "late turn"]
+    assert run(scenario()) == ["early turn ended", "loading", "loaded", "late turn"]
 
 
 def test_gate_opens_again_after_its_deadline() -> None:
@@ -146,10 +147,10 @@ def test_gate_opens_again_after_its_deadline() -> None:
             with pytest.raises(DeadlineExceeded, match="1 turns were still being sampled"):
                 async with gate.closed(0.01):
                     raise AssertionError("a turn was still inside")
-            async with asyncio.timeout(1), gate.turn():
+            async with asyncio.timeout(60), gate.turn():
                 pass
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_cancelled_turn_leaves_the_gate() -> None:
@@ -163,10 +164,10 @@ def test_cancelled_turn_leaves_the_gate() -> None:
         task = asyncio.create_task(stay())
         await asyncio.sleep(0)
         task.cancel()
-        async with asyncio.timeout(5), gate.closed(5):
+        async with asyncio.timeout(60), gate.closed(60):
             pass
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 HOLDER = (

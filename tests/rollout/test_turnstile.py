@@ -11,6 +11,7 @@ from src.classroom.teacher_tools import TeacherTools
 from src.rollout.requests import SampleRequest
 from src.rollout.turnstile import Turnstile
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.turned_clock import run
 
 
 async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]) -> list[tuple[int, int]]:
@@ -32,13 +33,13 @@ async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]
     await asyncio.sleep(0)
     for name in cancelled & set(range(count)):
         tasks[name].cancel()
-    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     return seen
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 4), st.sets(st.integers(0, 59), max_size=20))
 def test_everybody_goes_through_and_few_at_a_time(count, per_pass, rounds, cancelled):
-    seen = asyncio.run(go_through(count, per_pass, rounds, cancelled))
+    seen = run(go_through(count, per_pass, rounds, cancelled))
     times = Counter(name for name, _ in seen)
     assert all(times[name] == rounds for name in range(count) if name not in cancelled)
     assert all(many <= 2 * per_pass for many in Counter(now for _, now in seen).values())
@@ -46,7 +47,7 @@ def test_everybody_goes_through_and_few_at_a_time(count, per_pass, rounds, cance
 
 @given(st.integers(1, 60), st.integers(1, 9))
 def test_who_comes_first_goes_first(count, per_pass):
-    seen = asyncio.run(go_through(count, per_pass, 1, set()))
+    seen = run(go_through(count, per_pass, 1, set()))
     assert [name for name, _ in seen] == list(range(count))
     assert seen[-1][1] - seen[0][1] >= (count - 1) // per_pass - 1
 
@@ -59,7 +60,7 @@ def test_it_works_again_after_a_rest():
             await asyncio.sleep(0.01)
         return len(turnstile._waiting)
 
-    assert asyncio.run(twice()) == 0
+    assert run(twice()) == 0
 
 
 def test_the_prompt_of_a_group_is_encoded_once(room, generation, monkeypatch):
@@ -67,7 +68,7 @@ def test_the_prompt_of_a_group_is_encoded_once(room, generation, monkeypatch):
     monkeypatch.setattr(TeacherTools, "encode_chat", lambda *given: encoded.append(1) or encode_chat(*given))
     service = room.open(generation)
     request = SampleRequest(problems=["a"] * 8 + ["b"] * 8, answers=[""] * 16, request_id="r", seed=1, step=0)
-    records = asyncio.run(service.sample(request)).conversations
+    records = run(service.sample(request)).conversations
     assert len(encoded) == 2
     assert len({tuple(record.prompt_ids) for record in records}) == 2
 
@@ -95,5 +96,5 @@ def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
         assert json.loads(whole) == json.loads((await service.sample(request)).model_dump_json())
         assert whole == (await service.sample(request)).model_dump_json().encode()
 
-    asyncio.run(play())
+    run(play())
     assert sum(between) == 900 and max(between) <= 16

@@ -100,7 +100,7 @@ def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_published(r
         before = asyncio.create_task(service.sample(REQUEST))
         await (before if when == "finished" else halt.reached.wait())
         await resume(room, service)
-        after = await asyncio.wait_for(service.sample(REQUEST), 20)
+        after = await asyncio.wait_for(service.sample(REQUEST), 60)
         halt.go.set()
         if when != "finished":
             with pytest.raises(PolicyMismatch, match="ther weights were loaded"):
@@ -202,7 +202,7 @@ def listening(app: Callable[..., FastAPI], judge: HeldJudge) -> Iterator[tuple[s
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

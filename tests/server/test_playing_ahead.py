@@ -18,6 +18,7 @@ from src.server.sampling_service import SamplingService
 from tests.server.test_live_server import Halting, HaltingJudge, HaltingStudent
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
+from tests.support.turned_clock import run
 
 TURNS = 5
 OWN_TURNS = 3
@@ -81,7 +82,7 @@ def test_the_next_batch_is_played_by_newer_weights_while_the_judge_reads(room: R
         assert await again == first and service.running == []
         return first, second
 
-    first, second = asyncio.run(scenario())
+    first, second = run(scenario())
     assert (versions(first), versions(second)) == ({1}, {2})
     assert len(room.teacher.calls) == 4 * OWN_TURNS
     found = events(room.folder)
@@ -103,7 +104,7 @@ def test_played_is_answered_after_the_last_message_and_not_before(room: Room, ge
         assert json.loads(await played) == {"request_id": BATCH.request_id}
         assert len(of(events(room.folder), "turn", BATCH)) == 2 * TURNS
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_both_batches_go_on_after_a_server_ended_between_them(room: Room, generation) -> None:
@@ -126,9 +127,9 @@ def test_both_batches_go_on_after_a_server_ended_between_them(room: Room, genera
         return await service.sample(NEXT), await service.sample(BATCH)
 
     room.student = HaltingStudent(room.tokenizer, _at_once)
-    asyncio.run(until_the_end())
+    run(until_the_end())
     room.student._halt = _at_once
-    second, first = asyncio.run(afterwards())
+    second, first = run(afterwards())
     assert (versions(first), versions(second)) == ({1}, {2})
     assert all(record.reward is not None for record in first.conversations + second.conversations)
     found = events(room.folder)
@@ -154,7 +155,7 @@ def test_a_batch_with_messages_missing_is_not_finished_by_other_weights(room: Ro
             with pytest.raises(PolicyMismatch, match="asks for policy run v1, but run v2 is loaded"):
                 await asked
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("loaded", [((3, None),), ((1, 9.0), (2, None))], ids=["two versions later", "other weights"])
@@ -171,7 +172,7 @@ def test_only_the_weights_before_the_present_ones_count(room: Room, generation, 
         with pytest.raises(PolicyMismatch, match="asks for policy run v1"):
             await service.sample(BATCH)
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_weights_that_are_loaded_twice_leave_those_before_them(room: Room, generation) -> None:
@@ -183,7 +184,7 @@ def test_weights_that_are_loaded_twice_leave_those_before_them(room: Room, gener
         halt.go.set()
         assert await again == await waiting
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_judge_that_fails_stops_its_batch_and_the_next_one_is_kept(room: Room, generation) -> None:
@@ -210,4 +211,4 @@ def test_a_judge_that_fails_stops_its_batch_and_the_next_one_is_kept(room: Room,
         await load(room, later, 2)  # the resumed trainer's first weights
         assert versions(await later.sample(NEXT)) == {2} and len(room.teacher.calls) == said
 
-    asyncio.run(scenario())
+    run(scenario())

@@ -158,7 +158,7 @@ def in_order(events: list[str]) -> list[str]:
     return [event for event, _ in groupby(events)]
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come"

@@ -256,7 +256,7 @@ def on_engine(engine, messages, timeout_s=None):
         supervisor = EngineSupervisor(SupervisorModelConfig(), SUPERVISION, engine, sampling, timeout_s)
         return await asyncio.gather(*map(supervisor.review, messages))
 
-    return asyncio.run(whole())
+    return run(whole())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +35,7 @@ from src.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckRespo
 from src.toy_language.rubric_judge import RubricJudge
 from src.training.judge_monitor import JudgeMonitor, summarize_check
 from tests.conftest import free_port
-from tests.support.judge_endpoint import Behaviour, Script, hangs, judge_endpoint, says
+from tests.support.judge_endpoint import Behaviour, Script, fails, hangs, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import Room
 
@@ -178,11 +177,11 @@ def test_a_judge_that_fails_in_a_check_is_counted_and_stops_nothing(room: Room, 
         return rewards_great(rule, conversation, attempt)
 
     def script(body: dict, nth: int) -> Behaviour:
-        return says("I would rather not.") if "sums" in body["messages"][0]["content"] else hangs()
+        return says("I would rather not.") if "sums" in body["messages"][0]["content"] else fails(400)
 
     room.judge = ScriptedJudge(refuses_canaries)
     room.student._script = lambda prompt: "sums"
-    with start(script, judge_check_timeout_s=1.0) as training:
+    with start(script) as training:
         logged = training.step(0, _QUESTION)
     assert logged == {
         "guard/gap_n": 0,
@@ -196,10 +195,9 @@ def test_a_judge_that_fails_in_a_check_is_counted_and_stops_nothing(room: Room, 
 
 
 def test_a_judge_that_hangs_is_given_up(room: Room, start) -> None:
-    started = time.monotonic()
     with start(lambda body, nth: hangs(), judge_check_timeout_s=0.5) as training:
         logged = training.step(0, _QUESTION)
-    assert logged["guard/failed"] == 4 and time.monotonic() - started < 30
+    assert logged["guard/failed"] == 4
 
 
 def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog) -> None:
