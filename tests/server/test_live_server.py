@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy
 import pytest
@@ -247,8 +249,13 @@ def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room:
     room.judge = HeldJudge(fail)
     with listening(app, room.judge) as (url, application):
         application.state.end = ended.set
-        with pytest.raises(requests.Timeout):
-            requests.post(url, json=BODY | {"run_id": None, "policy_version": None}, timeout=0.5)
+        request = requests.Request("POST", url, json=BODY | {"run_id": None, "policy_version": None}).prepare()
+        address = urlsplit(url)
+        lines = [f"POST {address.path} HTTP/1.1", f"Host: {address.netloc}"]
+        lines += [f"{name}: {value}" for name, value in request.headers.items()]
+        with socket.create_connection((address.hostname, address.port)) as client:
+            client.sendall("\r\n".join([*lines, "", ""]).encode() + request.body)
+            wait_until(lambda: application.state.service._batches)
         room.judge.free.set()
         assert ended.wait(30) and "the judge's engine hangs" in str(application.state.failure)
 

@@ -49,6 +49,7 @@ class RecordingEngine:
         self.errored = False
         self.awake = set(BOTH)
         self.failure: Exception | None = None
+        self.held = False  # no turn ends while it is
         self._tokenizer = tokenizer
 
     def get_tokenizer(self):
@@ -80,6 +81,8 @@ class RecordingEngine:
         assert self.awake == BOTH, "a turn was sampled by an engine that sleeps"
         self.events.append("turns")
         await asyncio.sleep(self.pause_s)
+        while self.held:
+            await asyncio.sleep(0.01)
         assert self.awake == BOTH, "an engine was put to sleep under a turn"
         said = json.dumps(SCORES) if self.name == "judge" else "Good ."
         ids = [*self._tokenizer.encode(said), params.stop_token_ids[0]][: params.max_tokens]
@@ -306,13 +309,17 @@ def test_a_server_whose_trainer_died_answers_again(open_classroom):
 
 
 def test_sleep_waits_for_turns_in_flight_and_gives_up_in_the_end(open_classroom):
-    classroom = open_classroom("generation.load_weights_timeout_s=0.3", pause_s=2.0)
+    classroom = open_classroom("generation.load_weights_timeout_s=0.3")
+    for engine in classroom.engines:
+        engine.held = True
     talk = classroom.sample("talk")
     until(lambda: "turns" in classroom.events)
     body = {"borrowers": [this_process().model_dump()]}
     refused = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=30)
     assert refused.status_code == 504 and "1 turns were still being sampled after 0.3 s" in refused.text
     assert not any(classroom.asleep())
+    for engine in classroom.engines:
+        engine.held = False
     talk.result(60)
 
 
