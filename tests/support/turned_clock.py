@@ -1,6 +1,7 @@
 """An event loop whose clock is turned, and never runs by itself: where nothing is left to do but to wait for a timer,
 it is that late at once. While work outside the loop is under way, a request or a thread, the clock stands still. So
-pauses and deadlines of any length take no time, and none passes because a machine is slow.
+pauses and deadlines of any length take no time, and none passes because a machine is slow. A coroutine that loops over
+`asyncio.sleep(0)` always has something left to do, and stops the clock.
 """
 
 import asyncio
