@@ -7,6 +7,7 @@ import pytest
 
 from config.base import GenerationConfig, JudgeModelConfig, ModelConfig, VllmConfig
 from config.eval_model import EvalConfig
+from src.errors import JudgeOutputError
 from src.rollout.engines import Sampling
 from src.rollout.registry import models_on_engines
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
@@ -68,11 +69,13 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
         said = [{"role": "teacher", "content": "Hello."}]
         return await seats.judge.judge("does_not_leak_answer", said, "fractions", 0)
 
-    text = asyncio.run(judge())
-    *replies, control = engines["judge"].calls  # none holds a verdict: it is asked again, and at last with other words
-    assert len(replies) == 3 and room.tokenizer.decode(control[0]) != "<user>fractions: Hello."
+    with pytest.raises(JudgeOutputError, match="cut off at its most tokens") as caught:
+        asyncio.run(judge())
+    replies = engines["judge"].calls  # none holds a verdict, so it is asked again
+    assert len(replies) == 3
     for prompt, sampling, _ in replies:
         assert room.tokenizer.decode(prompt) == "<user>fractions: Hello." and sampling.max_tokens == 11
+    text = caught.value.answer
     assert text.startswith("words words") and len(room.tokenizer.encode(text)) <= 11
 
 

@@ -174,8 +174,8 @@ def test_in_a_comparison_every_tutor_has_its_difference(config: EvalConfig, tmp_
     metrics = summarise_comparison(replace(config, samplings=["sampled", "supervised"]), measured)
     means = {name: each["reward"]["mean"] for name, each in metrics["supervised_minus_sampled"].items()}
     assert means == {"base": 0.25, "trained": 0.0}
-    line = "base: Reward with the supervisor against without it, lesson by lesson: +0.250 [0.000, +0.500] p = 1.000"
-    assert line.replace("[0.000", "[+0.000") in comparison_text(metrics)
+    line = "base: Reward with the supervisor against without it, lesson by lesson: +0.250 p = 1.000, 2 lessons"
+    assert line in comparison_text(metrics)
     page = write_comparison_report(tmp_path, metrics, {name: each.records for name, each in measured.items()})
     assert "With and without a supervisor" in page.read_text() and "base: Reward with the sup" in page.read_text()
     alone = {name: replace(each, records=each.records[:2]) for name, each in measured.items()}
