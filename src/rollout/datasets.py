@@ -145,7 +145,8 @@ def _material(source: DatasetSource, rows: Rows) -> Iterator[PostTestMaterial]:
     for number, row in enumerate(_cells(source, rows, named), start=1):
         cells = {name: _as_material(cell) for name, cell in row.items()}
         try:
-            yield _MATERIAL.validate_python({name: cell for name, cell in cells.items() if cell is not None})
+            # In a CSV file an empty field is all that a row without them can have.
+            yield _MATERIAL.validate_python({name: cell for name, cell in cells.items() if cell not in (None, "")})
         except ValidationError as error:
             first = error.errors()[0]
             raise DataError(

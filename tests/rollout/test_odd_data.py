@@ -390,3 +390,13 @@ def test_fields_beside_the_messages_may_be_of_several_types_but_not_too_large(tm
     assert [message["id"] for message in learned('"x"')] == [1, "x"]
     with pytest.raises(DataError, match="The fields of the messages do not go into one table: .*too large"):
         learned("9" * 30)
+
+
+def test_an_empty_field_is_no_material_for_a_post_test(tmp_path: Path) -> None:
+    """In a CSV file a row without siblings or steps has an empty field."""
+    path = tmp_path / "kin.csv"
+    kin = '"[{""problem"": ""3 + 4?"", ""answer"": ""7""}]"'
+    path.write_text(f"problem,answer,kin,parts\n1 + 1?,2,,\n2 + 2?,4,{kin},\n")
+    source = DatasetSource(str(path), sibling_problems_column="kin", steps_column="parts")
+    found = {problem.text: problem for problem in load_problems([source], -1, None)}
+    assert [len(found[text].material.siblings) for text in ("1 + 1?", "2 + 2?")] == [0, 1]
