@@ -2,7 +2,7 @@
 
 import copy
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from config.base import (
     ApiModelConfig,
@@ -57,6 +57,23 @@ class TutorConfig:
     use_gemini: bool = False
     base_url: str | None = None
     api_key_env: str | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the tutor is behind an API."""
+        return self.use_openrouter or self.use_gemini or self.base_url is not None
+
+
+def model_of_tutor(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
+    """The tutor's model: its name and its API come from `tutor`, all other settings from `base`."""
+    return replace(
+        base,
+        model_name_or_path=tutor.model_name_or_path,
+        use_openrouter=tutor.use_openrouter,
+        use_gemini=tutor.use_gemini,
+        base_url=tutor.base_url,
+        api_key_env=tutor.api_key_env,
+    )
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from config.base import ApiModelConfig
-from config.eval_model import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig
+from config.eval_model import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig, model_of_tutor
 from config.load import record_run
 from config.values import RULES_VERSION, SCRIPT
 from src.classroom.record import ConversationRecord
@@ -127,19 +127,7 @@ def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfi
             merge_adapter(Path(arm.config.adapter), arm.config.model_name_or_path, Path(merged))
             yield replace(alone, teacher_model=replace(config.teacher_model, model_name_or_path=merged))
     else:
-        yield replace(alone, teacher_model=_model_of(arm.config, config.teacher_model))
-
-
-def _model_of(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
-    """The tutor's model: its name and its API come from `tutor`, all other settings from `base`."""
-    return replace(
-        base,
-        model_name_or_path=tutor.model_name_or_path,
-        use_openrouter=tutor.use_openrouter,
-        use_gemini=tutor.use_gemini,
-        base_url=tutor.base_url,
-        api_key_env=tutor.api_key_env,
-    )
+        yield replace(alone, teacher_model=model_of_tutor(arm.config, config.teacher_model))
 
 
 def summarise_comparison(

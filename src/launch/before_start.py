@@ -2,18 +2,17 @@
 
 import logging
 import math
-import netrc
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from config.base import ApiModelConfig, GenerationConfig
+from config.base import ApiModelConfig, DatasetSource, GenerationConfig
 from config.checks import reward_weights as weights_of_training
-from config.eval_model import EvalConfig
+from config.eval_model import EvalConfig, model_of_tutor
 from config.eval_model import reward_weights as weights_of_evaluation
 from config.supervision_checks import turn_reward_weights
 from config.train_rl_model import TrainRLConfig
@@ -23,6 +22,7 @@ from src.errors import ConfigError
 from src.inference_providers.chat_api import key_variable
 from src.memory.sources import gpu_is_there
 from src.models.pretrained import load_tokenizer
+from src.rollout.datasets import load_problems
 from src.rollout.registry import environment_of, models_on_engines
 from src.rollout.supervision import RETRY
 from src.server.auth import token_for
@@ -30,6 +30,8 @@ from src.system.cpu_features import has_fast_bfloat16
 from src.training.run_length import load_training_problems, run_length
 
 logger = logging.getLogger(__name__)
+
+_WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
 
 
 def in_force(config: TrainRLConfig | EvalConfig) -> list[str]:
@@ -124,6 +126,10 @@ def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConf
     guards = getattr(config, "guards", None)
     if guards is not None and guards.judge_check_every_n_steps and guards.held_out_judge_model is not None:
         models["guards.held_out_judge_model"] = guards.held_out_judge_model
+    if isinstance(config, EvalConfig):
+        here = enumerate(config.tutors)
+        models |= {f"tutors[{place}]": model_of_tutor(it, config.teacher_model) for place, it in here if it.is_remote}
+        models |= {f"extra_judges[{place}]": judge for place, judge in enumerate(config.extra_judges)}
     return {key: model for key, model in models.items() if model.is_remote}
 
 
@@ -138,22 +144,28 @@ def _unfit_temporary_folder(config: TrainRLConfig | EvalConfig) -> Iterator[str]
 
 
 def _missing_login() -> Iterator[str]:
-    """Weights & Biases asks for a login late in a start, and ends it where nobody can answer."""
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
-    if (
-        sys.stdin.isatty()
-        or os.environ.get("WANDB_API_KEY")
-        or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
-    ):
+    """Weights & Biases asks for a login late in a start, and ends it where nobody can answer. Mode, address and key may
+    be in the environment, or in the settings files that `wandb login` and `wandb offline` write."""
+    if sys.stdin.isatty() or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN:
         return
     try:
-        file = os.environ.get("NETRC") or next(
-            (path for name in (".netrc", "_netrc") if (path := Path.home() / name).is_file()), None
-        )
-        known = file is not None and netrc.netrc(str(file)).authenticators(host or "") is not None
-    except (OSError, netrc.NetrcParseError):
+        import wandb
+        from wandb.sdk.lib.wbauth.wbnetrc import read_netrc_auth  # its default address changed, and has aliases
+    except ImportError:  # transformers says what to install
+        return
+    settings = wandb.Settings()  # not wandb.setup(), which keeps the environment as it is now
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    settings.settings_system = str(folder / "settings")
+    settings.update_from_system_settings()
+    settings.update_from_env_vars(dict(os.environ))
+    if settings.mode in _WITHOUT_LOGIN or settings.api_key or settings.identity_token_file:
+        return
+    try:
+        known = read_netrc_auth(host=settings.base_url) is not None
+    except wandb.errors.AuthenticationError:
         known = False
     if not known:
+        host = urlsplit(settings.base_url).hostname
         yield (
             f"logging reports to Weights & Biases, and there is no login for {host}: run `wandb login`, set "
             "WANDB_API_KEY, or WANDB_MODE=offline to keep the records in the run folder."
@@ -216,15 +228,15 @@ def check_prompts_fit(config: TrainRLConfig) -> None:
         ConfigError: if there are too few problems, or the tokenizer is damaged.
     """
     name = config.teacher_model.model_name_or_path
-    if not Path(name).is_dir() or not _data_is_here(config):
+    if not Path(name).is_dir() or not _is_here(config.dataset.train_datasets):
         return
     tokenizer = load_tokenizer("teacher_model.model_name_or_path", name)
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     environment_of(config).check_problems(config, load_training_problems(config), tokenizer, limit)
 
 
-def _data_is_here(config: TrainRLConfig) -> bool:
-    return all(Path(source.name_or_path).is_file() for source in config.dataset.train_datasets)
+def _is_here(sources: Sequence[DatasetSource]) -> bool:
+    return all(Path(source.name_or_path).is_file() for source in sources)
 
 
 # What APIs are asked --------------------------------------------------------------------------------------------------
@@ -233,6 +245,9 @@ def _data_is_here(config: TrainRLConfig) -> bool:
 _LONGEST_TEMPLATE = 2000
 """Tokens, roughly, of a judge's or a supervisor's template around a conversation: the longest that is shipped has
 fewer."""
+
+_ARMS = 3
+"""What is compared beside `tutors`, at most: the untrained base and two control arms."""
 
 
 @dataclass(frozen=True)
@@ -273,12 +288,14 @@ def requests_of(config: TrainRLConfig | EvalConfig) -> list[str]:
 def _conversations(config: TrainRLConfig | EvalConfig) -> tuple[int, str]:
     if isinstance(config, EvalConfig):
         size = config.num_samples_per_problem * len(config.samplings)
-        most = config.dataset.max_val_examples
+        most, sources = config.dataset.max_val_examples, config.dataset.eval_datasets
+        if _is_here(sources):
+            most = len(load_problems(sources, most, config.seed))
         return (size, "for each problem") if most < 0 else (size * most, f"for {most} problems")
     train = config.train
     size = train.number_of_problems_per_batch * train.num_samples_per_problem
     more = train.resample_up_to if train.groups_without_variance == RESAMPLE else 1
-    length = run_length(train, len(load_training_problems(config)) if _data_is_here(config) else None)
+    length = run_length(train, len(load_training_problems(config)) if _is_here(config.dataset.train_datasets) else None)
     if length is None:
         return math.ceil(size * more), "for each batch"
     return math.ceil(length.conversations * more), f"for {length.batches} batches"
@@ -288,6 +305,15 @@ def _asked(config: TrainRLConfig | EvalConfig, seat: str, conversations: int) ->
     generation = config.generation
     context = generation.max_tokens_in_conversation + _LONGEST_TEMPLATE
     messages = generation.max_turns // 2 + 1  # of each side, an opening attempt included
+    if seat == "teacher" or seat.startswith("tutors["):
+        return _Asked(conversations * messages, conversations * messages, context, generation.max_tokens_per_turn)
+    tutors = getattr(config, "tutors", [])
+    if seat.startswith("extra_judges["):  # once for each conversation, those of tutors on servers included
+        judge = config.extra_judges[int(seat[len("extra_judges[") : -1])]
+        usual = conversations * (_ARMS + len(tutors)) * len(generation.judges_rules_prompts_paths)
+        return _Asked(usual, usual * judge.replies_per_attempt, context, generation.max_tokens_per_judge_attempt)
+    if tutors:
+        conversations *= _ARMS + sum(tutor.server_url is None for tutor in tutors)
     if seat == "judge":
         attempts = conversations * len(generation.judge_rules) * generation.number_judge_attempts
         judge, answer = config.judge_model, generation.max_tokens_per_judge_attempt
@@ -303,8 +329,6 @@ def _asked(config: TrainRLConfig | EvalConfig, seat: str, conversations: int) ->
         asked = conversations * (messages + solutions)
         longest = max(generation.max_tokens_per_turn, generation.max_tokens_per_student_attempt if solutions else 0)
         return _Asked(asked, asked, context, longest)
-    if seat == "teacher":
-        return _Asked(conversations * messages, conversations * messages, context, generation.max_tokens_per_turn)
     if seat == "supervisor" and config.supervisor_model is not None:
         supervision = generation.supervisor
         reviews = conversations * messages * (1 + (supervision.max_retries if supervision.on_invalid == RETRY else 0))

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import wandb
 
 import src.launch.before_start as before_start
 from config.checks import check_train_rl
@@ -68,14 +70,26 @@ def test_a_missing_token_is_said():
 @pytest.mark.parametrize("overrides", [["logging.wandb=true"], ["logging.report_to=[wandb]"]])
 def test_a_missing_login_is_said(overrides: list[str], monkeypatch, tmp_path):
     monkeypatch.setattr(before_start.sys.stdin, "isatty", lambda: False, raising=False)
-    assert "there is no login for api.wandb.ai: run `wandb login`, set WANDB_API_KEY" in missing(*overrides)
+    host = urlsplit(wandb.Settings().base_url).hostname  # not that of every version
+    assert f"there is no login for {host}: run `wandb login`, set WANDB_API_KEY" in missing(*overrides)
     assert missing(*overrides, reports=False) == "", "the server reports nothing"
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
-    assert missing(*overrides) == ""
+    for known in (host, "api.wandb.ai"):
+        (tmp_path / ".netrc").write_text(f"machine {known} login user password {40 * 'a'}\n")
+        assert missing(*overrides) == ""
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.here")
     assert "there is no login for wandb.here" in missing(*overrides)
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert missing(*overrides) == ""
+
+
+@pytest.mark.parametrize("setting", ["mode = offline", "base_url = https://wandb.here"])
+def test_settings_files_of_the_tracker_count_as_its_environment_does(setting: str, monkeypatch, tmp_path):
+    monkeypatch.setattr(before_start.sys.stdin, "isatty", lambda: False, raising=False)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    (tmp_path / ".netrc").write_text(f"machine wandb.here login user password {40 * 'a'}\n")
+    assert "there is no login for" in missing("logging.wandb=true")
+    (tmp_path / "settings").write_text(f"[default]\n{setting}\n")
+    assert missing("logging.wandb=true") == ""
 
 
 def test_a_temporary_folder_with_a_space_is_refused_where_engines_start(monkeypatch):
@@ -145,7 +159,32 @@ def test_the_requests_of_an_evaluation():
     arguments = ["--config-name=language_tutor", "server_url=null", "dataset.max_val_examples=10"]
     config = load(EvalConfig, "eval", arguments, check_eval)
     each = config.num_samples_per_problem * len(config.samplings) * config.generation.number_judge_attempts
-    assert f"for 10 problems: {10 * each:,}, and" in requests_of(config)[0]
+    arms = 3 + len(config.tutors)  # the base and two control arms
+    assert f"for 10 problems: {10 * each * arms:,}, and" in requests_of(config)[0]
+
+
+def test_an_evaluation_counts_the_problems_that_there_are(tmp_path: Path):
+    (tmp_path / "few.jsonl").write_text('{"problem": "one"}\n{"problem": "two"}\n')
+    data = f"dataset.eval_datasets=[{{name_or_path: {tmp_path / 'few.jsonl'}, answer_column: null}}]"
+    config = load(EvalConfig, "eval", ["--config-name=language_tutor", "server_url=null", data], check_eval)
+    assert "for 2 problems: " in requests_of(config)[0]
+
+
+def test_a_comparison_needs_the_keys_of_its_tutors_and_further_judges_and_counts_every_arm(monkeypatch):
+    arguments = ["--config-name=language_tutor", "server_url=null", "dataset.max_val_examples=10"]
+    arguments += ["generation.number_judge_attempts=1", "samplings=[sampled]", "num_samples_per_problem=1"]
+    arguments += ["tutors=[{name: other, model_name_or_path: tutor, base_url: https://a.b/v1, api_key_env: MY_KEY}]"]
+    arguments += ["extra_judges=[{model_name_or_path: second, use_openrouter: true}]"]
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    config = load(EvalConfig, "eval", arguments, check_eval)
+    found = "\n".join(what_is_missing(config))
+    assert "tutors[0] is tutor, behind an API that needs a key: set the environment variable MY_KEY" in found
+    assert "extra_judges[0] is second, behind an API that needs a key" in found
+    lines = "\n".join(requests_of(config))
+    rules = len(config.generation.judge_rules)
+    judge = config.judge_model.model_name_or_path
+    assert f"requests to judge_model ({judge}), for 10 problems: {40 * rules}, and" in lines
+    assert f"requests to extra_judges[0] (second), for 10 problems: {40 * rules}, and {120 * rules} at most" in lines
 
 
 def test_a_problem_that_leaves_no_room_is_refused_before_anything_is_loaded(world: Path, tmp_path: Path):
