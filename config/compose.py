@@ -6,6 +6,7 @@ into Python's limits. Files and overrides are checked first, so that such input 
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,8 +72,15 @@ def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
     """Separate the configuration's name and folders from overrides and other flags.
 
     Raises:
-        ConfigError: for a flag without a value, a refused flag, a missing folder, and a malformed override.
+        ConfigError: for a flag without a value, a refused flag, a missing folder, a malformed override, and under
+            `python -O`.
     """
+    if sys.flags.optimize:
+        raise ConfigError(
+            f"Python runs optimized (-{'O' * sys.flags.optimize}, or PYTHONOPTIMIZE={sys.flags.optimize}), which "
+            "leaves out assert statements. Hydra, which reads overrides, and other libraries do work in theirs. Start the "
+            "program without -O, and with PYTHONOPTIMIZE unset."
+        )
     name, folders, rest = DEFAULT_CONFIG, [], []
     remaining = iter(arguments)
     for argument in remaining:

@@ -73,7 +73,7 @@ def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str],
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
     if {"-h", "--help"} & set(arguments):
-        print(__doc__)
+        print(__doc__ or "Python runs with -OO, which removes this text.")
         return 0
     if all(OVERRIDE.match(argument) for argument in arguments):
         from src.launch.quickstart import main as quickstart

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status."""
     name, *overrides = arguments or [""]
     if name not in TRAININGS:
-        print(__doc__)
+        print(__doc__ or "Python runs with -OO, which removes this text.")
         return 0 if name in ("-h", "--help") else 2
     better: list[str] = []
     status = run_command(overrides, __doc__, "This command", partial(_run, name, better))

@@ -299,7 +299,7 @@ def run_command(
         start: gets the overrides, and whether only the models are wanted.
     """
     if {"-h", "--help"} & set(arguments):
-        print(usage)
+        print(usage or "Python runs with -OO, which removes this text.")
         return 0
     read_keys()
     try:

@@ -184,7 +184,7 @@ def _cell(value: float | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m src.readers.train", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m src.readers.train", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", nargs="+", required=True, metavar="NAME", help="files, or data sets on the Hub")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write into")
     parser.add_argument("--split", default="train", help="the split of data sets on the Hub")

@@ -119,18 +119,21 @@ _shared: Calculator | None = None
 _lock = threading.Lock()
 
 
-async def _calculate(expression: str) -> str:
-    """Computes an arithmetic expression exactly, such as (3 + 4) * 2 / 7 or sqrt(2)**3. It knows + - * / // % **,
-    sqrt, abs, round, floor, ceil, min, max, sum, gcd, lcm, factorial, comb, exp, log, ln, log10, sin, cos, tan, asin,
-    acos, atan, radians, degrees, pi and e. % is the remainder: 20 % of 50 is 0.2 * 50.
+_ABOUT = """Computes an arithmetic expression exactly, such as (3 + 4) * 2 / 7 or sqrt(2)**3. It knows + - * / // % **,
+sqrt, abs, round, floor, ceil, min, max, sum, gcd, lcm, factorial, comb, exp, log, ln, log10, sin, cos, tan, asin,
+acos, atan, radians, degrees, pi and e. % is the remainder: 20 % of 50 is 0.2 * 50.
 
-    Args:
-        expression: the expression, without variables and without an equals sign
-    """
+Args:
+    expression: the expression, without variables and without an equals sign
+"""
+
+
+async def _calculate(expression: str) -> str:
     global _shared
     with _lock:
         _shared = _shared or Calculator()
     return await _shared.compute(expression)
 
 
+_calculate.__doc__ = _ABOUT  # the model reads it, and `python -OO` would remove it
 calculator = Tool(_calculate, "calculator")

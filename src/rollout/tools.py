@@ -10,6 +10,7 @@ import contextvars
 import inspect
 import json
 import re
+import sys
 import threading
 import time
 from collections import Counter
@@ -124,7 +125,10 @@ class Tool:
         head, _, about = (inspect.getdoc(function) or "").partition("Args:\n")
         self.description = " ".join(head.split()) if description is None else description
         if not self.description:
-            raise ValueError(f"The tool {self.name} has no docstring: say in one what it does; the model reads it.")
+            why = " Python runs with -OO, which removes docstrings." if sys.flags.optimize > 1 else ""
+            raise ValueError(
+                f"The tool {self.name} has no docstring: say in one what it does; the model reads it.{why}"
+            )
         self._arguments: type[BaseModel] | None = None
         if parameters is None:
             self._arguments = _arguments_of(function, self.name, dict(_ARGUMENT.findall(f"\n{about}")))

@@ -170,3 +170,13 @@ def test_what_a_killed_process_left_behind_is_removed_without_a_word(of_the_user
     env |= {} if of_the_user is None else {"PYTHONWARNINGS": of_the_user}
     ended = subprocess.run([sys.executable, "-c", LEAKS], env=env, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL and ("resource_tracker" in ended.stderr) == said, ended.stderr
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, "-m src.launch.cli"])
+def test_optimized_python_is_refused_because_libraries_work_in_assert_statements(program):
+    """Hydra reads dictionaries in them: train.reward_weights={…} would end in a traceback, or worse."""
+    line = [*program.split(), "--config-name", "quickstart", "generation.max_turns=5", "dry_run=true"]
+    done = subprocess.run([sys.executable, "-OO", *line], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "error: Python runs optimized (-OO, or PYTHONOPTIMIZE=2)" in done.stderr
+    assert "Start the program without -O, and with PYTHONOPTIMIZE unset." in done.stderr

@@ -1,6 +1,7 @@
 """The calculator: exact arithmetic, nothing else, in a process that can be killed."""
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from config.load import ROOT
 from src.rollout import calculator_worker
 from src.rollout.calculator_tool import Calculator
+from src.rollout.calculator_tool import calculator as tool
 from src.rollout.calculator_worker import FUNCTIONS, Mistake, compute
 from src.rollout.tools import ToolFailure
 
@@ -193,7 +196,7 @@ def test_a_worker_that_died_is_replaced() -> None:
 
 def test_a_worker_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
     program = (
-        "import asyncio, os, signal; from src.rollout.calculator_tool import Calculator; c = Calculator(); "
+        "import asyncio, os, signal; from src.rollout.calculator_tool import Calculator, calculator; c = Calculator(); "
         "asyncio.run(c.compute('1')); print(*c.pids, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
@@ -217,3 +220,15 @@ def test_the_worker_can_do_nothing_but_compute() -> None:
         "os._exit(len(allowed))"
     )
     assert subprocess.run([sys.executable, "-I", "-c", program], timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
+def test_optimized_python_computes_and_describes_the_same(flag: str) -> None:
+    program = (
+        "import asyncio, json; from src.rollout.calculator_tool import calculator\n"
+        "print(json.dumps([calculator.schema, asyncio.run(calculator(expression='1/3 + 2 / 3'))]))"
+    )
+    done = subprocess.run([sys.executable, flag, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [tool.schema, "1"]
+    assert tool.schema["function"]["parameters"]["properties"]["expression"]["description"]
