@@ -78,8 +78,8 @@ def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
     if sys.flags.optimize:
         raise ConfigError(
             f"Python runs optimized (-{'O' * sys.flags.optimize}, or PYTHONOPTIMIZE={sys.flags.optimize}), which "
-            "leaves out assert statements. Hydra, which reads overrides, and other libraries do work in theirs. Start the "
-            "program without -O, and with PYTHONOPTIMIZE unset."
+            "leaves out assert statements. Hydra, which reads overrides, and other libraries do work in theirs. Start "
+            "the program without -O, and with PYTHONOPTIMIZE unset."
         )
     name, folders, rest = DEFAULT_CONFIG, [], []
     remaining = iter(arguments)
