@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field
@@ -23,7 +23,8 @@ class Sampling:
     max_tokens: int = 1024
     seed: Optional[int] = None
     draw: tuple[str | int, ...] = ()
-    schema: Optional[dict[str, Any]] = None
+    # Not in the repr, by which a batch in the journal is recognised: those of earlier versions are to go on.
+    schema: Optional[dict[str, Any]] = field(default=None, repr=False)
 
     @classmethod
     def of(cls, options: Any, max_tokens: int) -> "Sampling":
