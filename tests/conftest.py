@@ -26,7 +26,13 @@ GPU_SHARE = 0.1
 ENGINE_ROOMS = ("grpo", "models", "server", "training", "vllm")
 """The rooms whose tests start most of the engines and trainings."""
 os.environ.update(short_openmp_wait())  # before a test loads torch: two halves of the suite share the cores
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=200)
+hypothesis.settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    max_examples=200,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # it measures the machine
+)
 hypothesis.settings.load_profile("repeatable")
 
 

@@ -354,10 +354,10 @@ def test_an_answer_with_a_character_astray_is_an_answer_in_range_or_none(answere
 )
 def test_a_long_answer_takes_no_long_time(text):
     """Longer than any max_tokens allows; a reader of quadratic cost would take minutes."""
-    started = time.monotonic()
+    started = time.process_time()
     with contextlib.suppress(JudgeOutputError):
         parse_judge_output(text)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 60
 
 
 @pytest.mark.parametrize("rule", [*SCORING_RULES, "does_not_leak_answer"])

@@ -147,7 +147,7 @@ def test_the_page_shows_a_dialogue_that_was_cut_while_it_is_judged(room: Room, g
 
     async def scenario() -> dict:
         task = asyncio.create_task(room.open(generation).sample(REQUEST))
-        await asyncio.wait_for(reached.wait(), 30)
+        await asyncio.wait_for(reached.wait(), 120)
         tail = JournalTail(room.folder / JOURNAL_NAME)
         shown = tail.record(next(each for each in tail.conversations(0.0, ()) if each.id == "r-0000"))
         task.cancel()

@@ -18,6 +18,7 @@ from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, phase_of
 from src.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
+from tests.support.turned_clock import run
 from tests.training.test_resume import judge_that_accepts
 
 DIALOGUE, JUDGING, SOLUTIONS, REWARDS = (phase.seats for phase in PHASES)
@@ -43,6 +44,7 @@ class Watched:
         self.woken: list[tuple[str, ...]] = []
         self.failure: Exception | None = None
         self.schedule = PhasedSchedule(self.wake_only, PHASES)
+        self._draw = random.Random(0)
 
     async def wake_only(self, seats: tuple[str, ...]) -> None:
         self.changing = True
@@ -67,7 +69,7 @@ class Watched:
         with self.schedule.register(len(conversations)) as registration:
             async with asyncio.TaskGroup() as group:
                 for states in conversations:
-                    group.create_task(self.work(registration, states, random.random() / 500))
+                    group.create_task(self.work(registration, states, self._draw.random() / 500))
 
 
 def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
@@ -79,7 +81,7 @@ def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
         await settle(watched)
         return watched
 
-    watched = asyncio.run(scenario())
+    watched = run(scenario())
     assert watched.woken == [JUDGING, SOLUTIONS, DIALOGUE], "one round for all, and back when all are done"
 
 
@@ -88,12 +90,12 @@ def test_a_request_that_comes_later_waits_for_its_phase_to_come_round() -> None:
         watched = Watched()
         first = asyncio.create_task(watched.request([State.TEACHER_TURN, State.JUDGE_TURN, State.GENERATE_SOLUTION]))
         while watched.awake != JUDGING:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         await asyncio.gather(first, watched.request([State.TEACHER_TURN, State.JUDGE_TURN]))
         await settle(watched)
         return watched
 
-    assert asyncio.run(scenario()).woken == [JUDGING, SOLUTIONS, DIALOGUE, JUDGING, DIALOGUE]
+    assert run(scenario()).woken == [JUDGING, SOLUTIONS, DIALOGUE, JUDGING, DIALOGUE]
 
 
 async def settle(watched: Watched) -> None:
@@ -125,7 +127,7 @@ def test_no_mixture_of_requests_blocks(seed: int) -> None:
             await asyncio.gather(*(come_and_go(number) for number in range(16)))
             await settle(watched)
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_engines_that_cannot_get_ready_fail_who_waits_for_them_and_are_tried_again() -> None:
@@ -141,7 +143,7 @@ def test_engines_that_cannot_get_ready_fail_who_waits_for_them_and_are_tried_aga
         await watched.request([State.TEACHER_TURN])
         assert watched.woken == [DIALOGUE]
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    run(asyncio.wait_for(scenario(), 60))
 
 
 # Conversations under it ---------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def test_a_request_that_fails_leaves_the_others_and_the_clock_alone(tokenizer, t
         again = await asyncio.gather(*map(service.sample, requests))
         assert all(record.reward is not None for response in again for record in response.conversations)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    run(asyncio.wait_for(scenario(), 60))
 
 
 # Which engines are awake --------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

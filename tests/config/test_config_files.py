@@ -38,7 +38,7 @@ def dry_run(program: str, *arguments: str, **environment: str) -> subprocess.Com
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
@@ -249,7 +249,7 @@ def test_the_openmp_that_a_program_loads_waits_shortly_unless_the_user_says_how_
         env=environment | given | {"OMP_DISPLAY_ENV": "verbose"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert f"GOMP_SPINCOUNT = '{said}'" in result.stderr, "what libgomp took, which torch loads"

@@ -166,9 +166,8 @@ def test_what_takes_too_long_is_killed_and_counts_as_wrong(impatient, caplog, na
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_only_looks_dangerous_is_wrong_and_quickly_so(checker, name):
-    started = time.monotonic()
     assert not is_correct(checker, HARMLESS[name], "x+3")
-    assert time.monotonic() - started < 30
+    assert checker.given_up == 0, "it took a minute"
 
 
 def test_after_a_hang_answers_are_compared_again():
@@ -270,7 +269,7 @@ def test_a_worker_that_was_killed_meanwhile_is_replaced_and_nobody_suffers():
         assert is_correct(checker, "x+1", "1+x")
         killed = psutil.Process(checker.pids[0])
         killed.kill()
-        killed.wait(10)
+        killed.wait(120)
         assert is_correct(checker, "x+1", "1+x") and checker.given_up == 0
         assert checker.pids != [killed.pid]
     finally:
@@ -286,7 +285,7 @@ def test_shutdown_leaves_no_process_and_no_verdict_even_if_a_worker_is_busy():
         busy = asyncio.create_task(checker.is_correct(rf"\boxed{{{HANGS['a long sum']}}}", "1"))
         await asyncio.sleep(0.5)
         checker.shutdown()
-        return await asyncio.wait_for(busy, 30)
+        return await asyncio.wait_for(busy, 120)
 
     with pytest.raises(EngineFailure, match="shuts down"):  # no verdict, rather than a wrong one in the journal
         asyncio.run(interrupted())

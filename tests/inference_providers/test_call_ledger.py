@@ -78,7 +78,7 @@ def test_a_killed_process_loses_nothing(path):
         "ledger.enter('b', 'm', 0.25)\n"
         "os.kill(os.getpid(), 9)"
     )
-    killed = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=600)
     assert killed.returncode == -9
     ledger = CallLedger(path)
     assert (ledger.find_reply("a")[0], ledger.spent_usd, ledger.reserved_usd) == ("yes", 0.125, 0.25)

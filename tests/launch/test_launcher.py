@@ -25,7 +25,7 @@ from src.launch.commands import check_accelerate_flags, with_accelerate_config
 from src.server.client import server_url
 from src.system.ports import refuse_taken_port
 
-GENEROUS_S = 60.0
+GENEROUS_S = 300.0
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_trainer_in_one_process_ends_with_its_own_message_and_status(tmp_path,
     path = tmp_path / "trainer.py"
     path.write_text(f"import os, signal, sys\nprint('error: a reason', file=sys.stderr, flush=True)\n{program}\n")
     command = [sys.executable, "-m", "src.launch.accelerate_launch", "--config_file", f"config/{config}", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S * 5)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S)
     assert done.returncode == status, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "CalledProcessError" not in done.stderr
     assert done.stderr.partition("error: a reason\n")[2].count("\n") == bool(message) and message in done.stderr
@@ -186,7 +186,6 @@ import http.server
 print("loading weights", flush=True)
 note()
 if MODE == "dies loading":
-    time.sleep(1.5)
     print("RuntimeError: no such model", flush=True)
     os._exit(7)
 if MODE == "loads for ever":
@@ -211,7 +210,8 @@ if MODE == "fails":
 if MODE == "succeeds":
     sys.exit(0)
 if MODE == "is killed":
-    time.sleep(1.5)  # long enough for its children to have been seen
+    while not os.path.exists(os.path.join(FOLDER, "trainer.seen")):
+        time.sleep(0.05)  # until its children have been seen
     os.kill(os.getpid(), signal.SIGKILL)
 def kill_server():
     pid = json.load(open(os.path.join(FOLDER, "server.pids")))[0]
@@ -238,7 +238,17 @@ from src.launch import cli, server_process
 class WaitingForTheLoad(server_process.Waiting):
     seconds = property(lambda self: super().seconds if os.path.exists(os.path.join(FOLDER, "server.pids")) else 0.0)
 server_process.Waiting = WaitingForTheLoad
-server_process.Child.GRACE_S = GRACE
+child = server_process.Child
+child.GRACE_S = GRACE
+scan, stop = child._scan, child.stop
+def scan_and_tell(self):
+    scan(self)
+    if len(self._descendants) >= 2:
+        self.log.with_suffix(".seen").touch()
+def tell_and_stop(self):
+    self.log.with_suffix(".stopping").touch()
+    stop(self)
+child._scan, child.stop = scan_and_tell, tell_and_stop
 generation = GenerationConfig(server_port=PORT, server_start_timeout_s=LIMIT)
 config = TrainRLConfig(generation=generation, logging=LoggingConfig(save_dir=FOLDER))
 programs = [[sys.executable, FOLDER + "/server.py"], [sys.executable, FOLDER + "/trainer.py"]]
@@ -412,7 +422,7 @@ def test_a_second_signal_does_not_wait_for_a_server_that_ignores_the_first(launc
     launch = launched("ignores SIGTERM", "trains", grace_s=10 * GENEROUS_S)
     launch.pids("trainer")
     launch.process.send_signal(signal.SIGINT)
-    time.sleep(1.0)
+    wait_until(lambda: (launch.folder / "server.stopping").exists())  # two signals that come at once are one
     assert launch.process.poll() is None
     launch.process.send_signal(signal.SIGINT)
     assert launch.end()[0] == 128 + signal.SIGINT

@@ -388,7 +388,7 @@ def test_the_launch_is_what_accelerate_told_this_process(tmp_path):
 
 def dry_run(program: str, *arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, program, *arguments, "dry_run=true"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_programs_and_launcher_print_it_below_the_configuration(qwen, capsys):

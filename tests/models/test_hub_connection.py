@@ -59,7 +59,7 @@ def dry_run(endpoint: str, cache: str, *arguments: str) -> subprocess.CompletedP
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": cache, "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "train_rl.py", "--config-name", "7b", "dry_run=true", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize("kind", [SILENT, FAILING])

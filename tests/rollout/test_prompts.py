@@ -407,7 +407,7 @@ def test_dry_runs_find_a_template_that_fails(program, template, capsys):
 def test_a_program_ends_its_dry_run_with_the_message_alone(template):
     command = [sys.executable, "eval.py", "dry_run=true", "server_url=null"]
     command.append(f"generation.teacher_prompt_path={template('{{ problem / 2 }}')}")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(r"error: generation.teacher_prompt_path: .*teacher\.txt, line 1 cannot be filled in", done.stderr)
 

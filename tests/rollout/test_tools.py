@@ -220,11 +220,12 @@ def test_results_are_text_and_long_ones_are_cut():
 
 
 def test_a_plain_function_that_never_returns_is_given_up_and_at_last_not_run_any_more():
-    release, begun = threading.Event(), []
+    release, begun, started = threading.Event(), [], threading.Semaphore(0)
 
     def hangs() -> str:
         """Hangs."""
         begun.append(threading.current_thread())
+        started.release()
         release.wait()
         return "at last"
 
@@ -234,6 +235,8 @@ def test_a_plain_function_that_never_returns_is_given_up_and_at_last_not_run_any
         return [await box.run(AskedCall("hangs", {}, ""), str(n)) for n in range(MOST_STUCK + 3)]
 
     calls = asyncio.run(many())
+    for _ in range(MOST_STUCK):
+        assert started.acquire(timeout=120)
     assert {call.error for call in calls} == {"timeout"} and len(begun) == MOST_STUCK
     assert "given up" in calls[0].result and "was not run: 8 earlier calls" in calls[-1].result
     release.set()
@@ -255,7 +258,7 @@ def test_calls_that_return_late_make_room_for_others():
         for n in range(MOST_STUCK):
             await box.run(AskedCall("slow", {}, ""), str(n))
         release.set()
-        box.limits = replace(box.limits, seconds=30)
+        box.limits = replace(box.limits, seconds=600)
         while (call := await box.run(AskedCall("slow", {}, ""), "again")).error is not None:
             await asyncio.sleep(0.01)
         return call
@@ -285,10 +288,11 @@ def test_an_async_function_that_does_not_take_no_for_an_answer_is_not_waited_for
 
 
 def test_a_rollout_that_is_cancelled_cancels_its_tool():
-    ended = []
+    begun, ended = asyncio.Event(), []
 
     async def waits() -> str:
         """Waits."""
+        begun.set()
         try:
             await asyncio.sleep(3600)
         finally:
@@ -296,7 +300,7 @@ def test_a_rollout_that_is_cancelled_cancels_its_tool():
 
     async def cancelled() -> None:
         task = asyncio.ensure_future(box_of(waits, seconds=3600).run(AskedCall("waits", {}, ""), "1"))
-        await asyncio.sleep(0.01)
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

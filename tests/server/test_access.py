@@ -36,7 +36,7 @@ from tests.support.scripted_room import application as application_of
 def test_endless_headers_are_refused_before_they_fill_the_memory(listening: str) -> None:
     """They are read before the token is."""
     address = urlsplit(listening)
-    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         sent = 0
         with suppress(ConnectionError):  # the server hangs up

@@ -32,6 +32,7 @@ from src.vllm.weights_gate import WeightsGate
 from tests.conftest import ROOT, RunningServer
 from tests.server.test_server import publish_random_weights, request_for
 from tests.support.published_rows import bridged, mathdial_flat, verified, write_json
+from tests.support.turned_clock import run
 from tests.support.tutor_messages import write_rows
 
 SAY_HELLO = [{"role": "system", "content": "You teach."}, {"role": "user", "content": "Say hello."}]
@@ -154,7 +155,7 @@ def test_curl_chats_and_streams(server: RunningServer) -> None:
     def curl(body: dict) -> str:
         command = ["curl", "-sSN", "-i", f"{server.client.url}/v1/chat/completions", "-d", json.dumps(body)]
         done = subprocess.run(
-            [*command, "-H", "Content-Type: application/json"], capture_output=True, text=True, timeout=120, check=True
+            [*command, "-H", "Content-Type: application/json"], capture_output=True, text=True, timeout=600, check=True
         )
         return done.stdout.replace("\r\n", "\n")
 
@@ -321,10 +322,12 @@ async def post(app: Callable, reads: Callable[[dict], Awaitable[None]] | None = 
 
 
 def within_a_minute(work: Coroutine):
+    """Of a clock that is turned."""
+
     async def limited():
         return await asyncio.wait_for(work, 60)
 
-    return asyncio.run(limited())
+    return run(limited())
 
 
 async def endless(ended: asyncio.Event) -> AsyncIterator[bytes]:
@@ -406,7 +409,7 @@ def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
             try:
                 while True:
                     yield prompt
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.01)
             finally:
                 await asyncio.sleep(0.05)  # the message to the engine
                 told.set()

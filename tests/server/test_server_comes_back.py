@@ -128,7 +128,7 @@ class KeptServer:
         self.restarts = False
         if self._thread.is_alive():
             self.engines[-1].errored = True
-        self._thread.join(30)
+        self._thread.join(120)
 
     def _load(self) -> RecordingEngine:
         name = ("teacher", "student")[len(self.engines) % 2]

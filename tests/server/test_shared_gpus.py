@@ -41,10 +41,10 @@ BOTH = {"weights", "kv_cache"}
 
 
 class RecordingEngine:
-    """Stands where vLLM's AsyncLLM does. `pause_s` is how long a turn takes; it fails if it is used asleep."""
+    """Stands where vLLM's AsyncLLM does; it fails if it is used asleep."""
 
-    def __init__(self, name: str, tokenizer, events: list[str], pause_s: float = 0.0):
-        self.name, self.events, self.pause_s = name, events, pause_s
+    def __init__(self, name: str, tokenizer, events: list[str]):
+        self.name, self.events = name, events
         self.model_config = SimpleNamespace(enable_sleep_mode=True, try_get_generation_config=dict)
         self.errored = False
         self.awake = set(BOTH)
@@ -80,7 +80,7 @@ class RecordingEngine:
     async def generate(self, prompt: dict, params, request_id: str, lora_request: object = None):
         assert self.awake == BOTH, "a turn was sampled by an engine that sleeps"
         self.events.append("turns")
-        await asyncio.sleep(self.pause_s)
+        await asyncio.sleep(0)
         while self.held:
             await asyncio.sleep(0.01)
         assert self.awake == BOTH, "an engine was put to sleep under a turn"
@@ -108,7 +108,7 @@ class Classroom:
         self.config, self.engines, self.events = config, engines, events
         self.folder = Path(config.logging.save_dir)
         self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}", log=self.folder / "log")
-        app = create_app(config, self.folder)
+        self.app = app = create_app(config, self.folder)
         port = config.generation.server_port
         options = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)
         self._threads = ThreadPoolExecutor()
@@ -119,7 +119,7 @@ class Classroom:
 
     def close(self) -> None:
         self._server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(120)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def asleep(self) -> list[bool]:
@@ -128,7 +128,11 @@ class Classroom:
     def sample(self, name: str) -> "Future[SampleResponse]":
         """One conversation, sampled on another thread."""
         request = SampleRequest(problems=[_LESSON], answers=[""], request_id=name, seed=1, step=0)
-        return self._threads.submit(self.client.sample, request)
+        return self.submit(self.client.sample, request)
+
+    def submit(self, work: Callable, *arguments: object) -> "Future":
+        """Have this done on another thread."""
+        return self._threads.submit(work, *arguments)
 
 
 _LESSON = "Say where you were."
@@ -140,9 +144,9 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
     """Opens a server with recording engines, by overrides of the quickstart's configuration."""
     opened: list[Classroom] = []
 
-    def open_with(*overrides: str, pause_s: float = 0.0, seats: tuple[str, ...] = ("teacher", "student")) -> Classroom:
+    def open_with(*overrides: str, seats: tuple[str, ...] = ("teacher", "student")) -> Classroom:
         events: list[str] = []
-        engines = [RecordingEngine(name, tokenizer, events, pause_s) for name in seats]
+        engines = [RecordingEngine(name, tokenizer, events) for name in seats]
         waiting = list(engines)
         monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
         monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
@@ -211,7 +215,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
     assert in_order(events) == [*ASLEEP, *rollout, *rollout, *AWAKE_FOR_WEIGHTS]
     assert classroom.client.health().policy.version == 2
     assert not any(classroom.asleep())
-    classroom.sample("after-the-training").result(30)
+    classroom.sample("after-the-training").result(120)
 
 
 def test_without_a_shared_gpu_nobody_sleeps(open_classroom):
@@ -291,7 +295,7 @@ def test_a_request_waits_while_the_trainer_has_the_gpu(open_classroom):
     time.sleep(2.5)  # more than one look at the borrower
     assert not evaluation.done() and "turns" not in classroom.events
     classroom.client.wake_up()
-    evaluation.result(30)
+    evaluation.result(120)
 
 
 def test_a_server_whose_trainer_died_answers_again(open_classroom):
@@ -303,7 +307,7 @@ def test_a_server_whose_trainer_died_answers_again(open_classroom):
     time.sleep(1.5)
     assert not evaluation.done()
     trainer.kill()  # and nobody waits for it: it is left as a zombie
-    evaluation.result(30)
+    evaluation.result(120)
     assert not any(classroom.asleep())
     trainer.wait()
 
@@ -315,7 +319,7 @@ def test_sleep_waits_for_turns_in_flight_and_gives_up_in_the_end(open_classroom)
     talk = classroom.sample("talk")
     until(lambda: "turns" in classroom.events)
     body = {"borrowers": [this_process().model_dump()]}
-    refused = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=30)
+    refused = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=120)
     assert refused.status_code == 504 and "1 turns were still being sampled after 0.3 s" in refused.text
     assert not any(classroom.asleep())
     for engine in classroom.engines:
@@ -324,10 +328,17 @@ def test_sleep_waits_for_turns_in_flight_and_gives_up_in_the_end(open_classroom)
 
 
 def test_sleep_lets_turns_in_flight_end(open_classroom):
-    classroom = open_classroom(pause_s=0.5)
+    classroom = open_classroom()
+    for engine in classroom.engines:
+        engine.held = True
     talk = classroom.sample("talk")
     until(lambda: "turns" in classroom.events)
-    classroom.client.sleep([this_process()])  # the engine asserts that no turn is in it
+    asleep = classroom.submit(classroom.client.sleep, [this_process()])
+    gates = [engine.gate for engine in classroom.app.state.service.environment.seats.engines.values()]
+    until(lambda: not any(gate._open.is_set() for gate in gates))
+    for engine in classroom.engines:
+        engine.held = False
+    asleep.result(120)  # the engine asserts that no turn is in it
     assert not talk.done() and all(classroom.asleep())
     classroom.client.wake_up()
     talk.result(60)
@@ -374,7 +385,7 @@ def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_cl
     assert in_order(classroom.events) == [*AS_EACH_IS_LOADED, *DIALOGUE_WAKES]
     assert classroom.asleep() == [False, False, True]
     classroom.events.clear()
-    classroom.sample("one").result(30)
+    classroom.sample("one").result(120)
     until(lambda: in_order(classroom.events) == JUDGING)
     classroom.events.clear()
     for request in [classroom.sample(f"many{number}") for number in range(16)]:

@@ -388,4 +388,4 @@ def test_other_rules_and_other_problems_are_refused():
 
 def test_the_rubric_imports_neither_torch_nor_vllm():
     code = "import sys, src.toy_language.rubric_judge; assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
