@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from src.rollout.requests import SampleRequest, SampleResponse
 from src.server.open_models import JUDGE_CALLS_NAME
 from tests.chaos.cases import Case, Result, Settings, table
 from tests.chaos.judge_faults import FAULTS, GOOD, NO_VERDICT, VERDICT, draw
+from tests.chaos.programs import wait_for
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, judge_endpoint
 from tests.support.judged_room import PRICES, Server, judged_by, verdict, verdicts_of, write_rule
 from tests.support.scripted_room import Room, guided, write_templates
@@ -31,7 +32,7 @@ from tests.support.scripted_room import Room, guided, write_templates
 FAULT_SHARE = 0.3
 _BATCH = 128
 _CASES = 10
-_HUNG_S = 300.0
+_HUNG_S = 3600.0
 _CAP_STEP_USD = 5e-5
 """By which the cap rises, for each call that a run makes; a call costs a few times as much."""
 _CONTROL = "teacher: Hello! Please go on."
@@ -103,11 +104,11 @@ class JudgeCalls:
     """Plays batches of conversations until the endpoint has been called `calls` times.
 
     Args:
-        speed: of the clock by which the client pauses; 1 is the real one.
+        speed: of the clock by which the client pauses; 1 is the real one, None one that is turned.
         options: of the judge's configuration.
     """
 
-    def __init__(self, tokenizer, folder: Path, calls: int, seed: int, speed: float = 1.0, **options):
+    def __init__(self, tokenizer, folder: Path, calls: int, seed: int, speed: float | None = 1.0, **options):
         self._calls, self._seed, self._speed = calls, seed, speed
         self._options = {"max_concurrent_requests": 32, "request_timeout_s": 4.0, **PRICES, **options}
         self._step_usd = calls * _CAP_STEP_USD
@@ -172,6 +173,8 @@ class JudgeCalls:
         self.tally.over_cap += endpoint.billed_usd > self._cap_usd
 
     def _count_calls(self, endpoint: JudgeEndpoint) -> None:
+        with suppress(TimeoutError):  # the endpoint notices within a second that a client has left
+            wait_for(lambda: all(call.ended for call in endpoint.calls), "the end of all calls")
         tally = self.tally
         tally.calls = Counter(call.behaviour for call in endpoint.calls)
         tally.hung += sum(not call.ended for call in endpoint.calls)

@@ -87,6 +87,7 @@ def _large(exchange: Exchange, _: str) -> None:
 def _one_byte_a_second(exchange: Exchange, _: str) -> None:
     data = whole(exchange, verdict(*LIE))
     exchange.head(200, len(data), {})
+    exchange.call.stalled = True
     for byte in data:
         exchange.write(bytes([byte]))
         if exchange.closing.wait(_SECOND_S) or exchange.client_left():
