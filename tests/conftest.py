@@ -1,5 +1,6 @@
 """Real parts, made once per session: a tiny model with random weights, and a server with two vLLM engines on it."""
 
+import gc
 import json
 import os
 import signal
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ENGINE_ROOMS or "server" in getattr(item, "fixturenames", ()):
             item.add_marker("engines")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imported libraries hold out of all later garbage collections: it is never freed."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

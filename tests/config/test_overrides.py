@@ -11,6 +11,7 @@ import yaml
 
 from config.load import ROOT, record_run, to_yaml
 from src.errors import ConfigError
+from src.launch.before_start import in_force
 from tests.config.test_config import PROGRAMS, loaded, run
 
 
@@ -31,6 +32,7 @@ def test_a_folder_of_ones_own_can_build_on_what_is_shipped(tmp_path, name):
 def dry_run(program: str, *arguments: str, cwd: Path = ROOT) -> dict:
     result = run(program, *arguments, "dry_run=true", cwd=cwd)
     assert result.returncode == 0, result.stderr
+    assert program in ("train_sft.py", "eval.py") or "# rewards in force: " in result.stdout
     return yaml.safe_load(result.stdout)
 
 
@@ -146,13 +148,14 @@ def test_a_mapping_that_stands_for_another_one_stays_as_hydra_makes_it(tmp_path:
 
 
 def test_a_dry_run_lists_the_rules_personas_and_rewards_in_force():
-    for program, name in (("train_rl.py", "quickstart_supervised"), ("vllm_server.py", "quickstart_supervised")):
-        printed = run(program, f"--config-name={name}", "dry_run=true").stdout
-        assert "# judge rules in force: pedagogical_eval (1 × each)\n" in printed
-        assert "# personas in force: correct_student 80 %, error_student 20 %\n" in printed
-        assert "# rewards in force: pedagogical × 1\n# turn rewards in force: supervisor × 1\n" in printed
     printed = run("eval.py", "--config-name=small_tutor", "dry_run=true", "server_url=null").stdout
     assert "# judge rules in force: pedagogical_eval" in printed and "# rewards in force: pedagogical × 1" in printed
+    assert in_force(loaded("train_rl", "--config-name=quickstart_supervised")) == [
+        "judge rules in force: pedagogical_eval (1 × each)",
+        "personas in force: correct_student 80 %, error_student 20 %",
+        "rewards in force: pedagogical × 1",
+        "turn rewards in force: supervisor × 1",
+    ]
 
 
 LEAKS = """

@@ -47,7 +47,7 @@ questions = st.builds(
 generators = st.integers(0, 2**32).map(random.Random)
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(questions, generators)
 def test_correct_sentences_have_no_slip(question, rng):
     sentence = answer(question, rng)
@@ -55,7 +55,7 @@ def test_correct_sentences_have_no_slip(question, rng):
     assert corrected(sentence) == sentence
 
 
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=2000, deadline=None)
 @given(questions, generators, st.data())
 def test_the_one_slip_put_in_is_the_one_found_in_the_text(question, rng, data):
     kind = data.draw(st.sampled_from(kinds_for(question)))
