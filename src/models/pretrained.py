@@ -181,7 +181,7 @@ def _refuse_other_vocabulary(key: str, name: str, tokenizer: "PreTrainedTokenize
     """Refuse a tokenizer with tokens for which the model has no embedding, and an end or padding token in the model's
     configurations that is none of the tokenizer's. A special token without an embedding is harmless if the chat
     template does not write it: no text becomes one. Gemma 3 has such a token, for images."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
     options = read_options(name)
     config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options).get_text_config()
@@ -201,12 +201,14 @@ def _refuse_other_vocabulary(key: str, name: str, tokenizer: "PreTrainedTokenize
             "give it more with model.resize_token_embeddings(), and save both."
         )
     try:
-        generation = GenerationConfig.from_pretrained(name, **options)
+        generation = GenerationConfig.from_pretrained(name, **options).to_dict()
     except OSError:  # most models have one, none needs it
-        generation = GenerationConfig()
-    for file, found in (("config.json", config), ("generation_config.json", generation)):
+        generation = {}
+    written, _ = PretrainedConfig.get_config_dict(name, **options)  # without the defaults of its class
+    written |= written.get("text_config") or {}
+    for file, found in (("config.json", written), ("generation_config.json", generation)):
         for field in ("eos_token_id", "pad_token_id"):
-            named = getattr(found, field, None)
+            named = found.get(field)
             for number in named if isinstance(named, list) else [named]:
                 if number is not None and number >= 0 and number not in added and number not in needed:
                     raise ConfigError(

@@ -197,6 +197,13 @@ def test_a_special_token_that_no_text_becomes_needs_no_embedding(model: Path) ->
     assert max(encode_text(tokenizer, "<image>")) < 712 == tokenizer.convert_tokens_to_ids("<image>")
 
 
+def test_what_a_class_of_models_has_by_default_is_not_what_the_model_says(model: Path) -> None:
+    """GPT-2's class ends with token 50256, whatever the vocabulary; a configuration without an end token names none."""
+    (model / "config.json").write_text('{"model_type": "gpt2", "vocab_size": 712}')
+    (model / "generation_config.json").unlink(missing_ok=True)
+    load_tokenizer(KEY, str(model))
+
+
 _IN_VERSION_4 = """
 import json, sys
 from transformers import AutoTokenizer, __version__
