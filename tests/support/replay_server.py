@@ -50,7 +50,8 @@ class Replay:
         batches: Sequence[Sequence[ConversationRecord]],
         refuse: Callable[[int], None],
     ):
-        self._health, self._batches, self._refuse = health, batches, refuse
+        self._health = health.model_copy(update={"plays": None})  # trainers may be configured otherwise
+        self._batches, self._refuse = batches, refuse
         self.loaded: list[PolicyVersion] = []
         self.passes = 1
 
