@@ -21,9 +21,12 @@ def communication_backend() -> Optional[str]:
     default under DeepSpeed is NCCL alone, which sends objects with kernels, so that a process waiting for another one's
     conversations keeps a GPU busy that an engine may need for them.
     """
+    from accelerate.utils import parse_flag_from_env
+
     if "LOCAL_RANK" not in os.environ:
         return None
-    return "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
+    on_cpus = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.cuda.is_available()
+    return "gloo" if on_cpus else "cuda:nccl,cpu:gloo"
 
 
 def keep_deepspeed_from_compiling() -> None:

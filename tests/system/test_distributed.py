@@ -43,10 +43,23 @@ def in_processes(program: str, count: int, *arguments: str) -> list:
 )
 def test_objects_go_over_gloo_on_gpus_too(monkeypatch, launched: bool, has_gpus: bool, backend: str | None) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     if launched:
         monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpus)
     assert communication_backend() == backend
+
+
+def test_processes_launched_on_cpus_beside_a_gpu_begin() -> None:
+    """accelerate refuses a backend for GPUs then; the program sees GPUs as a machine that has some does."""
+    program = """
+import json, torch
+from accelerate import PartialState
+from src.system.distributed import communication_backend
+torch.cuda.is_available = lambda: True
+print(json.dumps(PartialState(cpu=True, backend=communication_backend()).backend))
+"""
+    assert in_processes(program, 2) == ["gloo", "gloo"]
 
 
 def test_with_a_backend_for_each_device_deepspeed_sends_objects_from_the_cpu() -> None:
