@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,7 @@ _ONLY_HOW_IT_RUNS = frozenset(
 """Keys of a model that change where, how fast and for how much it answers or is trained, and not what it says."""
 _MOST_NAMED = 12
 _CONTENT = "the content of "
+_NAMES_PATH = re.compile(r"path|template")
 
 
 def conversation_keys(config: TrainRLConfig) -> dict[str, str]:
@@ -33,8 +36,11 @@ def conversation_keys(config: TrainRLConfig) -> dict[str, str]:
     whole: dict[str, Any] = {"environment": config.environment, "seed": config.seed, "generation": generation}
     whole |= {seat: _answers_of(getattr(config, seat)) for seat in _SEATS}
     whole["train"] = {"turn_credit": {"rewards": sorted(turn_reward_weights(config))}}
-    inside = f'"{config.logging.save_dir.rstrip("/")}/'  # named relative to here by one, and in full by the other
-    keys = {key: json.dumps(value, ensure_ascii=False).replace(inside, '"…/') for key, value in _flat(whole)}
+    run_folder, spelled = os.path.abspath(config.logging.save_dir), dict(_flat(whole))
+    for key, value in spelled.items():
+        if isinstance(value, str) and value and _NAMES_PATH.search(key):
+            spelled[key] = _place(value, run_folder)
+    keys = {key: json.dumps(value, ensure_ascii=False) for key, value in spelled.items()}
     paths = {key: value for key, value in _flat(whole) if "prompt" in key and isinstance(value, str)}
     return keys | {f"{_CONTENT}{key}": found for key, path in paths.items() if (found := _fingerprint(path))}
 
@@ -98,6 +104,16 @@ def _flat(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _place(name: str, run_folder: str) -> str:
+    """A path as seen from the run folder or from here, because server and trainer may spell it in different ways and
+    have this project in different folders. The name of a model on the Hub stays as it is."""
+    whole = os.path.abspath(name)
+    for folder, shown in ((run_folder, "…/"), (os.getcwd(), "")):
+        if whole.startswith(f"{folder}/"):
+            return shown + whole.removeprefix(f"{folder}/")
+    return os.path.normpath(name)
 
 
 def _fingerprint(path: str) -> str | None:

@@ -15,7 +15,7 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError
 from src.rollout.requests import SampleRequest
-from src.server.agreement import conversation_keys, refuse_other_play
+from src.server.agreement import conversation_keys, digest_of, refuse_other_play
 from src.server.client import ClassroomClient
 from src.training.resume import keys_of
 from src.training.server_assignment import AssignedServer
@@ -181,3 +181,38 @@ def test_a_server_that_does_not_say_what_it_plays_is_taken(server: Playing):
     refuse_other_play({}, {}, server.url)
     client = ClassroomClient(server.url)
     assert client.sample(SampleRequest(**BODY)).plays
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (["teacher_model.model_name_or_path=models/a"], ["teacher_model.model_name_or_path=./models/a/"]),
+        (["teacher_model.model_name_or_path=models/a"], ["teacher_model.model_name_or_path={cwd}/models/a"]),
+        (
+            ["generation.teacher_prompt_path=prompt_templates/quickstart/teacher.txt"],
+            ["generation.teacher_prompt_path={cwd}/prompt_templates/quickstart/teacher.txt"],
+        ),
+        (
+            ["logging.save_dir=runs/a", "student_model.model_name_or_path=runs/a/model"],
+            ["logging.save_dir={cwd}/runs/a", "student_model.model_name_or_path=runs/a/model"],
+        ),
+        (
+            ["logging.save_dir=./runs/a", "student_model.model_name_or_path=runs/a/model"],
+            ["logging.save_dir=runs/a/", "student_model.model_name_or_path={cwd}/runs/a/model"],
+        ),
+    ],
+)
+def test_a_path_may_be_spelled_in_another_way(there: list[str], here: list[str]) -> None:
+    theirs, ours = (
+        conversation_keys(configured(*(each.format(cwd=Path.cwd()) for each in side))) for side in (there, here)
+    )
+    assert digest_of(theirs) == digest_of(ours)
+    refuse_other_play(theirs, ours, "http://server")
+
+
+def test_another_folder_of_the_same_name_is_another_model() -> None:
+    theirs, ours = (
+        conversation_keys(configured(f"teacher_model.model_name_or_path={name}")) for name in ("a/model", "/a/model")
+    )
+    with pytest.raises(ConfigError, match="teacher_model.model_name_or_path"):
+        refuse_other_play(theirs, ours, "http://server")
