@@ -68,12 +68,20 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
 def _text_ids(tokenizer: "PreTrainedTokenizerBase", size: int, text: str) -> tuple[int, ...]:
     """A student is shown the whole dialogue at each of its turns: what one turn encoded is there for the next."""
     encode = _plain_encoder(tokenizer, size)
-    ids, markers = encode(text), _markers(tokenizer, size)
-    spelled = [each for each in markers if len(each) > 1 and each in text]
-    # Vocabularies converted from SentencePiece may hold a marker as an ordinary piece, too.
-    if spelled and not {markers[each][0] for each in spelled}.isdisjoint(ids):
-        ids = _encode_cut(encode, text, spelled)
+    ids = encode(text)
+    # Vocabularies converted from SentencePiece may hold a marker as an ordinary piece, too. Some have thousands of
+    # markers, so they are looked for in the text only where an id is one of theirs.
+    if not _marker_ids(tokenizer, size).isdisjoint(ids):
+        markers = _markers(tokenizer, size)
+        spelled = [each for each in markers if len(each) > 1 and each in text]
+        if not {markers[each][0] for each in spelled}.isdisjoint(ids):
+            ids = _encode_cut(encode, text, spelled)
     return tuple(ids)
+
+
+@lru_cache(maxsize=8)
+def _marker_ids(tokenizer: "PreTrainedTokenizerBase", size: int) -> frozenset[int]:
+    return frozenset(token_id for content, (token_id, _) in _markers(tokenizer, size).items() if len(content) > 1)
 
 
 @lru_cache(maxsize=8)
