@@ -22,7 +22,7 @@ _KEY, _MEMBER = re.compile(r'"(\w+)"\s*:'), re.compile(r'[{,]\s*"(\w+)"\s*:\s*')
 _KEY_OUTSIDE = re.compile(r"""["'](\w+)["']\s*:|[{,]\s*(\w+)\s*:""")
 _HERE = "\0"
 _OBJECT_ENDS = re.compile(r"""["']\s*\}""")
-_QUOTE, _ENDS_STRING = re.compile(r'\\.|"', re.DOTALL), re.compile(r'(?<!\\)(?:\\\\)*"\Z')
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 _LAST_QUOTE = re.compile(r'(?<!\\)(?:\\\\)*(")\s*(?:,\s*)?\}')
 
 
@@ -198,7 +198,7 @@ def _with_escaped_quotes(text: str, start: int) -> str:
     members = begun[:1]
     for member in begun[1:]:  # a key inside of a string follows no end of a string
         value = rest[members[-1].end() : member.start()].rstrip()
-        if value[:1] != '"' or len(value) > 1 and _ENDS_STRING.search(value):
+        if value[:1] != '"' or len(value) > 1 and _ends_string(value):
             members.append(member)
     written = Counter(_KEY.findall(rest))
     repeated = next((member[1] for member in members if written[member[1]] > 1), None)
@@ -215,6 +215,12 @@ def _with_escaped_quotes(text: str, start: int) -> str:
         parts += [rest[position:first], _QUOTE.sub(lambda each: '\\"' if each[0] == '"' else each[0], rest[first:last])]
         position = last
     return text[:start] + "".join(parts) + rest[position:]
+
+
+def _ends_string(text: str) -> bool:
+    """Whether the text ends with a quote that is not escaped."""
+    before = text[:-1]
+    return text.endswith('"') and (len(before) - len(before.rstrip("\\"))) % 2 == 0
 
 
 def _without_trailing_commas(text: str, start: int) -> str:
