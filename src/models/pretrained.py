@@ -165,13 +165,14 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
 
 def why_unfit(key: str, name: str) -> str | None:
     """Why a model and its tokenizer contradict each other; None if they do not, or if there is no tokenizer to read."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     try:
         options = read_options(name)
         _refuse_other_vocabulary(key, name, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options))
-    except (OSError, ValueError, KeyError, TypeError):  # the start says what is wrong with it
-        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError):
+        return None  # the start says what is wrong with it; a tokenizer may also need a package that is not here
     except ConfigError as error:
         return str(error)
     return None

@@ -20,7 +20,7 @@ from config.load import load
 from config.train_rl_model import TrainRLConfig
 from src.errors import ConfigError, EngineFailure
 from src.memory.report import report
-from src.models.pretrained import check_model, load_tokenizer, save_tokenizer
+from src.models.pretrained import check_model, load_tokenizer, save_tokenizer, why_unfit
 from src.rollout.chat_template import encode_chat, encode_text
 from src.server.open_models import open_seats
 from tests.rollout.test_chat_template import NO_SYSTEM
@@ -195,6 +195,15 @@ def test_a_special_token_that_no_text_becomes_needs_no_embedding(model: Path) ->
     add_tokens(AddedToken("<image>", special=True))(model)
     tokenizer = load_tokenizer(KEY, str(model))
     assert max(encode_text(tokenizer, "<image>")) < 712 == tokenizer.convert_tokens_to_ids("<image>")
+
+
+@pytest.mark.parametrize("error", [ImportError("needs sentencepiece"), AttributeError("added_tokens_decoder")])
+def test_a_tokenizer_that_cannot_be_read_here_ends_no_memory_budget(model: Path, monkeypatch, error) -> None:
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
+    assert why_unfit(KEY, str(model)) is None
 
 
 def test_what_a_class_of_models_has_by_default_is_not_what_the_model_says(model: Path) -> None:
