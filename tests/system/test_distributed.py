@@ -12,6 +12,13 @@ from src.system.distributed import communication_backend
 from tests.conftest import ROOT, free_port
 
 DEADLINE_S = 300
+LEAVE = """
+import torch.distributed
+if torch.distributed.is_initialized():
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+"""
+"""Without it a thread of gloo may still run as the interpreter ends, which aborts the process."""
 
 
 def in_processes(program: str, count: int, *arguments: str) -> list:
@@ -20,7 +27,7 @@ def in_processes(program: str, count: int, *arguments: str) -> list:
     environments = [launched | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-c", program + LEAVE, *arguments],
             cwd=ROOT,
             env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **environment},
             stdout=subprocess.PIPE,
