@@ -29,32 +29,32 @@ help:
 	@echo 'make setup              .venv with the pinned requirements; most targets above do it when needed'
 
 setup:
-	@bash src/launch/install.sh
+	@bash src/classroom_rl/launch/install.sh
 
 # Sets nothing up: it works before anything is installed.
 doctor:
-	@if [ -x $(PYTHON_IN_VENV) ]; then $(PYTHON_IN_VENV) -m src.launch.doctor; else $${PYTHON:-python3} -m src.launch.doctor; fi
+	@if [ -x $(PYTHON_IN_VENV) ]; then $(PYTHON_IN_VENV) -m classroom_rl.launch.doctor; else PYTHONPATH=src $${PYTHON:-python3} -m classroom_rl.launch.doctor; fi
 
 quickstart: setup
-	@$(PYTHON_IN_VENV) -m src.launch.quickstart $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.quickstart $(ARGS)
 
 quickstart-models: setup
-	@$(PYTHON_IN_VENV) -m src.launch.quickstart --models-only $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.quickstart --models-only $(ARGS)
 
 small-tutor: setup
-	@$(PYTHON_IN_VENV) -m src.launch.small_tutor $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.small_tutor $(ARGS)
 
 small-tutor-models: setup
-	@$(PYTHON_IN_VENV) -m src.launch.small_tutor --models-only $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.small_tutor --models-only $(ARGS)
 
 small-tutor-controls: setup
-	@$(PYTHON_IN_VENV) -m src.launch.controls small_tutor $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.controls small_tutor $(ARGS)
 
 marooned: setup
-	@$(PYTHON_IN_VENV) -m src.launch.marooned $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.marooned $(ARGS)
 
 marooned-models: setup
-	@$(PYTHON_IN_VENV) -m src.launch.marooned --models-only $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.marooned --models-only $(ARGS)
 
 # Without ARGS, two processes share the tests: one takes those that start engines or trainings, one takes the others, with
 # one thread, so that they do not wait for each other's cores.
@@ -88,13 +88,13 @@ bench: setup
 	@$(PYTHON_IN_VENV) -m benchmarks.muon
 
 gpu-check: setup
-	@$(PYTHON_IN_VENV) -m src.launch.gpu_check $(ARGS)
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.gpu_check $(ARGS)
 
 docs: setup
-	@$(PYTHON_IN_VENV) -m src.classroom.lesson_plans check
-	@$(PYTHON_IN_VENV) -m src.launch.prompt_docs docs/prompts.md
-	@$(PYTHON_IN_VENV) -m src.marooned.rules_docs docs/marooned.md
+	@$(PYTHON_IN_VENV) -m classroom_rl.environments.classroom.lesson_plans check
+	@$(PYTHON_IN_VENV) -m classroom_rl.launch.prompt_docs docs/prompts.md
+	@$(PYTHON_IN_VENV) -m classroom_rl.environments.marooned.rules_docs docs/marooned.md
 
 # Leaves .venv alone: openenv asks for other versions than this project.
 openenv-check:
-	@bash src/marooned/openenv_server/check.sh
+	@bash src/classroom_rl/environments/marooned/openenv_server/check.sh

@@ -1,34 +1,6 @@
-"""Measures a tutor on held-out problems. `python eval.py --config-name X.yaml [key=value …]`"""
+"""Measures a tutor on held-out problems: `python eval.py --config-name X.yaml [key=value …]`."""
 
-from config.checks import check_environment
-from config.eval_model import EvalConfig, check_eval
-from config.load import program
-
-
-def more_of_dry_run(config: EvalConfig) -> None:
-    from src.launch.before_start import show_before_start
-    from src.memory.report import show_evaluation_shares
-
-    if config.benchmark is not None:
-        from src.evaluation.published.run import check_benchmark_prompts
-
-        check_benchmark_prompts(config)
-        return
-    show_evaluation_shares(config)
-    if config.server_url is None:  # else prompts and rules are the server's
-        check_environment(config)
-        show_before_start(config)
-
-
-@program(EvalConfig, "eval", check=check_eval, more_of_dry_run=more_of_dry_run)
-def main(config: EvalConfig) -> None:
-    from src.evaluation.run import evaluate
-    from src.launch.before_start import check_start
-
-    if config.benchmark is None:
-        check_start(config, loads_models=config.server_url is None, reports=True)
-    evaluate(config)
-
+from classroom_rl.launch.evaluate import main
 
 if __name__ == "__main__":
     main()

@@ -40,22 +40,22 @@ from statistics import linear_regression, median
 import requests
 import uvicorn
 
-import src.server.app
+import classroom_rl.server.app
 from benchmarks.loop_watch import LoopWatch
-from config.checks import check_train_rl, reward_weights
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.seats import models_in_use
-from src.models.pretrained import load_tokenizer
-from src.rollout.datasets import load_problems
-from src.rollout.journal import Journal
-from src.rollout.registry import environment_of
-from src.rollout.requests import SampleRequest
-from src.rollout.runner import Runner
-from src.rollout.seats import Seats
-from src.server.listening import uvicorn_options
-from src.server.sampling_service import SamplingService
-from src.toy_language.rubric_judge import RubricJudge
+from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.roles import models_in_use
+from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.roles import Seats
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.server.listening import uvicorn_options
+from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine
 
 _TIMEOUT_S = 3600
@@ -110,8 +110,8 @@ def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connect
         beating.append(asyncio.create_task(watch.beat()))
         return service
 
-    src.server.app.open_service = open_service
-    server = uvicorn.Server(uvicorn_options(src.server.app.create_app(config, folder), "127.0.0.1", port))
+    classroom_rl.server.app.open_service = open_service
+    server = uvicorn.Server(uvicorn_options(classroom_rl.server.app.create_app(config, folder), "127.0.0.1", port))
 
     def answer() -> None:
         with suppress(EOFError):  # the benchmark was ended

@@ -17,12 +17,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.launch.cli import launch
-from src.launch.commands import with_accelerate_config, with_precision
-from src.system.processes import Signals
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.launch.cli import launch
+from classroom_rl.launch.commands import with_accelerate_config, with_precision
+from classroom_rl.system.processes import Signals
 
 LOCKSTEP, NO_CACHE, RESTART, RESTART_ALL = "lockstep", "no_cache", "restart", "restart_all"
 TEXT, SLEEPS, NONE = "text", "sleeps", "none"
@@ -50,7 +50,7 @@ def server_command(ways: str, overrides: Sequence[str]) -> list[str]:
 def trainer_command(ways: str, overrides: Sequence[str], dtype: str) -> list[str]:
     """The command of the trainer, under accelerate."""
     flags = with_precision(with_accelerate_config([]), dtype)
-    launched = [sys.executable, "-m", "src.launch.accelerate_launch", *flags, "--module"]
+    launched = [sys.executable, "-m", "classroom_rl.launch.accelerate_launch", *flags, "--module"]
     return [*launched, "benchmarks.earlier_trainer", ways, *overrides]
 
 

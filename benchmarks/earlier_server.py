@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-import src.server.app
-import src.server.open_models
-import src.server.sampling_service
-import src.vllm.engine
+import classroom_rl.engines.vllm.engine
+import classroom_rl.server.app
+import classroom_rl.server.open_models
+import classroom_rl.server.sampling_service
 from benchmarks.earlier_launch import LOCKSTEP, NO_CACHE, RESTART, RESTART_ALL, TEXT, take_ways
 from benchmarks.schedules import Lockstep
-from config.base import EnvironmentConfig, GenerationConfig, ModelConfig
-from config.checks import check_train_rl
-from config.load import program
-from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord
-from src.classroom.teacher_prompt import system_message
-from src.errors import UnknownConversation
-from src.models.policy_folder import check_policy
-from src.models.policy_version import PolicyVersion
-from src.rollout.engines import Completion, Sampling
-from src.rollout.requests import SampleResponse, StrictModel
-from src.rollout.runner import Runner
-from src.rollout.seats import POLICY_SEAT
-from src.server.schemas import RewardResponse
+from classroom_rl.config.base import EnvironmentConfig, GenerationConfig, ModelConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import program
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.teacher_prompt import system_message
+from classroom_rl.errors import UnknownConversation
+from classroom_rl.models.policy_folder import check_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.requests import SampleResponse, StrictModel
+from classroom_rl.rollout.roles import POLICY_SEAT
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.server.schemas import RewardResponse
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -45,10 +45,10 @@ StartEngines = Callable[[dict[str, ModelConfig], EnvironmentConfig, int], Awaita
 
 
 def load_without_cache(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncLLM":
-    """In place of `src.vllm.engine.load_engine`: the same engine, which keeps no prefixes."""
+    """In place of `classroom_rl.engines.vllm.engine.load_engine`: the same engine, which keeps no prefixes."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = src.vllm.engine.engine_arguments(model, seed, sleep_mode, runner)
+    arguments = classroom_rl.engines.vllm.engine.engine_arguments(model, seed, sleep_mode, runner)
     arguments.enable_prefix_caching = False
     return AsyncLLM.from_engine_args(arguments)
 
@@ -67,7 +67,7 @@ class RestartedEngine:
 
     def __init__(
         self,
-        engine: src.vllm.engine.VllmEngine,
+        engine: classroom_rl.engines.vllm.engine.VllmEngine,
         model: ModelConfig,
         seed: int,
         generation: EnvironmentConfig,
@@ -119,7 +119,7 @@ class RestartedEngine:
 
 
 def restarting(start: StartEngines, everyone: bool) -> StartEngines:
-    """`src.server.open_models._start_engines` with a teacher that is started again at each publish; if `everyone`, all
+    """`server.open_models._start_engines` with a teacher that is started again at each publish; if `everyone`, all
     engines are."""
 
     async def start_engines(wanted: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int) -> Engines:
@@ -192,7 +192,7 @@ class RememberingRunner(Runner):
 
 
 def create_app_with_text_rewards(config: TrainRLConfig, run_folder: Path) -> FastAPI:
-    """In place of `src.server.app.create_app`: with a route that finds conversations by their text."""
+    """In place of `classroom_rl.server.app.create_app`: with a route that finds conversations by their text."""
     app = CREATE_APP(config, run_folder)
 
     @app.post("/by_text/get_{name}_reward")
@@ -206,7 +206,7 @@ def create_app_with_text_rewards(config: TrainRLConfig, run_folder: Path) -> Fas
     return app
 
 
-CREATE_APP = src.server.app.create_app
+CREATE_APP = classroom_rl.server.app.create_app
 
 
 # The program ----------------------------------------------------------------------------------------------------------
@@ -215,21 +215,21 @@ CREATE_APP = src.server.app.create_app
 def switch_on(ways: frozenset[str]) -> None:
     """Switch ways on in this process."""
     if LOCKSTEP in ways:
-        src.server.sampling_service.ConcurrentSchedule = Lockstep
+        classroom_rl.server.sampling_service.ConcurrentSchedule = Lockstep
     if NO_CACHE in ways:
-        src.vllm.engine.load_engine = load_without_cache
+        classroom_rl.engines.vllm.engine.load_engine = load_without_cache
     if ways & {RESTART, RESTART_ALL}:
-        start = src.server.open_models._start_engines
-        src.server.open_models._start_engines = restarting(start, RESTART_ALL in ways)
+        start = classroom_rl.server.open_models._start_engines
+        classroom_rl.server.open_models._start_engines = restarting(start, RESTART_ALL in ways)
     if TEXT in ways:
-        src.server.sampling_service.Runner = RememberingRunner
-        src.server.app.create_app = create_app_with_text_rewards
+        classroom_rl.server.sampling_service.Runner = RememberingRunner
+        classroom_rl.server.app.create_app = create_app_with_text_rewards
 
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl)
 def serve(config: TrainRLConfig) -> None:
     """Serve as `vllm_server.py` does."""
-    src.server.app.serve(config)
+    classroom_rl.server.app.serve(config)
 
 
 if __name__ == "__main__":

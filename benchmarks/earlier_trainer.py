@@ -8,12 +8,12 @@ from typing import Any
 import requests
 
 from benchmarks.earlier_launch import SLEEPS, TEXT, take_ways
-from config.checks import check_train_rl
-from config.load import program
-from config.train_rl_model import TrainRLConfig
-from src.rollout.runner import weighted_sum
-from src.training.context import TrainerContext
-from src.training.sample_batch import ClassroomRollout
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import program
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.rollout.runner import weighted_sum
+from classroom_rl.trainer.context import TrainerContext
+from classroom_rl.trainer.sample_batch import ClassroomRollout
 
 BEFORE_BATCH_S, OTHER_PROCESSES_S = 5 * 1.0, 2 * 60.0
 """The sleeps of PedagogicalRL's trainer (`_generate_and_score_completions` in its src/grpo/trainer.py): five of one
@@ -66,10 +66,10 @@ WAYS: frozenset[str] = frozenset()
 @program(TrainRLConfig, "train_rl", check=check_train_rl)
 def train(config: TrainRLConfig) -> None:
     """Train as `train_rl.py` does."""
-    import src.grpo.trainer
-    from src.grpo.run import train as train_with_grpo
+    import classroom_rl.trainer.grpo.trainer
+    from classroom_rl.trainer.grpo.run import train as train_with_grpo
 
-    src.grpo.trainer.ClassroomRollout = partial(EarlierRollout, ways=WAYS)
+    classroom_rl.trainer.grpo.trainer.ClassroomRollout = partial(EarlierRollout, ways=WAYS)
     train_with_grpo(config)
 
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import yaml
 
-from config.base import JudgeModelConfig, lesson_plans
-from config.load import ROOT
-from src.classroom.group_verdicts import parse_group
-from src.classroom.verdicts import CRITERIA, parse_verdict, reason_key
-from src.inference_providers.call_ledger import CallLedger
-from src.inference_providers.chat_api import ChatApi
-from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.rollout.datasets import load_problems
+from classroom_rl.config.base import JudgeModelConfig, lesson_plans
+from classroom_rl.config.load import ROOT
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.engines.api.chat_api import ChatApi
+from classroom_rl.judges.group_verdicts import parse_group
+from classroom_rl.judges.model_judge import OpenAICompatibleJudge
+from classroom_rl.judges.verdicts import CRITERIA, parse_verdict, reason_key
+from classroom_rl.rollout.datasets import load_problems
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 
 RULE = "pedagogical_eval"

@@ -30,11 +30,11 @@ from typing import Any
 
 from benchmarks.signal_arms import SignalBench
 from benchmarks.supervision_arms import conversations_needed, run, versions_by_arm
-from src.classroom.record import ConversationRecord
-from src.classroom.verdicts import CRITERIA
-from src.results.run_folder import METRICS_NAME, read_lines
-from src.rollout.engines import ConversationFacts
-from src.toy_language.rubric_judge import RubricJudge
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.judges.verdicts import CRITERIA
+from classroom_rl.results.run_folder import METRICS_NAME, read_lines
+from classroom_rl.rollout.engine import ConversationFacts
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 
 RULE = "pedagogical_eval"

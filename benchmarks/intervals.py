@@ -1,4 +1,4 @@
-"""Which interval of a mean covers, on few lessons and many: the choice in src/rollout/intervals.py, simulated.
+"""Which interval of a mean covers, on few lessons and many: the choice in rollout/intervals.py, simulated.
 
     python -m benchmarks.intervals [--simulations 2000] [--lessons 6 8 12 20 30 60 116] [--exact]
 
@@ -32,11 +32,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from src.results.learning import LEARNED, LearningEvidence, conclude
-from src.results.rollout_files import read_records
-from src.results.statistics import paired_change, rewards_by_lesson
-from src.rollout import intervals
-from src.rollout.intervals import LEAST_LESSONS, Bounds, mean_with_ci, share_interval, student_t
+from classroom_rl.results.learning import LEARNED, LearningEvidence, conclude
+from classroom_rl.results.rollout_files import read_records
+from classroom_rl.results.statistics import paired_change, rewards_by_lesson
+from classroom_rl.rollout import intervals
+from classroom_rl.rollout.intervals import LEAST_LESSONS, Bounds, mean_with_ci, share_interval, student_t
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 Ends = tuple[float, float] | None

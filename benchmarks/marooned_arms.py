@@ -21,11 +21,11 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.supervision_arms import Bench, measure
-from src.evaluation.marooned import figures_of, held_out
-from src.marooned.episode import GameRecord
-from src.results.run_folder import read_lines
-from src.results.statistics import paired_change
-from src.rollout.intervals import shown
+from classroom_rl.environments.marooned.episode import GameRecord
+from classroom_rl.evaluation.marooned import figures_of, held_out
+from classroom_rl.results.run_folder import read_lines
+from classroom_rl.results.statistics import paired_change
+from classroom_rl.rollout.intervals import shown
 
 FIGURES = ("valid", "ship", "reward")
 

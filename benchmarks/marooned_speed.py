@@ -8,10 +8,10 @@ A step is one action of one sailor, with the observation that it was chosen from
 import time
 from random import Random
 
-from src.marooned.game import Game
-from src.marooned.observation import observe
-from src.marooned.players import cast
-from src.marooned.presets import PRESETS
+from classroom_rl.environments.marooned.game import Game
+from classroom_rl.environments.marooned.observation import observe
+from classroom_rl.environments.marooned.players import cast
+from classroom_rl.environments.marooned.presets import PRESETS
 
 PLAYED = (("builder", "traitor"), ("random", "random"))
 

@@ -19,10 +19,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from src.classroom.record import ConversationRecord
-from src.grpo.token_packing import pack_rows
-from src.results.rollout_files import read_records
-from src.training.cpu import prepare_cpu
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.results.rollout_files import read_records
+from classroom_rl.trainer.cpu import prepare_cpu
+from classroom_rl.trainer.grpo.token_packing import pack_rows
 
 Division = list[list[int]]
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from transformers import AutoModelForCausalLM
 
-from src.sft import muon
+from classroom_rl.trainer.sft import muon
 
 
 def main() -> None:

@@ -28,10 +28,10 @@ from typing import Any
 
 from benchmarks.group_judge_noise import Errors, NoiseBench, verdict_of
 from benchmarks.supervision_arms import run
-from src.classroom.record import ConversationRecord
-from src.results.run_folder import METRICS_NAME, read_lines
-from src.rollout.intervals import mean_with_ci, shown
-from src.rollout.journal import JOURNAL_NAME, read_journal, request_of
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.results.run_folder import METRICS_NAME, read_lines
+from classroom_rl.rollout.intervals import mean_with_ci, shown
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal, request_of
 from tests.support.judge_endpoint import Behaviour, Exchange, judge_endpoint, says
 
 DELAYS_S = (2.0, 0.5)

@@ -25,32 +25,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.post_test_scripts import Arithmetic, ScriptedSeat, language_student, maths_student, maths_teacher
-from config.base import DatasetSource, GenerationConfig, PostTestConfig
-from config.load import ROOT
-from config.maths_classroom import MATHS_CLASSROOM
-from config.values import LEDGER, STUDENT
-from src.classroom.classroom import Classroom, classroom_rules
-from src.classroom.conversation import Solution
-from src.classroom.post_test_turn import PostTestTurn
-from src.classroom.record import ConversationRecord
-from src.classroom.seats import Seats
-from src.evaluation.metrics.language import plan_progress
-from src.evaluation.metrics.post_test import post_test_by_problem
-from src.grading.checker import AnswerChecker
-from src.message_rules.plans import read_plan
-from src.post_test.examiner import EmbeddedExaminer
-from src.results.paired_tests import differences
-from src.rollout.datasets import load_problems
-from src.rollout.engines import ChatEngine, Sampling
-from src.rollout.intervals import mean_with_ci
-from src.rollout.journal import Journal
-from src.rollout.post_test import MISSED, PRODUCED, LedgerEntry
-from src.rollout.problem import Problem, material_of
-from src.rollout.prompts import render
-from src.rollout.requests import SampleRequest
-from src.rollout.runner import Runner
-from src.toy_language.lessons import make_lessons, render_problem
-from src.toy_language.scripted_teacher import SCRIPTS
+from classroom_rl.config.base import DatasetSource, GenerationConfig, PostTestConfig
+from classroom_rl.config.load import ROOT
+from classroom_rl.config.maths_classroom import MATHS_CLASSROOM
+from classroom_rl.config.values import LEDGER, STUDENT
+from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules
+from classroom_rl.environments.classroom.conversation import Solution
+from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
+from classroom_rl.environments.toy_language.scripted_teacher import SCRIPTS
+from classroom_rl.evaluation.metrics.language import plan_progress
+from classroom_rl.evaluation.metrics.post_test import post_test_by_problem
+from classroom_rl.grading.checker import AnswerChecker
+from classroom_rl.judges.plans import read_plan
+from classroom_rl.judges.post_test.examiner import EmbeddedExaminer
+from classroom_rl.results.paired_tests import differences
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.engine import ChatEngine, Sampling
+from classroom_rl.rollout.intervals import mean_with_ci
+from classroom_rl.rollout.post_test import MISSED, PRODUCED, LedgerEntry
+from classroom_rl.rollout.problem import Problem, material_of
+from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.store.journal import Journal
 
 GIVES_AWAY, CORRECTS, SCAFFOLDS = ARMS = ("gives_away", "corrects", "scaffolds")
 LANGUAGE_SCRIPTS = {GIVES_AWAY: "gives_away", CORRECTS: "corrects", SCAFFOLDS: "ideal"}
@@ -316,7 +316,7 @@ def main() -> None:
         checker = AnswerChecker()
         student = None
         if given.student is not None:
-            from src.rollout.hf_engine import HfEngine
+            from classroom_rl.engines.hf_engine import HfEngine
 
             student = HfEngine(given.student, device="cpu")
         try:

@@ -5,18 +5,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.message_rules.messages import sentences
-from src.models.policy_version import PolicyVersion
-from src.post_test.maths_exam import ANSWER
-from src.post_test.phrase_exam import DOES_NOT_KNOW
-from src.rollout.chat_template import Message
-from src.rollout.engines import Completion, EngineHealth, Sampling
-from src.rollout.problem import Problem, Step
-from src.rollout.tokens import approximate_tokens
-from src.toy_language.grammar import parse_sentence
-from src.toy_language.lessons import Lesson
-from src.toy_language.scripts import student_reply
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.toy_language.grammar import parse_sentence
+from classroom_rl.environments.toy_language.lessons import Lesson
+from classroom_rl.environments.toy_language.scripts import student_reply
+from classroom_rl.judges.messages import sentences
+from classroom_rl.judges.post_test.maths_exam import ANSWER
+from classroom_rl.judges.post_test.phrase_exam import DOES_NOT_KNOW
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
+from classroom_rl.rollout.problem import Problem, Step
+from classroom_rl.rollout.tokens import approximate_tokens
 
 Script = Callable[[Sequence[Message]], str]
 WRONG_FIRST = 0.5
@@ -52,7 +52,7 @@ class ScriptedSeat:
 
 def language_student(error_prompt: str) -> Script:
     """A student of the quickstart's language. It repeats a sentence that the teacher has just said, whatever its
-    persona; otherwise it answers or mends its sentence as `src.toy_language.scripts.student_reply` does.
+    persona; otherwise it answers or mends its sentence as `toy_language.scripts.student_reply` does.
 
     Args:
         error_prompt: the system message of the persona that makes an error.

@@ -36,18 +36,18 @@ from benchmarks.supervision_arms import (
     measure,
     reviews_of,
 )
-from config.base import default_penalties
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord
-from src.models.policy_folder import policy_path
-from src.ppo.advantages import first_tokens, moments
-from src.ppo.losses import explained_variance
-from src.ppo.steps import step_tensors, steps_of
-from src.ppo.trainer import critic_path
-from src.ppo.value_head import HEAD_FILE, ValueHead, read_head
-from src.results.run_folder import read_lines
-from src.training.turn_credit import ProcessRewards
+from classroom_rl.config.base import default_penalties
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.models.policy_folder import policy_path
+from classroom_rl.results.run_folder import read_lines
+from classroom_rl.trainer.ppo.advantages import first_tokens, moments
+from classroom_rl.trainer.ppo.losses import explained_variance
+from classroom_rl.trainer.ppo.steps import step_tensors, steps_of
+from classroom_rl.trainer.ppo.trainer import critic_path
+from classroom_rl.trainer.ppo.value_head import HEAD_FILE, ValueHead, read_head
+from classroom_rl.trainer.turn_advantages import ProcessRewards
 
 GRPO, GRPO_TWICE = "grpo", "grpo_2"
 PPO_CONFIG = "quickstart_ppo"

@@ -22,7 +22,7 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from src.models.policy_folder import (
+from classroom_rl.models.policy_folder import (
     MARKER,
     oldest_policy,
     open_shared_memory,
@@ -33,10 +33,10 @@ from src.models.policy_folder import (
     write_policy,
     write_whole,
 )
-from src.models.policy_version import PolicyVersion
-from src.training.cpu import prepare_cpu
-from src.training.sharded_save import write_shards
-from src.training.weight_files import KeptFiles
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.trainer.cpu import prepare_cpu
+from classroom_rl.trainer.sharded_save import write_shards
+from classroom_rl.trainer.weight_files import KeptFiles
 
 EARLIER, DISK, MEMORY = "disk, before", "disk", "memory"
 KEEP = 2  # the default of train.keep_published_policies

@@ -19,20 +19,20 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.rounds import CONVERSATIONS, Round, Rounds, busy_processes, run_in
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from config.values import SAMPLED
-from src.evaluation.rejudge import judge_again
-from src.results.evaluation_files import group_by_problem
-from src.results.run_folder import Measurement, RunData, load_run
-from src.results.statistics import paired_change
-from src.rollout.intervals import mean_with_ci, shown
-from src.server.open_models import embedded_judge
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import SAMPLED
+from classroom_rl.evaluation.rejudge import judge_again
+from classroom_rl.results.evaluation_files import group_by_problem
+from classroom_rl.results.run_folder import Measurement, RunData, load_run
+from classroom_rl.results.statistics import paired_change
+from classroom_rl.rollout.intervals import mean_with_ci, shown
+from classroom_rl.server.open_models import embedded_judge
 
 NOW = "now"
 RUN = "run"
 """The run folder in that of a round."""
-_MODULE = "src.launch.quickstart"
+_MODULE = "classroom_rl.launch.quickstart"
 
 
 def take_out(commit: str, folder: Path) -> None:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.readers ../shared/data [--folds 10]
 
-The folder holds .jsonl files that src/readers/labelled.py can read. For each label the table compares the rule that the
-judge and the figures used before, the rules in src/readers/rules.py, and a classifier in a cross-validation with all
-messages of a lesson in one fold. Cohen's kappa with a 95 % interval over lessons.
+The folder holds .jsonl files that judges/moves/labelled.py can read. For each label the table compares the rule that
+the judge and the figures used before, the rules in judges/moves/rules.py, and a classifier in a cross-validation with
+all messages of a lesson in one fold. Cohen's kappa with a 95 % interval over lessons.
 
 Rules and features were written while looking at about half of the lessons; the last column is kappa on the others.
 """
@@ -17,11 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from src.errors import ClassroomError, DataError
-from src.message_rules.feedback import falsely_corrects, feedback_kind
-from src.message_rules.messages import own_words, read_message
-from src.message_rules.plans import ParsedPlan, Phrase
-from src.message_rules.readings import (
+from classroom_rl.errors import ClassroomError, DataError
+from classroom_rl.judges.feedback import falsely_corrects, feedback_kind
+from classroom_rl.judges.messages import own_words, read_message
+from classroom_rl.judges.moves.agreement import agreement, difference
+from classroom_rl.judges.moves.classifier import require_sklearn, seen
+from classroom_rl.judges.moves.cross_validation import BY_CLASSIFIER, BY_RULES, OUTER_FOLDS, Measured, measure
+from classroom_rl.judges.moves.labelled import LabelledMessage, read_labelled
+from classroom_rl.judges.moves.numbers_said import answers, values
+from classroom_rl.judges.moves.rules import asks
+from classroom_rl.judges.plans import ParsedPlan, Phrase
+from classroom_rl.judges.readings import (
     ACTIONABLE,
     CONFIRMATION,
     CORRECTION,
@@ -34,13 +40,7 @@ from src.message_rules.readings import (
     Exchange,
     interval_text,
 )
-from src.message_rules.rules_judge import PRAISE
-from src.readers.agreement import agreement, difference
-from src.readers.classifier import require_sklearn, seen
-from src.readers.cross_validation import BY_CLASSIFIER, BY_RULES, OUTER_FOLDS, Measured, measure
-from src.readers.labelled import LabelledMessage, read_labelled
-from src.readers.numbers_said import answers, values
-from src.readers.rules import asks
+from classroom_rl.judges.rule_judge import PRAISE
 
 
 def _is_metalinguistic(about: Exchange) -> bool:

@@ -23,16 +23,16 @@ import requests
 import uvicorn
 from fastapi import FastAPI
 
-from config.checks import reward_weights
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.rollout.journal import JOURNAL_NAME, Journal, read_journal
-from src.rollout.journal_segments import segments_folder
-from src.rollout.registry import environment_of
-from src.rollout.runner import Runner
-from src.rollout.seats import Seats
-from src.server.sampling_service import SamplingService
-from src.server.schemas import RewardRequest, RewardResponse
+from classroom_rl.config.checks import reward_weights
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.roles import Seats
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal
+from classroom_rl.rollout.store.journal_segments import segments_folder
+from classroom_rl.server.sampling_service import SamplingService
+from classroom_rl.server.schemas import RewardRequest, RewardResponse
 
 NAME = "pedagogical"
 

@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.supervision_arms import Bench
-from config.load import ROOT
-from src.launch.small_tutor import arithmetic, find_model
-from src.results.run_folder import METRICS_NAME, read_lines, step_seconds
+from classroom_rl.config.load import ROOT
+from classroom_rl.launch.small_tutor import arithmetic, find_model
+from classroom_rl.results.run_folder import METRICS_NAME, read_lines, step_seconds
 
 PROJECT = "this project"
 SHAPES = ("quickstart", "small_tutor")

@@ -25,20 +25,20 @@ from pathlib import Path
 from statistics import median
 from typing import Self
 
-from config.checks import check_train_rl, reward_weights
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.classroom import Classroom
-from src.classroom.conversation import State
-from src.classroom.phases import PHASES
-from src.classroom.record import ConversationRecord
-from src.rollout.datasets import load_problems
-from src.rollout.engines import Judge
-from src.rollout.journal import Journal
-from src.rollout.requests import SampleRequest
-from src.rollout.runner import Runner
-from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
-from src.server.sampling_service import open_service
+from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.classroom import Classroom
+from classroom_rl.environments.classroom.conversation import State
+from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.engine import Judge
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.server.sampling_service import open_service
 
 
 class DelayedJudge:

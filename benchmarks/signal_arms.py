@@ -29,8 +29,8 @@ from benchmarks.supervision_arms import (
     run,
     versions_by_arm,
 )
-from src.classroom.record import ConversationRecord
-from src.results.run_folder import METRICS_NAME, read_lines
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.results.run_folder import METRICS_NAME, read_lines
 
 GROUP_SIZE = 8
 _DROP, _RESAMPLE = (f"train.groups_without_variance={mode}" for mode in ("drop", "resample"))

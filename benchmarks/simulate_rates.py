@@ -34,13 +34,13 @@ from transformers import AutoModelForCausalLM
 from benchmarks import simulate
 from benchmarks.simulate import SEATS, Conversation, EngineRates, Rates, play, read_rates
 from benchmarks.step_bound import Message, Replayed, ReplayingEngine, batches_of, publish, train
-from config.base import VllmConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.results.run_folder import METRICS_NAME, read_lines
-from src.rollout.engines import Sampling
-from src.training.cpu import prepare_cpu
+from classroom_rl.config.base import VllmConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.results.run_folder import METRICS_NAME, read_lines
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.trainer.cpu import prepare_cpu
 
 LARGEST_ERROR = 0.15
 _RUNNING = (1, 4, 16, 64)

@@ -27,20 +27,20 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainConfig, TrainRLConfig
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.models.policy_folder import policy_name, write_policy
-from src.models.policy_version import PolicyVersion
-from src.models.pretrained import load_tokenizer
-from src.rollout.chat_template import encode_chat
-from src.rollout.engines import Sampling
-from src.rollout.journal import JOURNAL_NAME, begins_anew, read_journal, request_of
-from src.rollout.prompts import render
-from src.rollout.thoughts import visible_text
-from src.training.cpu import prepare_cpu
-from src.vllm.engine import VllmEngine
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.engines.vllm.engine import VllmEngine
+from classroom_rl.models.policy_folder import policy_name, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.chat_template import encode_chat
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, begins_anew, read_journal, request_of
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.trainer.cpu import prepare_cpu
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -26,25 +26,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from config.base import default_penalties
-from config.checks import check_train_rl
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord
-from src.launch.commands import server_command
-from src.launch.server_process import ServerProcess
-from src.models.policy_folder import policy_path
-from src.models.policy_version import PolicyVersion
-from src.results.run_folder import read_lines
-from src.results.statistics import paired_change
-from src.rollout.intervals import shown
-from src.rollout.requests import SampleRequest
-from src.rollout.reviews import MessageToReview, Review, priced
-from src.rollout.thoughts import visible_text
-from src.rollout.trajectory import Trajectory
-from src.server.client import ClassroomClient
-from src.supervision.rubric_supervisor import review_by_rubric
-from src.system.processes import Signals
+from classroom_rl.config.base import default_penalties
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.launch.commands import server_command
+from classroom_rl.launch.server_process import ServerProcess
+from classroom_rl.models.policy_folder import policy_path
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.run_folder import read_lines
+from classroom_rl.results.statistics import paired_change
+from classroom_rl.rollout.intervals import shown
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.reviews import MessageToReview, Review, priced
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.supervision.toy_supervisor import review_by_rubric
+from classroom_rl.system.processes import Signals
 
 SUPERVISED = ["supervisor_model.model_name_or_path=rubric", "train.turn_credit.mode=immediate"]
 ARMS: dict[str, list[str]] = {

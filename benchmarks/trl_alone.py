@@ -25,25 +25,25 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
-from config.base import GenerationConfig, ModelConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.classroom import setup_options
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.setup import Setup, draw_setup
-from src.classroom.teacher_prompt import first_messages, opening_turns, opens_dialogue
-from src.classroom.verdicts import parse_verdict
-from src.grpo.config import grpo_config
-from src.models.pretrained import load_tokenizer
-from src.rollout.chat_template import ReplyFrame, encode_chat
-from src.rollout.datasets import load_problems
-from src.rollout.engines import ConversationFacts
-from src.rollout.problem import Problem
-from src.rollout.prompts import render
-from src.rollout.thoughts import visible_messages
-from src.rollout.tokens import Turn
-from src.server.open_models import embedded_judge, open_readers
+from classroom_rl.config.base import GenerationConfig, ModelConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.classroom.classroom import setup_options
+from classroom_rl.environments.classroom.setup import Setup, draw_setup
+from classroom_rl.environments.classroom.teacher_prompt import first_messages, opening_turns, opens_dialogue
+from classroom_rl.judges.verdicts import parse_verdict
+from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.chat_template import ReplyFrame, encode_chat
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.engine import ConversationFacts
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.thoughts import visible_messages
+from classroom_rl.rollout.tokens import Turn
+from classroom_rl.server.open_models import embedded_judge, open_readers
+from classroom_rl.trainer.grpo.config import grpo_config
 
 
 @dataclass

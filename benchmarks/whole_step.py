@@ -7,7 +7,7 @@ The two take turns, so that what else runs on the machine meets both. Each round
 are those between the ends of two steps, so what loads and warms up is left out; a round counts with its median. Both
 play as many conversations on the same lessons, with the same prompts, limits, judge and arguments of TRL. How many
 messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`,
-without this project's changes to TRL and torch (src/grpo/log_probs.py, src/training/cpu.py). With --deepspeed, this
+without this project's changes to TRL and torch (trainer/grpo/log_probs.py, trainer/cpu.py). With --deepspeed, this
 project's training is measured with DeepSpeed's ZeRO-2 in its one process, too.
 The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
 What is measured is kept in the folder, so the same command goes on where it was stopped.
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.rounds import PROJECT, SHAPES, Round, Rounds, overrides_of, play_project, run_in
-from src.results.run_folder import read_lines
+from classroom_rl.results.run_folder import read_lines
 
 BOUND, TRL_ALONE, DEEPSPEED = "bound", "TRL alone", "with DeepSpeed"
 _WITH_DEEPSPEED = ("./start_rl_training.sh", "--config_file", "config/deepspeed/1CPU.yaml")

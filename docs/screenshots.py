@@ -23,19 +23,19 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.seats import Seats
-from src.models.policy_version import PolicyVersion
-from src.results.plots import write_plots
-from src.results.run_folder import load_run
-from src.rollout.chat_template import ReplyFrame
-from src.rollout.engines import Completion, Sampling
-from src.rollout.journal import HEAD_LENGTH, JOURNAL_NAME, head_of
-from src.rollout.journal_segments import JournalStream
-from src.server.view_only import create_viewer
-from src.viewer.chat import ServerTutor
-from src.viewer.routes import add_viewer
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.plots import write_plots
+from classroom_rl.results.run_folder import load_run
+from classroom_rl.rollout.chat_template import ReplyFrame
+from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.store.journal import HEAD_LENGTH, JOURNAL_NAME, head_of
+from classroom_rl.rollout.store.journal_segments import JournalStream
+from classroom_rl.server.view_only import create_viewer
+from classroom_rl.viewer.chat import ServerTutor
+from classroom_rl.viewer.routes import add_viewer
 from tests.conftest import free_port
 from tests.support.browser import Browser, open_browser
 from tests.support.scripted_room import serving

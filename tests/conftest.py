@@ -15,10 +15,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from config.base import GenerationConfig
-from src.memory.sources import gpu_is_there
-from src.server.client import ClassroomClient
-from src.system.cpu_features import short_openmp_wait
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.memory.sources import gpu_is_there
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.system.cpu_features import short_openmp_wait
 from tests.support.scripted_room import Room, guided, write_templates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's world: lessons, corpus, tokenizer and untrained model."""
-    from src.toy_language.build import build_world
+    from classroom_rl.environments.toy_language.build import build_world
 
     folder = tmp_path_factory.mktemp("quickstart") / "world"
     assert build_world(folder, seed=7), "it was not there, so it was written"

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks import cpu_dtypes, openmp_spin
 from benchmarks.schedules import SCHEDULES, Lockstep, measure, show
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.conversation import State
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.conversation import State
 from tests.conftest import quickstart_overrides
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -22,7 +22,7 @@ def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp
         lines = {"teacher": lambda _: "Hello! Where do you go?", "student": lambda _: "I go home."}
         return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
 
-    monkeypatch.setattr("src.server.open_models._start_engines", start)
+    monkeypatch.setattr("classroom_rl.server.open_models._start_engines", start)
     config = load(TrainRLConfig, "train_rl", quickstart_overrides(tmp_path, world / "blank", world, 1), check_train_rl)
     show(asyncio.run(measure(config, rounds=2, judge_s=0.001)))
     printed = capsys.readouterr().out

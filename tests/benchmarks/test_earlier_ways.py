@@ -12,38 +12,38 @@ from typing import ClassVar
 
 import pytest
 
-import src.server.app
-import src.server.open_models
-import src.server.sampling_service
-import src.vllm.engine
+import classroom_rl.engines.vllm.engine
+import classroom_rl.server.app
+import classroom_rl.server.open_models
+import classroom_rl.server.sampling_service
 from benchmarks import earlier_trainer
 from benchmarks.earlier_launch import LOCKSTEP, NO_CACHE, RESTART, RESTART_ALL, TEXT, WAYS, server_command, ways_of
 from benchmarks.earlier_server import RestartedEngine, TextLookup, switch_on
 from benchmarks.earlier_trainer import BEFORE_BATCH_S, OTHER_PROCESSES_S, EarlierRollout
 from benchmarks.earlier_ways import ARMS, TOGETHER, report
 from benchmarks.rounds import Round
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.models.policy_folder import policy_path, write_policy
-from src.models.policy_version import PolicyVersion
-from src.models.pretrained import load_tokenizer
-from src.rollout.engines import EmbeddedJudge
-from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.requests import SampleRequest
-from src.server.client import ClassroomClient
-from src.training.sample_batch import ClassroomRollout, to_rollout
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.models.policy_folder import policy_path, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.engine import EmbeddedJudge
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.trainer.sample_batch import ClassroomRollout, to_rollout
 from tests.conftest import free_port, quickstart_overrides
 from tests.rollout.test_durability import save_model
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import SCORES, serving
 
 SWITCHED = (
-    (src.server.sampling_service, "ConcurrentSchedule"),
-    (src.server.sampling_service, "Runner"),
-    (src.server.app, "create_app"),
-    (src.server.open_models, "_start_engines"),
-    (src.vllm.engine, "load_engine"),
+    (classroom_rl.server.sampling_service, "ConcurrentSchedule"),
+    (classroom_rl.server.sampling_service, "Runner"),
+    (classroom_rl.server.app, "create_app"),
+    (classroom_rl.server.open_models, "_start_engines"),
+    (classroom_rl.engines.vllm.engine, "load_engine"),
 )
 LINES = {
     "teacher": ("Good. What do you do at home today?", "Almost. Look at the last word.", "Well done!"),
@@ -88,8 +88,8 @@ def room(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: li
     async def start(wanted, *_):
         return {seat: UnevenEngine(seat, model.model_name_or_path, begun) for seat, model in wanted.items()}
 
-    monkeypatch.setattr(src.server.open_models, "_start_engines", start)
-    monkeypatch.setattr(src.server.open_models, "embedded_judge", lambda *_: CountingJudge())
+    monkeypatch.setattr(classroom_rl.server.open_models, "_start_engines", start)
+    monkeypatch.setattr(classroom_rl.server.open_models, "embedded_judge", lambda *_: CountingJudge())
     overrides = quickstart_overrides(tmp_path / "run", world / "blank", world, free_port())
     return load(TrainRLConfig, "train_rl", [*overrides, "generation.max_tokens_per_turn=40"], check_train_rl)
 
@@ -100,7 +100,7 @@ def play(config: TrainRLConfig, lessons: Sequence[str], then: Callable = lambda 
     folder.mkdir(parents=True)
     problems = [lesson for lesson in lessons[:3] for _ in range(4)]
     request = SampleRequest(problems=problems, answers=[""] * 12, request_id="r", seed=1, step=0)
-    with serving(src.server.app.create_app(config, folder), port) as url:
+    with serving(classroom_rl.server.app.create_app(config, folder), port) as url:
         client = ClassroomClient(url)
         answer = client.sample(request)
         then(client, answer)
@@ -169,9 +169,9 @@ def test_engines_without_a_prefix_cache_differ_in_nothing_else(room, monkeypatch
     from vllm.v1.engine.async_llm import AsyncLLM
 
     monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments, **_: arguments)
-    with_cache = src.vllm.engine.VllmEngine._load(room.teacher_model, 1, False)
+    with_cache = classroom_rl.engines.vllm.engine.VllmEngine._load(room.teacher_model, 1, False)
     switch_on(frozenset({NO_CACHE}))
-    without = src.vllm.engine.VllmEngine._load(room.teacher_model, 1, False)
+    without = classroom_rl.engines.vllm.engine.VllmEngine._load(room.teacher_model, 1, False)
     assert (with_cache.enable_prefix_caching, without.enable_prefix_caching) == (True, False)
     assert replace(without, enable_prefix_caching=True) == with_cache
 
@@ -210,14 +210,14 @@ def test_publishing_ends_engines_and_starts_others(way, room, world, tmp_path, m
         return {seat: Process(model.model_name_or_path) for seat, model in wanted.items()}
 
     monkeypatch.setattr(Process, "happened", [])
-    monkeypatch.setattr(src.server.open_models, "_start_engines", start)
+    monkeypatch.setattr(classroom_rl.server.open_models, "_start_engines", start)
     switch_on(frozenset({way}))
     policy, folder = PolicyVersion("run", 1), policy_path(tmp_path, 1)
     write_policy(folder, policy, save_model)
     wanted = {"teacher": room.teacher_model, "student": room.student_model}
 
     async def publish():
-        engines = await src.server.open_models._start_engines(wanted, room.generation, 1)
+        engines = await classroom_rl.server.open_models._start_engines(wanted, room.generation, 1)
         before = {seat: engine.health().pids for seat, engine in engines.items()}
         await engines["teacher"].load_policy(folder, policy, 1.0)
         return engines, before

@@ -11,14 +11,14 @@ import pytest
 from benchmarks.group_judge_cost import answers, tokens_and_dollars
 from benchmarks.group_judge_cost import lessons as lessons_of_the_docs
 from benchmarks.group_judge_noise import JUDGES, RULE, Errors, NoiseBench, report, verdict_of
-from config.base import JudgeModelConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.group_verdicts import group_schema, parse_group
-from src.classroom.verdicts import Scores, answer_schema, parse_verdict
-from src.toy_language.lessons import parse_problem
-from src.toy_language.scripts import play
+from classroom_rl.config.base import JudgeModelConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.toy_language.lessons import parse_problem
+from classroom_rl.environments.toy_language.scripts import play
+from classroom_rl.judges.group_verdicts import group_schema, parse_group
+from classroom_rl.judges.verdicts import Scores, answer_schema, parse_verdict
 from tests.support.judge_endpoint import judge_endpoint
 from tests.support.scripted_teachers import SCRIPTED_TEACHERS
 

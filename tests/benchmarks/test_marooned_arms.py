@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from benchmarks.marooned_arms import FIGURES, MaroonedBench, report
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
 
 
 def config_of(arm: str) -> TrainRLConfig:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from benchmarks.group_judge_noise import RULE, Errors
 from benchmarks.overlap import OverlapBench, answers_after, ceilings, played_and_judged, report
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.verdicts import answer_schema
-from src.results.run_folder import METRICS_NAME
-from src.rollout.journal import Journal
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.judges.verdicts import answer_schema
+from classroom_rl.results.run_folder import METRICS_NAME
+from classroom_rl.rollout.store.journal import Journal
 from tests.support.judge_endpoint import Call, Exchange
 
 

@@ -19,9 +19,9 @@ from benchmarks.post_test import (
     table,
 )
 from benchmarks.post_test_scripts import ScriptedSeat
-from config.values import LEDGER, STUDENT
-from src.grading.checker import AnswerChecker
-from src.post_test.phrase_exam import DOES_NOT_KNOW
+from classroom_rl.config.values import LEDGER, STUDENT
+from classroom_rl.grading.checker import AnswerChecker
+from classroom_rl.judges.post_test.phrase_exam import DOES_NOT_KNOW
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import pytest
 from benchmarks import quickstart_against
 from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after, take_out
 from benchmarks.rounds import CONVERSATIONS, Round, busy_processes, code_version
-from config.load import ROOT
-from config.values import SAMPLED
-from src.errors import DataError
-from src.results.run_folder import load_run
+from classroom_rl.config.load import ROOT
+from classroom_rl.config.values import SAMPLED
+from classroom_rl.errors import DataError
+from classroom_rl.results.run_folder import load_run
 
 
 @pytest.fixture

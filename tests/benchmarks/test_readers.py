@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import readers
 from benchmarks.readers import BEFORE, HEADER, main, markdown, table, was_looked_at
-from config.load import ROOT
-from src.message_rules.readings import LABELS, Exchange
-from src.readers.labelled import read_labelled
+from classroom_rl.config.load import ROOT
+from classroom_rl.judges.moves.labelled import read_labelled
+from classroom_rl.judges.readings import LABELS, Exchange
 from tests.support.tutor_messages import write_data
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.signal_arms import SignalBench, conversations_needed, conversations_played, report
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
 
 
 def config_of(arm: str) -> TrainRLConfig:

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.rounds import CONVERSATIONS, PROJECT, Round, Rounds, overrides_of
 from benchmarks.step_bound import _replayed
 from benchmarks.whole_step import BOUND, DEEPSPEED, TRL_ALONE, report
-from config.checks import check_train_rl
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.models.pretrained import load_tokenizer
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.models.pretrained import load_tokenizer
 
 
 def test_a_steps_time_is_that_between_two_ends() -> None:
@@ -48,9 +48,9 @@ def test_the_small_tutor_is_measured_with_the_arithmetic_that_its_command_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.rounds.find_model", lambda: "a/model")
-    monkeypatch.setattr("src.launch.small_tutor.gpu_is_there", lambda: False)
+    monkeypatch.setattr("classroom_rl.launch.small_tutor.gpu_is_there", lambda: False)
     for fast, dtype in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("src.launch.small_tutor.has_fast_bfloat16", lambda fast=fast: fast)
+        monkeypatch.setattr("classroom_rl.launch.small_tutor.has_fast_bfloat16", lambda fast=fast: fast)
         config = load(TrainRLConfig, "train_rl", overrides_of("small_tutor", tmp_path), check_train_rl)
         used = {config.train.dtype, config.teacher_model.vllm.dtype, config.student_model.vllm.dtype}
         assert used == {dtype}

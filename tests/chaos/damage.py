@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from src.rollout.journal import JOURNAL_NAME
+from classroom_rl.rollout.store.journal import JOURNAL_NAME
 from tests.chaos.cases import Case, LeftOut, Settings
 from tests.chaos.kills import kill_all
 from tests.chaos.programs import wait_for

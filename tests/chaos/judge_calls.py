@@ -18,10 +18,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from src.errors import ProviderFailure, SpendingCapReached
-from src.inference_providers.call_ledger import IN_FLIGHT, LOST, UNUSABLE, USABLE
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.open_models import JUDGE_CALLS_NAME
+from classroom_rl.engines.api.call_ledger import IN_FLIGHT, LOST, UNUSABLE, USABLE
+from classroom_rl.errors import ProviderFailure, SpendingCapReached
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.server.open_models import JUDGE_CALLS_NAME
 from tests.chaos.cases import Case, Result, Settings, table
 from tests.chaos.judge_faults import FAULTS, GOOD, NO_VERDICT, VERDICT, draw
 from tests.chaos.programs import wait_for

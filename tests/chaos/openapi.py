@@ -25,7 +25,7 @@ from schemathesis.specs.openapi import checks
 from starlette.testclient import TestClient
 from transformers import AutoTokenizer
 
-from src.rollout.requests import SampleRequest
+from classroom_rl.rollout.requests import SampleRequest
 from tests.chaos.cases import Case, Result, Settings, table
 from tests.support.scripted_room import Room, application, guided, write_templates
 

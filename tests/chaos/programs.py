@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from src.server.client import ClassroomClient
-from src.system.processes import Child, Signals
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.system.processes import Child, Signals
 from tests.conftest import free_port, quickstart_overrides
 from tests.support import scripted_server
 

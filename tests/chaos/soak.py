@@ -15,13 +15,13 @@ from statistics import fmean, stdev
 import psutil
 import requests
 
-from src.models.policy_folder import policies_folder, policy_path, remove_old_policies, write_policy
-from src.models.policy_version import PolicyVersion
-from src.results.rollout_files import write_rollouts
-from src.rollout.intervals import Estimate, student_t
-from src.rollout.journal import JOURNAL_NAME
-from src.rollout.requests import SampleRequest
-from src.server.client import ClassroomClient
+from classroom_rl.models.policy_folder import policies_folder, policy_path, remove_old_policies, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.intervals import Estimate, student_t
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.store.journal import JOURNAL_NAME
+from classroom_rl.server.client import ClassroomClient
 from tests.chaos.cases import Case, Result, Settings, table
 from tests.chaos.programs import overrides_of, running_server
 from tests.rollout.test_durability import save_model

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import src.rollout.runner
-from config.values import LARGEST_BATCH
-from src.results.rollout_files import write_rollouts
-from src.rollout.requests import SampleRequest
-from src.viewer.filters import ListQuery
-from src.viewer.reader import RunReader
+import classroom_rl.rollout.runner
+from classroom_rl.config.values import LARGEST_BATCH
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.viewer.filters import ListQuery
+from classroom_rl.viewer.reader import RunReader
 from tests.support.scripted_room import Room
 
 SIZE, BATCHES, REMEMBERED = 4, 12, 8
@@ -25,7 +25,7 @@ def request(step: int) -> SampleRequest:
 def test_rewards_of_the_last_conversations_are_in_memory_and_all_others_in_the_journal(
     room: Room, generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(src.rollout.runner, "REMEMBERED", REMEMBERED)
+    monkeypatch.setattr(classroom_rl.rollout.runner, "REMEMBERED", REMEMBERED)
     service = room.open(generation, keep=2)
     rewards, held = {}, []
     for step in range(BATCHES):
@@ -38,7 +38,7 @@ def test_rewards_of_the_last_conversations_are_in_memory_and_all_others_in_the_j
 
 
 def test_a_whole_batch_stays_in_memory_while_the_next_one_is_played() -> None:
-    assert 2 * LARGEST_BATCH <= src.rollout.runner.REMEMBERED <= 4 * LARGEST_BATCH
+    assert 2 * LARGEST_BATCH <= classroom_rl.rollout.runner.REMEMBERED <= 4 * LARGEST_BATCH
 
 
 def test_looking_at_what_is_played_now_keeps_no_rows_of_earlier_steps(room: Room, generation, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from src.rollout.requests import SampleRequest
-from src.server.client import ClassroomClient
-from src.system.processes import Child, Signals
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.system.processes import Child, Signals
 from tests.chaos import __main__ as suite
 from tests.chaos.cases import Case, LeftOut, Result, Results
 from tests.chaos.damage import fill, small_disk

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from src.inference_providers.call_ledger import UNUSABLE, USABLE
-from src.launch.commands import server_command, trainer_command
-from src.system.processes import Child, Signals
+from classroom_rl.engines.api.call_ledger import UNUSABLE, USABLE
+from classroom_rl.launch.commands import server_command, trainer_command
+from classroom_rl.system.processes import Child, Signals
 from tests.chaos.cases import Case, LeftOut, Result, Settings, table
 from tests.chaos.programs import KEYS, files_with_keys, wait_for
 from tests.conftest import free_port

@@ -15,16 +15,16 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from config import values
-from config.bounds import NUMBERS, range_of
-from config.checks import check_train_rl
-from config.eval_model import EvalConfig, check_eval
-from config.load import ROOT, load, to_yaml, validate
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig, check_train_sft
-from config.values import each_field
-from src.errors import ConfigError
-from src.launch.commands import ACCELERATE_CONFIGS
+from classroom_rl.config import values
+from classroom_rl.config.bounds import NUMBERS, range_of
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, load, to_yaml, validate
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
+from classroom_rl.config.values import each_field
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.commands import ACCELERATE_CONFIGS
 
 SCHEMAS = {
     "train_rl": (TrainRLConfig, check_train_rl),
@@ -417,7 +417,7 @@ def test_there_is_no_number_that_may_be_anything():
         for schema, _ in SCHEMAS.values()
         for group, item, key in each_field(schema())
         if item.type in NUMBERS and range_of(type(group), item.name) is None
-    ], "give it a line in config/bounds.py"
+    ], "give it a line in src/classroom_rl/config/bounds.py"
     of_two_keys = {"train.epochs", "train.max_steps"}
     tested = {_of_any_seat(key) for key, _, _ in OUT_OF_RANGE} | of_two_keys
     numbers = {

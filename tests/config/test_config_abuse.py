@@ -13,16 +13,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from config.bounds import BOUNDS
-from config.checks import check_train_rl
-from config.compose import DEEPEST, LARGEST_FILE, MOST_VALUES, _override, quoted
-from config.eval_model import EvalConfig, check_eval
-from config.load import ROOT, config_keys, load, to_yaml
-from config.paths import PATHS
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig, check_train_sft
-from src.errors import ClassroomError, ConfigError
-from src.rollout.datasets import load_problems
+from classroom_rl.config.bounds import BOUNDS
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.compose import DEEPEST, LARGEST_FILE, MOST_VALUES, _override, quoted
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, config_keys, load, to_yaml
+from classroom_rl.config.paths import PATHS
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
+from classroom_rl.errors import ClassroomError, ConfigError
+from classroom_rl.rollout.datasets import load_problems
 from tests.config.test_config import run
 
 SCHEMAS = {
@@ -143,7 +143,7 @@ def test_such_a_yaml_ends_a_program_with_a_message(tmp_path):
 
 
 def test_every_key_that_holds_a_path_is_known_as_one():
-    """By its name; a new one needs a line in config/paths.py."""
+    """By its name; a new one needs a line in src/classroom_rl/config/paths.py."""
     known = {(group, name) for group, names in PATHS.items() for name in names}
     holders = {*PATHS, *BOUNDS}
     named = {

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.checks import check_train_rl, reward_weights
-from config.load import ROOT, command_line, load, to_yaml
-from config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
-from src.launch.cli import main as launcher
-from src.launch.quickstart import main as quickstart
-from src.system.cpu_features import OPENMP_VARIABLES, SHORT_WAIT
+from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.load import ROOT, command_line, load, to_yaml
+from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.cli import main as launcher
+from classroom_rl.launch.quickstart import main as quickstart
+from classroom_rl.system.cpu_features import OPENMP_VARIABLES, SHORT_WAIT
 
 # Which file ---------------------------------------------------------------------------------------------------------
 
@@ -221,8 +221,8 @@ def test_a_rule_that_scores_brings_its_lessons_and_is_not_a_part(tmp_path, caplo
 
 
 LOADS_TORCH = """
-from config.load import program
-from config.train_sft_model import TrainSFTConfig
+from classroom_rl.config.load import program
+from classroom_rl.config.train_sft import TrainSFTConfig
 
 @program(TrainSFTConfig, "train_sft")
 def main(config):

@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from config.eval_model import EvalConfig
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig
 
 PROGRAMS = {"train_rl": TrainRLConfig, "eval": EvalConfig, "train_sft": TrainSFTConfig}
 SECTIONS = {"Training": "train_rl", "Evaluation": "eval", "Fine-tuning": "train_sft"}

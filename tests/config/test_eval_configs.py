@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from config.benchmark_model import BENCHMARKS
-from config.eval_model import EvalConfig, check_eval
-from config.load import ROOT, load, to_yaml
-from config.values import EMBEDDED_JUDGES
-from src.classroom.prompt_check import check_prompts
-from src.evaluation.published.run import check_benchmark_prompts
+from classroom_rl.config.benchmark import BENCHMARKS
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, load, to_yaml
+from classroom_rl.config.values import EMBEDDED_JUDGES
+from classroom_rl.environments.classroom.prompt_check import check_prompts
+from classroom_rl.evaluation.published.run import check_benchmark_prompts
 
 TUTORS = {
     "Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",

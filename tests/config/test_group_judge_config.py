@@ -2,11 +2,11 @@
 
 import pytest
 
-from config.checks import check_train_rl
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
 
 
 @pytest.mark.parametrize(

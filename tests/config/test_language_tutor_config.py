@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from config.checks import check_train_rl, reward_weights
-from config.eval_model import EvalConfig
-from config.load import load, program
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig, check_train_sft
-from config.upstream_keys import REPLACED
-from src.classroom.classroom import classroom_rules, setup_options
-from src.classroom.setup import ConversationType, persona_weights
-from src.errors import ConfigError, DataError
-from src.rollout.datasets import load_problems
-from src.training.run_length import load_training_problems
+from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import load, program
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
+from classroom_rl.config.upstream_keys import REPLACED
+from classroom_rl.environments.classroom.classroom import classroom_rules, setup_options
+from classroom_rl.environments.classroom.setup import ConversationType, persona_weights
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.trainer.run_length import load_training_problems
 
 BLOCK = """\
 train: {number_of_problems_per_batch: 16, num_samples_per_problem: 8, learning_rate: 5e-7, beta: 0.001, mu: 2}

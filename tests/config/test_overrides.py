@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.load import ROOT, record_run, to_yaml
-from src.errors import ConfigError
-from src.launch.before_start import in_force
+from classroom_rl.config.load import ROOT, record_run, to_yaml
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.before_start import in_force
 from tests.config.test_config import PROGRAMS, loaded, run
 
 
@@ -160,7 +160,7 @@ def test_a_dry_run_lists_the_rules_personas_and_rewards_in_force():
 
 LEAKS = """
 import multiprocessing, os, signal
-from config.load import _quieten_libraries
+from classroom_rl.config.load import _quieten_libraries
 _quieten_libraries()
 kept = multiprocessing.get_context("spawn").Semaphore()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_what_a_killed_process_left_behind_is_removed_without_a_word(of_the_user
     assert ended.returncode == -signal.SIGKILL and ("resource_tracker" in ended.stderr) == said, ended.stderr
 
 
-@pytest.mark.parametrize("program", [*PROGRAMS, "-m src.launch.cli"])
+@pytest.mark.parametrize("program", [*PROGRAMS, "-m classroom_rl.launch.cli"])
 def test_optimized_python_is_refused_because_libraries_work_in_assert_statements(program):
     """Hydra reads dictionaries in them: train.reward_weights={…} would end in a traceback, or worse."""
     line = [*program.split(), "--config-name", "quickstart", "generation.max_turns=5", "dry_run=true"]

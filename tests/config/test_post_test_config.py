@@ -2,13 +2,13 @@
 
 import pytest
 
-from config.checks import check_train_rl
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.classroom import classroom_rules
-from src.classroom.config import REWARD_NAMES, default_weights
-from src.classroom.prompt_check import check_prompts
-from src.errors import ConfigError, DataError
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.classroom import classroom_rules
+from classroom_rl.environments.classroom.config import REWARD_NAMES, default_weights
+from classroom_rl.environments.classroom.prompt_check import check_prompts
+from classroom_rl.errors import ConfigError, DataError
 
 TEMPLATE = "generation.post_test.prompt_path=prompt_templates/post_test/quickstart.txt"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
 
 PPO = "train.algorithm=ppo"
 SUPERVISED = ["supervisor_model.model_name_or_path=rubric"]

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from config.base import default_penalties
-from config.checks import check_train_rl
-from config.load import load
-from config.supervision_checks import check_supervision, turn_reward_weights
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
+from classroom_rl.config.base import default_penalties
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.supervision_checks import check_supervision, turn_reward_weights
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
 
 RUBRIC = "supervisor_model.model_name_or_path=rubric"
 MODEL = "supervisor_model.model_name_or_path=some/model"

@@ -9,28 +9,28 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from config.base import ApiModelConfig, JudgeModelConfig
-from config.eval_model import EvalConfig, TutorConfig, check_eval
-from config.load import load
-from config.values import is_script
-from src.errors import ConfigError, DataError
-from src.evaluation.compare import arms_of, summarise_comparison
-from src.evaluation.extra_judges import ask_extra_judges, summarise_judges
-from src.evaluation.metrics.compared import judged_by_lesson
-from src.evaluation.report.comparison_report import choose_lessons
-from src.evaluation.report.comparison_table import comparison_text, format_p
-from src.evaluation.run import evaluate
-from src.results import rollout_files
-from src.results.agreement import krippendorff_alpha
-from src.results.paired_tests import differences, holm
-from src.rollout.engines import NO_FACTS, EmbeddedJudge, Sampling
-from src.rollout.intervals import RESAMPLES, sign_flip_p
-from src.rollout.tokens import Turn
-from src.server.sampling_service import SamplingService
-from src.toy_language.lessons import make_lessons, render_problem
-from src.toy_language.rubric_judge import RubricJudge
-from src.toy_language.scripted_teacher import ScriptedTeacher
-from src.toy_language.scripts import ideal
+from classroom_rl.config.base import ApiModelConfig, JudgeModelConfig
+from classroom_rl.config.evaluation import EvalConfig, TutorConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.config.values import is_script
+from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
+from classroom_rl.environments.toy_language.scripted_teacher import ScriptedTeacher
+from classroom_rl.environments.toy_language.scripts import ideal
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.evaluation.compare import arms_of, summarise_comparison
+from classroom_rl.evaluation.extra_judges import ask_extra_judges, summarise_judges
+from classroom_rl.evaluation.metrics.compared import judged_by_lesson
+from classroom_rl.evaluation.report.comparison_report import choose_lessons
+from classroom_rl.evaluation.report.comparison_table import comparison_text, format_p
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.results import rollout_files
+from classroom_rl.results.agreement import krippendorff_alpha
+from classroom_rl.results.paired_tests import differences, holm
+from classroom_rl.rollout.engine import NO_FACTS, EmbeddedJudge, Sampling
+from classroom_rl.rollout.intervals import RESAMPLES, sign_flip_p
+from classroom_rl.rollout.tokens import Turn
+from classroom_rl.server.sampling_service import SamplingService
 from tests.support.judge_endpoint import judge_endpoint, says
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
@@ -180,7 +180,7 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
             del service.environment.seats.engines["teacher"]
         return service
 
-    monkeypatch.setattr("src.server.sampling_service.open_service", open_service)
+    monkeypatch.setattr("classroom_rl.server.sampling_service.open_service", open_service)
     return opened
 
 
@@ -234,7 +234,7 @@ def test_an_extra_judge_goes_by_the_turns_of_the_server_that_played(config, tmp_
             given.append(facts)
             return "no verdict"
 
-    monkeypatch.setattr("src.server.open_models.embedded_judge", lambda name, readers: Asked())
+    monkeypatch.setattr("classroom_rl.server.open_models.embedded_judge", lambda name, readers: Asked())
     here, served, old = (record_of("p", [], index=i) for i in range(3))
     here.max_turns, served.max_turns, old.max_turns = config.generation.max_turns, 21, None
     asked = replace(config, extra_judges=[JudgeModelConfig("rubric")])
@@ -262,13 +262,13 @@ def test_extra_judges_that_cannot_be_asked_are_refused(config):
 
 
 def test_open_lessons_have_no_scripted_ideal(config):
-    from src.rollout.problem import Problem
+    from classroom_rl.rollout.problem import Problem
 
     assert [arm.name for arm in arms_of(config, [Problem.of("Language: Dutch")])] == ["base", "trained", "acknowledges"]
 
 
 def test_the_simulator_that_is_not_to_be_trusted_is_called_so(config):
-    from src.evaluation.compare import ArmResult
+    from classroom_rl.evaluation.compare import ArmResult
 
     turns = [Turn("teacher", "Hi!"), Turn("student", "Hello.", "error_student"), Turn("teacher", "Good!")]
     about = {"seed": 1, "problems": 1, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
@@ -318,7 +318,7 @@ def test_tutors_of_maths_are_not_compared():
 
 
 def test_a_tutor_says_where_it_is_and_has_the_rest_from_the_base(config):
-    from src.evaluation.compare import Arm, _config_of
+    from classroom_rl.evaluation.compare import Arm, _config_of
 
     elsewhere = TutorConfig("gpt", "openai/gpt", use_openrouter=True)
     with _config_of(Arm("gpt", elsewhere), config, Path()) as found:
@@ -335,7 +335,7 @@ def test_an_adapter_is_merged_into_its_base(config, world, tmp_path):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from src.evaluation.compare import Arm, _config_of
+    from classroom_rl.evaluation.compare import Arm, _config_of
 
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(world / "blank")
@@ -377,7 +377,7 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
         lines = {"teacher": lambda _: "Good! What do you say?", "student": lambda _: "abc"}
         return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
 
-    monkeypatch.setattr("src.server.open_models._start_engines", start)
+    monkeypatch.setattr("classroom_rl.server.open_models._start_engines", start)
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")  # the tokenizer's model has a short context
     model = str(world / "blank")
     with judge_endpoint(_answer) as endpoint:

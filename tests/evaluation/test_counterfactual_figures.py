@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from src.errors import DataError
-from src.evaluation.counterfactuals.__main__ import main
-from src.evaluation.counterfactuals.comparing import Compared, Comparison
-from src.evaluation.counterfactuals.figures import (
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.counterfactuals.__main__ import main
+from classroom_rl.evaluation.counterfactuals.comparing import Compared, Comparison
+from classroom_rl.evaluation.counterfactuals.figures import (
     NOTHING,
     OPPOSITE,
     PREDICTS,
@@ -20,10 +20,10 @@ from src.evaluation.counterfactuals.figures import (
     shuffled,
     shuffled_check,
 )
-from src.evaluation.counterfactuals.files import read_comparisons, write_comparisons
-from src.evaluation.counterfactuals.outcome import OUTCOMES, PRODUCED
-from src.evaluation.counterfactuals.table import counterfactual_table
-from src.results.agreement import rank_correlation_p
+from classroom_rl.evaluation.counterfactuals.files import read_comparisons, write_comparisons
+from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES, PRODUCED
+from classroom_rl.evaluation.counterfactuals.table import counterfactual_table
+from classroom_rl.results.agreement import rank_correlation_p
 
 
 def comparisons(count: int = 64, effect: float = 0.1, noise: float = 0.1, seed: int = 0) -> list[Comparison]:
@@ -186,8 +186,8 @@ def test_a_folder_without_a_check_is_an_error(tmp_path: Path):
 
 
 def test_a_check_that_calls_shuffled_prices_good_ends_with_an_error(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr("src.evaluation.counterfactuals.figures.LEVEL", 1.1)
-    monkeypatch.setattr("src.evaluation.counterfactuals.figures._verdict", lambda *_: PREDICTS)
+    monkeypatch.setattr("classroom_rl.evaluation.counterfactuals.figures.LEVEL", 1.1)
+    monkeypatch.setattr("classroom_rl.evaluation.counterfactuals.figures._verdict", lambda *_: PREDICTS)
     write_comparisons(tmp_path, Compared(comparisons()))
     assert main([str(tmp_path), "--shuffles", "3"]) == 1
     assert "error: produced: shuffled prices predict nothing in 0 of 3 seeds" in capsys.readouterr().err

@@ -11,28 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from src.errors import ConfigError, DataError
-from src.evaluation.counterfactuals.comparing import Comparison
-from src.evaluation.counterfactuals.figures import (
-    NOTHING,
-    PREDICTS,
-    counterfactual_figures,
-)
-from src.evaluation.counterfactuals.files import read_comparisons
-from src.evaluation.counterfactuals.forks import Fork, Message, all_forks, corrected, forks_of
-from src.evaluation.counterfactuals.outcome import LEARNED, PRODUCED, LaterOutcome, later_messages
-from src.evaluation.run import evaluate
-from src.post_test.toy_exam import ToyExam
-from src.rollout.engines import Completion, Sampling
-from src.rollout.problem import Problem
-from src.rollout.reviews import MessageToReview, Review
-from src.rollout.tokens import Turn
-from src.server.sampling_service import SamplingService
-from src.toy_language.grammar import answer, inject, parse_question
-from src.toy_language.lessons import Lesson, make_lessons, parse_problem, render_problem
-from src.toy_language.rubric_judge import RubricJudge
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.environments.toy_language.grammar import answer, inject, parse_question
+from classroom_rl.environments.toy_language.lessons import Lesson, make_lessons, parse_problem, render_problem
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.evaluation.counterfactuals.comparing import Comparison
+from classroom_rl.evaluation.counterfactuals.figures import NOTHING, PREDICTS, counterfactual_figures
+from classroom_rl.evaluation.counterfactuals.files import read_comparisons
+from classroom_rl.evaluation.counterfactuals.forks import Fork, Message, all_forks, corrected, forks_of
+from classroom_rl.evaluation.counterfactuals.outcome import LEARNED, PRODUCED, LaterOutcome, later_messages
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.judges.post_test.toy_exam import ToyExam
+from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.reviews import MessageToReview, Review
+from classroom_rl.rollout.tokens import Turn
+from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
 from tests.support.supervised_room import ScriptedSupervisor
@@ -216,7 +212,7 @@ class Played:
         self.folder = folder / "out"
         self.tokenizer, self.rooms = tokenizer, []
         self.judge = RubricJudge
-        monkeypatch.setattr("src.server.sampling_service.open_service", self._open)
+        monkeypatch.setattr("classroom_rl.server.sampling_service.open_service", self._open)
 
     async def _open(self, config: EvalConfig, weights, folder: Path) -> SamplingService:
         room = Room(self.tokenizer, folder)
@@ -356,7 +352,7 @@ def test_messages_without_a_verdict_or_another_price_are_counted(played: Played)
         return service
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("src.server.sampling_service.open_service", all_of_one_mood)
+        patch.setattr("classroom_rl.server.sampling_service.open_service", all_of_one_mood)
         figures = evaluate(played.config)["counterfactuals"]
     assert figures["unpriced"] > 0 and figures["without_other"] > 0
     assert figures["comparisons"] + figures["unpriced"] + figures["without_other"] == 24 * 4

@@ -12,23 +12,23 @@ from typing import Any, Optional
 import pandas as pd
 import pytest
 
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord
-from src.errors import ConfigError, DataError, DeadlineExceeded, PolicyMismatch
-from src.evaluation.report.tables import measurement_table
-from src.evaluation.run import evaluate
-from src.models.policy_version import PolicyVersion
-from src.results.evaluation_files import read_records, write_records
-from src.results.statistics import mean_scores, paired_change, react, rewards_by_lesson, summarise, talk
-from src.rollout.intervals import mean_with_ci
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.rollout.tokens import Turn
-from src.toy_language.grammar import answer, find_slips, inject
-from src.toy_language.lessons import make_lessons, parse_problem, render_problem
-from src.toy_language.scripts import hint, ideal
-from src.toy_language.turn_pairs import Exchange, read_exchanges
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.toy_language.grammar import answer, find_slips, inject
+from classroom_rl.environments.toy_language.lessons import make_lessons, parse_problem, render_problem
+from classroom_rl.environments.toy_language.scripts import hint, ideal
+from classroom_rl.errors import ConfigError, DataError, DeadlineExceeded, PolicyMismatch
+from classroom_rl.evaluation.report.tables import measurement_table
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.evaluation_files import read_records, write_records
+from classroom_rl.results.statistics import mean_scores, paired_change, react, rewards_by_lesson, summarise, talk
+from classroom_rl.results.turn_pairs import Exchange, read_exchanges
+from classroom_rl.rollout.intervals import mean_with_ci
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.tokens import Turn
 from tests.support.scripted_teachers import ignores_errors
 from tests.support.synthetic_run import FAILED, played, record_of, scored
 

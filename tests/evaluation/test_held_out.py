@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from config.eval_model import EvalConfig, TutorConfig, check_eval
-from config.load import load, to_yaml
-from config.train_rl_model import TrainRLConfig
-from src.errors import DataError
-from src.evaluation.held_out import load_measured_problems
-from src.models.policy_version import PolicyVersion
-from src.server.schemas import Health
-from src.toy_language.lessons import make_lessons, render_problem
+from classroom_rl.config.evaluation import EvalConfig, TutorConfig, check_eval
+from classroom_rl.config.load import load, to_yaml
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.held_out import load_measured_problems
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.server.schemas import Health
 from tests.support.replay_server import Replay, served
 
 

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from config.base import lesson_plans
-from config.eval_model import EvalConfig
-from src.errors import JudgeOutputError
-from src.evaluation.error_labels import label_errors, read_labels
-from src.evaluation.metrics.language import conversation_figures, language_metrics, plan_progress
-from src.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
-from src.message_rules.feedback import (
+from classroom_rl.config.base import lesson_plans
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.environments.toy_language.lessons import parse_problem
+from classroom_rl.errors import JudgeOutputError
+from classroom_rl.evaluation.error_labels import label_errors, read_labels
+from classroom_rl.evaluation.metrics.language import conversation_figures, language_metrics, plan_progress
+from classroom_rl.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
+from classroom_rl.judges.feedback import (
     falsely_corrects,
     feedback_kind,
     hands_over,
@@ -20,13 +21,12 @@ from src.message_rules.feedback import (
     repairs,
     shows_uptake,
 )
-from src.message_rules.messages import holds, read_message, sentences
-from src.message_rules.plans import ParsedPlan, Phrase, read_plan
-from src.rollout.datasets import load_problems
-from src.rollout.scheduler import ConcurrentSchedule
-from src.rollout.text import normal
-from src.rollout.tokens import Turn
-from src.toy_language.lessons import parse_problem
+from classroom_rl.judges.messages import holds, read_message, sentences
+from classroom_rl.judges.plans import ParsedPlan, Phrase, read_plan
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.scheduler import ConcurrentSchedule
+from classroom_rl.rollout.text import normal
+from classroom_rl.rollout.tokens import Turn
 from tests.support.labelled import agreement, compare, conversations, kappa
 from tests.support.synthetic_run import record_of
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from src.errors import DataError
-from src.evaluation.marooned import compared, figures_of, measure, table
-from src.marooned.episode import Decision, GameRecord
-from src.marooned.messages import INVALID, REPAIRABLE, VALID
-from src.models.policy_version import PolicyVersion
-from src.results.evaluation_files import CONVERSATIONS_NAME
-from src.rollout.requests import SampleRequest
+from classroom_rl.environments.marooned.episode import Decision, GameRecord
+from classroom_rl.environments.marooned.messages import INVALID, REPAIRABLE, VALID
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.marooned import compared, figures_of, measure, table
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
+from classroom_rl.rollout.requests import SampleRequest
 
 ISLANDS = ["island 1, seat 1", "island 2, seat 3"]
 

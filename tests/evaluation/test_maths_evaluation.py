@@ -13,19 +13,19 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from config.base import GenerationConfig
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
-from src.errors import ConfigError, DataError, EngineFailure, RequestRefused
-from src.evaluation.metrics.maths import summarise_maths
-from src.evaluation.metrics.pedagogical_reward import scored_dialogues
-from src.evaluation.run import evaluate
-from src.results.evaluation_files import read_records
-from src.rollout.chat_template import Message
-from src.rollout.intervals import mean_with_ci
-from src.rollout.problem import Problem
-from src.rollout.tokens import Turn
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.errors import ConfigError, DataError, EngineFailure, RequestRefused
+from classroom_rl.evaluation.metrics.maths import summarise_maths
+from classroom_rl.evaluation.metrics.pedagogical_reward import scored_dialogues
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.judges.verdicts import LEAK_RULE, PEDAGOGY_RULE
+from classroom_rl.results.evaluation_files import read_records
+from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.intervals import mean_with_ci
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.tokens import Turn
 from tests.support.reward_models import save_classifier
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room
@@ -134,8 +134,8 @@ def scene(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     async def start(*_: object) -> CountingReward:
         return scene.scorer
 
-    monkeypatch.setattr("src.server.sampling_service.open_service", open_service)
-    monkeypatch.setattr("src.vllm.reward_engine.RewardEngine.start", start)
+    monkeypatch.setattr("classroom_rl.server.sampling_service.open_service", open_service)
+    monkeypatch.setattr("classroom_rl.engines.vllm.reward_engine.RewardEngine.start", start)
     return scene
 
 
@@ -265,8 +265,8 @@ def test_initial_solutions_of_the_same_are_taken_from_the_run_folder(config: Eva
     ids=["seed", "student", "temperature", "problems", "length", "prompt"],
 )
 def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, scene: Scene, change, caplog):
-    from src.evaluation.solve_alone import initial_solutions
-    from src.rollout.prompts import _load
+    from classroom_rl.evaluation.solve_alone import initial_solutions
+    from classroom_rl.rollout.prompts import _load
 
     folder = Path(config.logging.save_dir)
     problems = [Problem.of(name, "7") for name in BEFORE]

@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
-from config.load import ROOT
-from src.classroom.conversation import Solution
-from src.classroom.verdicts import LEAK_RULE, PEDAGOGY_RULE
-from src.evaluation.metrics.pedagogical_reward import scored_dialogues
-from src.results.evaluation_files import read_records
-from src.rollout.chat_template import encode_dialogue
-from src.rollout.prompts import render
-from src.rollout.thoughts import visible_text
-from tests.grpo.test_language_tutor_run import with_long_context
+from classroom_rl.config.load import ROOT
+from classroom_rl.environments.classroom.conversation import Solution
+from classroom_rl.evaluation.metrics.pedagogical_reward import scored_dialogues
+from classroom_rl.judges.verdicts import LEAK_RULE, PEDAGOGY_RULE
+from classroom_rl.results.evaluation_files import read_records
+from classroom_rl.rollout.chat_template import encode_dialogue
+from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.thoughts import visible_text
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.support.reward_models import logits_of, save_classifier
+from tests.trainer.grpo.test_language_tutor_run import with_long_context
 
 DECISIONS = {"leak": "handed over the", "pedagogy": "judge whether a tutor taught one student well"}
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from config.base import DatasetSource
-from config.eval_model import EvalConfig
-from src.classroom.record import ConversationRecord
-from src.errors import DataError
-from src.evaluation.compare import compare_tutors
-from src.evaluation.metrics.compared import FIGURES, figures_by_lesson
-from src.evaluation.metrics.post_test import POST_TEST_LABELS, post_test_figures
-from src.evaluation.playing import make_requests
-from src.evaluation.report.tables import MEASURES, measurement_table
-from src.evaluation.run import evaluate
-from src.models.policy_version import PolicyVersion
-from src.rollout.datasets import load_problems
-from src.rollout.post_test import GIVEN, PRODUCED, ExamAnswer, LedgerEntry, PostTest
-from src.rollout.tokens import Turn
-from src.toy_language.lessons import Lesson, render_problem
+from classroom_rl.config.base import DatasetSource
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.toy_language.lessons import Lesson, render_problem
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.compare import compare_tutors
+from classroom_rl.evaluation.metrics.compared import FIGURES, figures_by_lesson
+from classroom_rl.evaluation.metrics.post_test import POST_TEST_LABELS, post_test_figures
+from classroom_rl.evaluation.playing import make_requests
+from classroom_rl.evaluation.report.tables import MEASURES, measurement_table
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.post_test import GIVEN, PRODUCED, ExamAnswer, LedgerEntry, PostTest
+from classroom_rl.rollout.tokens import Turn
 from tests.support.synthetic_run import record_of
 
 LESSONS = [render_problem(Lesson("food", verb, "every day", ("you",))) for verb in ("cook", "order", "boil")]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.benchmark_model import MISTAKE_CORRECTION, MISTAKE_LOCATION, PROBLEM_SOLVING, SCAFFOLDING
-from config.benchmark_model import SOLUTION_CORRECTNESS as CORRECTNESS
-from src.errors import DataError
-from src.evaluation.published.checked_rows import draw
-from src.evaluation.published.mathdial import read_mathdial
-from src.evaluation.published.mathtutorbench import read_tasks
-from src.evaluation.published.mrbench import DIMENSIONS, read_mrbench
-from src.readers import rows as rows_of_files
-from src.readers.labelled import read_labelled
+from classroom_rl.config.benchmark import MISTAKE_CORRECTION, MISTAKE_LOCATION, PROBLEM_SOLVING, SCAFFOLDING
+from classroom_rl.config.benchmark import SOLUTION_CORRECTNESS as CORRECTNESS
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.published.checked_rows import draw
+from classroom_rl.evaluation.published.mathdial import read_mathdial
+from classroom_rl.evaluation.published.mathtutorbench import read_tasks
+from classroom_rl.evaluation.published.mrbench import DIMENSIONS, read_mrbench
+from classroom_rl.judges.moves import rows as rows_of_files
+from classroom_rl.judges.moves.labelled import read_labelled
 from tests.support.published_rows import (
     bridged,
     mathdial_flat,

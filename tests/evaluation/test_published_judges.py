@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from config.eval_model import EvalConfig, check_eval
-from config.load import ROOT, load
-from src.errors import ConfigError, ProviderFailure, SpendingCapReached
-from src.evaluation.published.asking import choice_schema, ledger_name
-from src.evaluation.published.label_agreement import judge_agreement, kappa_differences
-from src.evaluation.published.mrbench import DIMENSIONS, LabelledReply, read_mrbench
-from src.evaluation.published.reply_labels import CHOICES
-from src.evaluation.run import evaluate
-from src.message_rules.readings import Exchange
-from src.readers.train import train
-from src.results.agreement import confusion_by_group, disagreement_weights, resampled, weighted_kappa
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.errors import ConfigError, ProviderFailure, SpendingCapReached
+from classroom_rl.evaluation.published.asking import choice_schema, ledger_name
+from classroom_rl.evaluation.published.label_agreement import judge_agreement, kappa_differences
+from classroom_rl.evaluation.published.mrbench import DIMENSIONS, LabelledReply, read_mrbench
+from classroom_rl.evaluation.published.reply_labels import CHOICES
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.judges.moves.train import train
+from classroom_rl.judges.readings import Exchange
+from classroom_rl.results.agreement import confusion_by_group, disagreement_weights, resampled, weighted_kappa
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, cut_off, fails, judge_endpoint, says
 from tests.support.published_rows import mrbench_conversation, write_json
 from tests.support.tutor_messages import write_data

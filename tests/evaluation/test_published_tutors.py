@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.benchmark_model import (
+from classroom_rl.config.benchmark import (
     MISTAKE_CORRECTION,
     MISTAKE_LOCATION,
     PEDAGOGY,
@@ -18,15 +18,15 @@ from config.benchmark_model import (
     SCAFFOLDING,
     SOLUTION_CORRECTNESS,
 )
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from src.errors import DataError, PolicyMismatch, ProviderFailure
-from src.evaluation.published.continuation import compare_turns
-from src.evaluation.published.mathdial import read_mathdial
-from src.evaluation.published.task_scores import f1, read_answer
-from src.evaluation.run import evaluate
-from src.models.policy_version import PolicyVersion
-from src.server.client import ClassroomClient
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.errors import DataError, PolicyMismatch, ProviderFailure
+from classroom_rl.evaluation.published.continuation import compare_turns
+from classroom_rl.evaluation.published.mathdial import read_mathdial
+from classroom_rl.evaluation.published.task_scores import f1, read_answer
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.server.client import ClassroomClient
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, Script, cut_off, fails, judge_endpoint, says
 from tests.support.published_rows import bridged, mathdial_flat, solved, verified, write_json
 from tests.support.tutor_messages import write_rows
@@ -323,8 +323,8 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     async def start(*_: Any) -> FakeScorer:
         return fake
 
-    monkeypatch.setattr("src.vllm.reward_engine.RewardEngine.start", start)
-    monkeypatch.setattr("src.evaluation.published.tutor_tasks.check_scorer", lambda config: None)
+    monkeypatch.setattr("classroom_rl.engines.vllm.reward_engine.RewardEngine.start", start)
+    monkeypatch.setattr("classroom_rl.evaluation.published.tutor_tasks.check_scorer", lambda config: None)
     return fake
 
 

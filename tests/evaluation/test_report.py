@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from src.classroom.record import ConversationRecord
-from src.classroom.verdicts import CRITERIA, Criterion
-from src.errors import DataError
-from src.evaluation.report.build import (
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.toy_language.grammar import Slip
+from classroom_rl.environments.toy_language.lessons import make_lessons
+from classroom_rl.environments.toy_language.scripts import Teacher, ideal
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.report.build import (
     answer,
     as_text,
     charts,
@@ -21,16 +23,14 @@ from src.evaluation.report.build import (
     render_report,
     write_report,
 )
-from src.evaluation.report.examples import choose_pairs, describe_slip
-from src.evaluation.report.summary import write_summary
-from src.evaluation.report.tables import compare, comparison_table
-from src.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
-from src.results.run_folder import load_run
-from src.rollout.tokens import Turn
-from src.toy_language.grammar import Slip
-from src.toy_language.lessons import make_lessons
-from src.toy_language.scripts import Teacher, ideal
-from src.viewer.metrics import RunMetrics
+from classroom_rl.evaluation.report.examples import choose_pairs, describe_slip
+from classroom_rl.evaluation.report.summary import write_summary
+from classroom_rl.evaluation.report.tables import compare, comparison_table
+from classroom_rl.judges.verdicts import CRITERIA, Criterion
+from classroom_rl.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
+from classroom_rl.results.run_folder import load_run
+from classroom_rl.rollout.tokens import Turn
+from classroom_rl.viewer.metrics import RunMetrics
 from tests.support.scripted_teachers import ignores_errors, speaks_for_the_student
 from tests.support.synthetic_run import FAILED, played, record_of, scored, step_line, write_evaluation, write_training
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from src.errors import DataError
-from src.evaluation.reward_hackers.__main__ import filled_in
-from src.evaluation.reward_hackers.maths import MATHS_TUTORS, maths_config, maths_problems, play_maths
-from src.evaluation.reward_hackers.playing import ROOMS, PlayedLesson, play
-from src.evaluation.reward_hackers.table import HACKERS, TUTORS, breaches, deciding_reward, tables
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.reward_hackers.__main__ import filled_in
+from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS, maths_config, maths_problems, play_maths
+from classroom_rl.evaluation.reward_hackers.playing import ROOMS, PlayedLesson, play
+from classroom_rl.evaluation.reward_hackers.table import HACKERS, TUTORS, breaches, deciding_reward, tables
 
 LESSONS = 4
 FEW_LESSONS = {("headings_and_lists", "small_tutor"), ("answer_without_its_subject", "small_tutor")}

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from config.eval_model import EvalConfig
-from src.classroom.record import ConversationRecord
-from src.errors import ConfigError
-from src.evaluation.compare import ArmResult, summarise_comparison
-from src.evaluation.metrics.supervision import supervised_difference, supervision_figures
-from src.evaluation.report.build import render_report
-from src.evaluation.report.comparison_report import write_comparison_report
-from src.evaluation.report.comparison_table import comparison_text
-from src.evaluation.report.tables import comparison_table, measurement_table
-from src.evaluation.run import evaluate
-from src.results.evaluation_files import read_records
-from src.results.run_folder import load_run
-from src.rollout.reviews import Draft, Review
-from src.rollout.tokens import Turn
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import ConfigError
+from classroom_rl.evaluation.compare import ArmResult, summarise_comparison
+from classroom_rl.evaluation.metrics.supervision import supervised_difference, supervision_figures
+from classroom_rl.evaluation.report.build import render_report
+from classroom_rl.evaluation.report.comparison_report import write_comparison_report
+from classroom_rl.evaluation.report.comparison_table import comparison_text
+from classroom_rl.evaluation.report.tables import comparison_table, measurement_table
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.results.evaluation_files import read_records
+from classroom_rl.results.run_folder import load_run
+from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.tokens import Turn
 from tests.evaluation.test_evaluation import _ScriptedServer, config, server  # noqa: F401
 from tests.support.synthetic_run import record_of, scored, write_evaluation
 

@@ -18,13 +18,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.load import ROOT
-from src.classroom.seats import Seats
-from src.errors import EngineFailure
-from src.grading import checker as answers
-from src.grading.checker import AnswerChecker
-from src.grading.forms import LONGEST, compare_as_text, extract_boxed
-from src.rollout.engines import Sampling
+from classroom_rl.config.load import ROOT
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.errors import EngineFailure
+from classroom_rl.grading import checker as answers
+from classroom_rl.grading.checker import AnswerChecker
+from classroom_rl.grading.forms import LONGEST, compare_as_text, extract_boxed
+from classroom_rl.rollout.engine import Sampling
 
 SUBJECTS = yaml.safe_load((Path(__file__).parent / "answer_pairs.yaml").read_text(encoding="utf-8"))
 PAIRS = [
@@ -205,7 +205,7 @@ def ask_for_rights(pipe, folder: str) -> None:
 
     import sympy
 
-    from src.grading.worker import _give_up_rights, _replace_eval
+    from classroom_rl.grading.worker import _give_up_rights, _replace_eval
 
     _replace_eval()
     _give_up_rights()
@@ -294,7 +294,7 @@ def test_shutdown_leaves_no_process_and_no_verdict_even_if_a_worker_is_busy():
 
 KILLED = """
 import asyncio, json, os, signal, sys
-from src.grading.checker import AnswerChecker
+from classroom_rl.grading.checker import AnswerChecker
 
 if __name__ == "__main__":
     checker = AnswerChecker(timeout_s=1.0, workers=1)

@@ -7,13 +7,19 @@ from urllib.parse import urlsplit
 import pytest
 import wandb
 
-import src.launch.before_start as before_start
-from config.checks import check_train_rl
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError, DataError
-from src.launch.before_start import check_prompts_fit, check_start, requests_of, slow_numbers, what_is_missing
+import classroom_rl.launch.before_start as before_start
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.launch.before_start import (
+    check_prompts_fit,
+    check_start,
+    requests_of,
+    slow_numbers,
+    what_is_missing,
+)
 from tests.config.test_config import run
 
 JUDGE = (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from src.launch import controls
-from src.toy_language.lessons import make_lessons
-from src.toy_language.scripts import ideal, move_on
+from classroom_rl.environments.toy_language.lessons import make_lessons
+from classroom_rl.environments.toy_language.scripts import ideal, move_on
+from classroom_rl.launch import controls
 from tests.support.synthetic_run import played, step_line, write_evaluation, write_training
 
 

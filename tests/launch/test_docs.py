@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from config.eval_model import EvalConfig
-from config.load import ROOT
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig
-from src.launch.quickstart_plan import applies
-from src.marooned.config import Generation as MaroonedGeneration
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import ROOT
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig
+from classroom_rl.environments.marooned.config import Generation as MaroonedGeneration
+from classroom_rl.launch.quickstart_plan import applies
 from tests.support.pages import check_command, commands_of, headings_of, inline_code, links_of
 from tests.test_rooms import ROOMS
 
@@ -65,7 +65,7 @@ def test_a_page_names_no_file_that_is_not_there(page: str) -> None:
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_a_page_names_nothing_of_a_file_that_is_not_in_it(page: str) -> None:
-    """Such as `CRITERIA` in `src/classroom/verdicts.py`. No page has a place that is still to be filled in."""
+    """Such as `CRITERIA` in `judges/verdicts.py`. No page has a place that is still to be filled in."""
     named = re.findall(r"`(\w+)` (?:in|of) `((?:src|tests|config|benchmarks)/[\w/]+\.py)`", TEXTS[page])
     absent = [name for name, path in named if not re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8"))]
     assert not absent, f"{page} names {', '.join(absent)}"

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from config.base import GenerationConfig
-from config.load import ROOT
-from src.launch import doctor
-from src.launch.commands import with_accelerate_config
-from src.launch.doctor import ERROR, OK, WARNING, Finding
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.load import ROOT
+from classroom_rl.launch import doctor
+from classroom_rl.launch.commands import with_accelerate_config
+from classroom_rl.launch.doctor import ERROR, OK, WARNING, Finding
 
 H200 = "0, NVIDIA H200, 143771, 4, 580.95.05, 9.0"
 SECRET = "sk-or-v1-4f1d2c"
@@ -48,8 +48,8 @@ def root(tmp_path: Path) -> Path:
         (folder / "src" / room / "__init__.py").touch()
     for name in (
         "src/__init__.py",
-        "src/system/container_memory.py",
-        "src/launch/doctor.py",
+        "src/classroom_rl/system/container_memory.py",
+        "src/classroom_rl/launch/doctor.py",
         "requirements.txt",
         "requirements-cpu.txt",
         "Makefile",
@@ -65,7 +65,7 @@ def of(subject: str, findings: list[Finding]) -> Finding:
 
 
 def run(root: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, *flags, "-m", "src.launch.doctor"]
+    command = [sys.executable, *flags, "-m", "classroom_rl.launch.doctor"]
     return subprocess.run(command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
@@ -191,7 +191,7 @@ def test_keys_are_named_and_their_values_never_shown(root: Path) -> None:
     )
     (root / ".env").chmod(0o644)
     away = {name: value for name, value in os.environ.items() if name not in doctor.KEYS}
-    command = [sys.executable, "-m", "src.launch.doctor"]
+    command = [sys.executable, "-m", "classroom_rl.launch.doctor"]
     environment = {**away, "OPENROUTER_API_KEY": f"{SECRET}-one", "HF_ENDPOINT": "http://127.0.0.1:9"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert SECRET not in done.stdout + done.stderr and SECRET[4:] not in done.stdout + done.stderr
@@ -228,7 +228,7 @@ def test_an_error_is_the_exit_status(root: Path, nvidia_smi) -> None:
 
 
 def test_old_pythons_can_read_it_and_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ast.parse((ROOT / "src/launch/doctor.py").read_text(encoding="utf-8"), feature_version=(3, 8))
+    ast.parse((ROOT / "src/classroom_rl/launch/doctor.py").read_text(encoding="utf-8"), feature_version=(3, 8))
     monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 0))
     found = of("Python", list(doctor._python(tmp_path)))
     assert found.level == ERROR and "make setup PYTHON=" in found.advice
@@ -264,7 +264,7 @@ def test_little_room_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_a_container_has_less_memory_than_its_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("src.system.container_memory.LIMIT_FILES", [tmp_path / "memory.max"])
+    monkeypatch.setattr("classroom_rl.system.container_memory.LIMIT_FILES", [tmp_path / "memory.max"])
     assert "container" not in of("memory", list(doctor._memory())).found
     (tmp_path / "memory.max").write_text(f"{3 * 2**30}\n")
     memory = of("memory", list(doctor._memory()))

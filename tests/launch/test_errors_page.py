@@ -4,7 +4,7 @@ import ast
 import re
 from functools import cache
 
-from config.load import ROOT
+from classroom_rl.config.load import ROOT
 
 PAGE = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
 ROWS = [

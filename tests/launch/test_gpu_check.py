@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from config.train_rl_model import TrainConfig
-from src.errors import ClassroomError, DeadlineExceeded
-from src.launch import gpu_check
-from src.launch.gpu_check import (
+from classroom_rl.config.train_rl import TrainConfig
+from classroom_rl.errors import ClassroomError, DeadlineExceeded
+from classroom_rl.launch import gpu_check
+from classroom_rl.launch.gpu_check import (
     FAILED,
     OK,
     SKIPPED,
@@ -29,11 +29,11 @@ from src.launch.gpu_check import (
     main,
     shape_figures,
 )
-from src.memory.budget import GIB
-from src.memory.sources import read_shape
-from src.models.random_model import SHAPES, draw_weights, write_shape
-from src.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
-from src.system.processes import Child, Interrupted, Signals
+from classroom_rl.memory.budget import GIB
+from classroom_rl.memory.sources import read_shape
+from classroom_rl.models.random_model import SHAPES, draw_weights, write_shape
+from classroom_rl.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
+from classroom_rl.system.processes import Child, Interrupted, Signals
 from tests.conftest import ROOT
 
 LINE = {
@@ -342,7 +342,7 @@ def test_the_steps_are_made_and_measured_on_a_cpu_with_a_tiny_shape(tmp_path: Pa
     """Server, trainer, weights and figures are the same as on a GPU; the memory is that of the processes."""
     arguments = ["--device", "cpu", "--parts", "tiny", "quickstart", "--folder", str(tmp_path / "run")]
     done = subprocess.run(
-        [sys.executable, "-m", "src.launch.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "classroom_rl.launch.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     tiny, quickstart = json.loads((tmp_path / "run/gpu_check.json").read_text())["parts"]

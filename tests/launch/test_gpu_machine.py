@@ -13,31 +13,31 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from config.base import GenerationConfig, ModelConfig
-from config.benchmark_model import BENCHMARKS
-from config.checks import check_train_rl, reward_weights
-from config.eval_model import EvalConfig, check_eval
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.phases import PHASES
-from src.errors import ConfigError, EngineFailure
-from src.grpo import run as grpo_run
-from src.grpo.config import grpo_config
-from src.launch.cli import main as launcher
-from src.launch.commands import with_precision
-from src.launch.quickstart import main as quickstart
-from src.launch.quickstart import make_models
-from src.launch.quickstart_plan import make_commands
-from src.memory.budget import GIB, Launch
-from src.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
-from src.memory.report import report, show_evaluation_shares
-from src.memory.sources import NotEstimated, gpu_is_there, gpu_memory, memory_by_nvidia_smi
-from src.models.precision import PRECISIONS, check_precision
-from src.rollout.registry import models_on_engines, phases_of
-from src.server.open_models import open_seats
-from src.sft.run import _refuse_hidden_data_parallelism
-from src.system.processes import Signals
-from src.vllm.engine_base import EngineProcess
+from classroom_rl.config.base import GenerationConfig, ModelConfig
+from classroom_rl.config.benchmark import BENCHMARKS
+from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.engines.vllm.engine_base import EngineProcess
+from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.errors import ConfigError, EngineFailure
+from classroom_rl.launch.cli import main as launcher
+from classroom_rl.launch.commands import with_precision
+from classroom_rl.launch.quickstart import main as quickstart
+from classroom_rl.launch.quickstart import make_models
+from classroom_rl.launch.quickstart_plan import make_commands
+from classroom_rl.memory.budget import GIB, Launch
+from classroom_rl.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
+from classroom_rl.memory.report import report, show_evaluation_shares
+from classroom_rl.memory.sources import NotEstimated, gpu_is_there, gpu_memory, memory_by_nvidia_smi
+from classroom_rl.models.precision import PRECISIONS, check_precision
+from classroom_rl.rollout.registry import models_on_engines, phases_of
+from classroom_rl.server.open_models import open_seats
+from classroom_rl.system.processes import Signals
+from classroom_rl.trainer.grpo import run as grpo_run
+from classroom_rl.trainer.grpo.config import grpo_config
+from classroom_rl.trainer.sft.run import _refuse_hidden_data_parallelism
 
 TRAINED = sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml"))
 MEASURED = sorted({path.stem for path in (ROOT / "config/eval").glob("*.yaml")} - {*BENCHMARKS})
@@ -83,7 +83,7 @@ def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> None:
         raise NotEstimated(f"nobody is asked for {name}")
 
-    monkeypatch.setattr("src.memory.report.read_shape", nothing)
+    monkeypatch.setattr("classroom_rl.memory.report.read_shape", nothing)
 
 
 def words_of(output: str, program: str) -> list[str]:
@@ -108,7 +108,7 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
     overrides = [f"logging.save_dir={tmp_path / 'run'}"]
     assert quickstart([*overrides, "dry_run=true"]) == 0
     trainer = words_of(capsys.readouterr().out, "train_rl.py")
-    flags = trainer[trainer.index("src.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
+    flags = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
     assert flags == ["--config_file", "config/deepspeed/1GPU.yaml", "--mixed_precision", "no"]
 
     commands = make_commands(overrides)
@@ -132,7 +132,7 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
 
         __enter__, __exit__, wait = lambda self: self, lambda *_: None, lambda *_: 0
 
-    monkeypatch.setattr("src.launch.quickstart.Child", Program)
+    monkeypatch.setattr("classroom_rl.launch.quickstart.Child", Program)
     for given, first in ((None, "0"), ("3,5", "3"), ("GPU-7f", "GPU-7f")):
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
@@ -187,7 +187,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]
 
 def options_for_trl(config: TrainRLConfig, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The options that TRL's GRPOConfig would get; the class itself would set up the processes."""
-    monkeypatch.setattr("src.grpo.config.GRPOConfig", lambda **options: SimpleNamespace(**options))
+    monkeypatch.setattr("classroom_rl.trainer.grpo.config.GRPOConfig", lambda **options: SimpleNamespace(**options))
     return grpo_config(config, Path("runs/nowhere"))
 
 
@@ -204,7 +204,7 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
     config = trained("--config-name", name)
     assert launcher(["--config-name", name, "--config_file", file, "dry_run=true"]) == 0
     trainer = words_of(capsys.readouterr().out, "train_rl.py")
-    by_launcher = trainer[trainer.index("src.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
+    by_launcher = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
     wanted = PRECISIONS[config.train.dtype]
     assert by_launcher == ["--config_file", file, "--mixed_precision", wanted]
     for flags in (by_launcher, ["--config_file", file]):  # the second as typed by a user

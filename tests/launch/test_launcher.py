@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.base import GenerationConfig
-from config.load import ROOT
-from src.errors import ConfigError
-from src.launch.arguments import split_arguments
-from src.launch.cli import main
-from src.launch.commands import check_accelerate_flags, with_accelerate_config
-from src.server.client import server_url
-from src.system.ports import refuse_taken_port
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.load import ROOT
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.arguments import split_arguments
+from classroom_rl.launch.cli import main
+from classroom_rl.launch.commands import check_accelerate_flags, with_accelerate_config
+from classroom_rl.server.client import server_url
+from classroom_rl.system.ports import refuse_taken_port
 
 GENEROUS_S = 300.0
 
@@ -128,7 +128,14 @@ def test_accelerate_looks_at_its_flags_before_anything_starts():
 def test_a_trainer_in_one_process_ends_with_its_own_message_and_status(tmp_path, config, program, status, message):
     path = tmp_path / "trainer.py"
     path.write_text(f"import os, signal, sys\nprint('error: a reason', file=sys.stderr, flush=True)\n{program}\n")
-    command = [sys.executable, "-m", "src.launch.accelerate_launch", "--config_file", f"config/{config}", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "classroom_rl.launch.accelerate_launch",
+        "--config_file",
+        f"config/{config}",
+        str(path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S)
     assert done.returncode == status, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "CalledProcessError" not in done.stderr
@@ -145,7 +152,7 @@ def test_dry_run_shows_both_commands_with_the_overrides(capsys):
     assert "learning_rate: 0.0001" in shown and "max_turns: 5" in shown
 
 
-@pytest.mark.parametrize("module", ["src.launch.cli", "src.launch.quickstart"])
+@pytest.mark.parametrize("module", ["classroom_rl.launch.cli", "classroom_rl.launch.quickstart"])
 def test_the_launchers_know_the_keys_of_dotenv_as_the_programs_do(module, monkeypatch):
     """The launchers need the server's token, because they ask for its health."""
     read = []
@@ -232,9 +239,9 @@ time.sleep(600)
 
 DRIVER = """
 import os, sys
-from config.base import GenerationConfig, LoggingConfig
-from config.train_rl_model import TrainRLConfig
-from src.launch import cli, server_process
+from classroom_rl.config.base import GenerationConfig, LoggingConfig
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.launch import cli, server_process
 class WaitingForTheLoad(server_process.Waiting):
     seconds = property(lambda self: super().seconds if os.path.exists(os.path.join(FOLDER, "server.pids")) else 0.0)
 server_process.Waiting = WaitingForTheLoad
@@ -450,7 +457,7 @@ def test_a_taken_port_is_refused_and_its_holder_left_alone(launched, tmp_path):
 ECHOING = """
 import sys
 from pathlib import Path
-from src.system.processes import Child, Signals
+from classroom_rl.system.processes import Child, Signals
 program, log = sys.argv[1:]
 with Signals() as signals, Child("it", [sys.executable, program], signals, Path(log), echo=True) as child:
     child.wait()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from src.viewer.conversation_sets import find_conversation_sets
+from classroom_rl.viewer.conversation_sets import find_conversation_sets
 from tests.conftest import ROOT, free_port
 
 SMALL = [
@@ -22,7 +22,7 @@ SMALL = [
 @pytest.mark.engines
 def test_it_makes_trains_and_measures_a_sailor_and_goes_on_where_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "src.launch.marooned", f"logging.save_dir={folder}", *SMALL]
+    command = [sys.executable, "-m", "classroom_rl.launch.marooned", f"logging.save_dir={folder}", *SMALL]
     command.append(f"generation.server_port={free_port()}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

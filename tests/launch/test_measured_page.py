@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from config.load import ROOT
-from src.launch.gpu_check import PARTS
+from classroom_rl.config.load import ROOT
+from classroom_rl.launch.gpu_check import PARTS
 from tests.support.pages import check_command, commands_of
 
 PAGE = (ROOT / "docs/measured.md").read_text(encoding="utf-8")

@@ -2,14 +2,21 @@
 
 import pytest
 
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig
-from src.errors import ConfigError
-from src.launch.quickstart import ensure_models, main, prepare_folder, read_notes, reason_to_move, write_notes
-from src.launch.quickstart_plan import applies, make_commands
-from src.system.processes import Signals
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.quickstart import (
+    ensure_models,
+    main,
+    prepare_folder,
+    read_notes,
+    reason_to_move,
+    write_notes,
+)
+from classroom_rl.launch.quickstart_plan import applies, make_commands
+from classroom_rl.system.processes import Signals
 
 
 def quickstart_in(folder, *overrides):
@@ -117,7 +124,13 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
 def test_dry_run_shows_every_program_and_makes_nothing(tmp_path, capsys):
     assert main([f"logging.save_dir={tmp_path / 'run'}", "dry_run=true"]) == 0
     shown = capsys.readouterr().out
-    for program in ("src.toy_language.build", "train_sft.py", "vllm_server.py", "train_rl.py", "eval.py"):
+    for program in (
+        "classroom_rl.environments.toy_language.build",
+        "train_sft.py",
+        "vllm_server.py",
+        "train_rl.py",
+        "eval.py",
+    ):
         assert program in shown
     assert not (tmp_path / "run").exists()
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.load import ROOT
+from classroom_rl.config.load import ROOT
 
 FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
-OPENENV_CHECK = "src/marooned/openenv_server/check.sh"
+OPENENV_CHECK = "src/classroom_rl/environments/marooned/openenv_server/check.sh"
 LOCAL = {"config", "src", "tests", "benchmarks", "vllm_server", "train_rl", "train_sft", "eval"}
 
 
@@ -68,10 +68,10 @@ def imports_of(path: Path) -> set[str]:
 
 CHOSEN_BY_USERS = {
     "trackio"
-}  # imported only where logging.report_to names it; src/training/metrics_callback.py asks for it then
+}  # imported only where logging.report_to names it; src/classroom_rl/trainer/metrics_callback.py asks for it then
 APART = {
     "openenv"
-}  # pinned in src/marooned/openenv_server/pyproject.toml, and never in one environment with the others
+}  # pinned in the pyproject.toml of Marooned's OpenEnv server, and never in one environment with the others
 
 
 def test_every_import_is_pinned_and_every_pin_is_imported_or_says_why():
@@ -111,20 +111,20 @@ def test_ci_runs_the_tests_and_nothing_else():
 @pytest.mark.parametrize(
     ("target", "command"),
     [
-        ("quickstart", ".venv/bin/python -m src.launch.quickstart seed=2"),
-        ("quickstart-models", ".venv/bin/python -m src.launch.quickstart --models-only seed=2"),
-        ("small-tutor-models", ".venv/bin/python -m src.launch.small_tutor --models-only seed=2"),
-        ("marooned-models", ".venv/bin/python -m src.launch.marooned --models-only seed=2"),
+        ("quickstart", ".venv/bin/python -m classroom_rl.launch.quickstart seed=2"),
+        ("quickstart-models", ".venv/bin/python -m classroom_rl.launch.quickstart --models-only seed=2"),
+        ("small-tutor-models", ".venv/bin/python -m classroom_rl.launch.small_tutor --models-only seed=2"),
+        ("marooned-models", ".venv/bin/python -m classroom_rl.launch.marooned --models-only seed=2"),
         ("test", '.venv/bin/python -m pytest -m "not full" seed=2'),
         ("test-full", ".venv/bin/python -m pytest seed=2"),
         ("lint", ".venv/bin/python -m ruff check ."),
-        ("docs", ".venv/bin/python -m src.launch.prompt_docs docs/prompts.md"),
-        ("docs", ".venv/bin/python -m src.marooned.rules_docs docs/marooned.md"),
+        ("docs", ".venv/bin/python -m classroom_rl.launch.prompt_docs docs/prompts.md"),
+        ("docs", ".venv/bin/python -m classroom_rl.environments.marooned.rules_docs docs/marooned.md"),
     ],
 )
 def test_targets_set_up_first_and_hand_their_arguments_on(target, command):
     planned = make(ROOT, "-n", target, "ARGS=seed=2").stdout.splitlines()
-    assert planned[0] == "bash src/launch/install.sh"
+    assert planned[0] == "bash src/classroom_rl/launch/install.sh"
     assert command in planned
 
 
@@ -138,8 +138,8 @@ def test_a_failure_in_either_process_fails_make_test(tmp_path):
     """With a Python that fails for one of the two."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / "src/launch").mkdir(parents=True)
-    (tmp_path / "src/launch/install.sh").write_text("true\n")
+    (tmp_path / "src/classroom_rl/launch").mkdir(parents=True)
+    (tmp_path / "src/classroom_rl/launch/install.sh").write_text("true\n")
     for failing in ("not full and engines", "not full and not engines", None):
         script = f'#!/bin/sh\necho "$4"\n[ "$4" != "{failing}" ]\n'
         (tmp_path / ".venv/bin/python").write_text(script)
@@ -149,14 +149,16 @@ def test_a_failure_in_either_process_fails_make_test(tmp_path):
         assert "engines | not full and engines" in done.stdout and "others  | not full and not engines" in done.stdout
 
 
-@pytest.mark.parametrize("script", ["src/launch/install.sh", "start_rl_training.sh", ".ci/run", OPENENV_CHECK])
+@pytest.mark.parametrize(
+    "script", ["src/classroom_rl/launch/install.sh", "start_rl_training.sh", ".ci/run", OPENENV_CHECK]
+)
 def test_shell_scripts_parse(script):
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
 
 
 def test_no_other_index_is_named():
     hosts = set()
-    for name in (*FILES, "src/launch/install.sh", "Makefile"):
+    for name in (*FILES, "src/classroom_rl/launch/install.sh", "Makefile"):
         hosts |= set(re.findall(r"https?://[^\s\"']+", (ROOT / name).read_text(encoding="utf-8")))
     assert hosts == {"https://download.pytorch.org/whl/cpu"}
 
@@ -199,8 +201,8 @@ def test_accelerate_takes_the_shipped_configs_of_fsdp(path):
 @pytest.fixture
 def tree(tmp_path):
     """A folder to install in, with the real Makefile and installer, and empty requirements."""
-    (tmp_path / "src/launch").mkdir(parents=True)
-    for name in ("Makefile", "src/launch/install.sh"):
+    (tmp_path / "src/classroom_rl/launch").mkdir(parents=True)
+    for name in ("Makefile", "src/classroom_rl/launch/install.sh"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "requirements-dev.txt").write_text("# nothing\n", encoding="utf-8")
     (tmp_path / "own.txt").write_text("# nothing\n", encoding="utf-8")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from config.base import LoraConfig
-from config.values import OPTIMIZERS
-from src.memory.budget import (
+from classroom_rl.config.base import LoraConfig
+from classroom_rl.config.values import OPTIMIZERS
+from classroom_rl.memory.budget import (
     HEAD_TILE,
     OPTIMIZER_STATES,
     AdapterJob,
@@ -20,8 +20,8 @@ from src.memory.budget import (
     layer_activations,
     trainer_memory,
 )
-from src.memory.sources import read_shape
-from src.models.lora import adapter_shape
+from classroom_rl.memory.sources import read_shape
+from classroom_rl.models.lora import adapter_shape
 from tests.conftest import ROOT
 from tests.memory.test_memory_budget import job, sizes, write_config
 
@@ -31,7 +31,7 @@ def test_constants_are_those_of_the_libraries():
     from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
-    from src.memory import budget as memory_budget
+    from classroom_rl.memory import budget as memory_budget
 
     assert HEAD_TILE == (TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE)
     assert DeepSpeedZeroConfig().reduce_bucket_size == memory_budget._ZERO_BUCKET

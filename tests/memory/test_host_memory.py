@@ -7,12 +7,11 @@ import pytest
 import torch
 from trl.trainer import grpo_trainer
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.grpo.config import grpo_config
-from src.memory.budget import CUDA_CONTEXT, GIB, Launch, total, trainer_memory
-from src.memory.host import (
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.memory.budget import CUDA_CONTEXT, GIB, Launch, total, trainer_memory
+from classroom_rl.memory.host import (
     PROCESS,
     PUBLISHED_AT_ONCE,
     EngineOnHost,
@@ -21,9 +20,10 @@ from src.memory.host import (
     trainer_process,
     what_does_not_fit,
 )
-from src.memory.report import report
-from src.memory.sources import launch_of_environment, launch_of_flags, read_shape
-from src.training.model_loading import device_for_weights, models_go_to, weights_dtype
+from classroom_rl.memory.report import report
+from classroom_rl.memory.sources import launch_of_environment, launch_of_flags, read_shape
+from classroom_rl.trainer.grpo.config import grpo_config
+from classroom_rl.trainer.model_loading import device_for_weights, models_go_to, weights_dtype
 from tests.memory.test_memory_budget import config, job, qwen, sizes  # noqa: F401
 
 PARAMETERS = 4_022_468_096
@@ -32,7 +32,7 @@ HEAD = 4 * 151_936 * 2560  # the output head, which is the embedding, in 32 bits
 
 @pytest.fixture(autouse=True)
 def no_container(monkeypatch):
-    monkeypatch.setattr("src.system.container_memory.LIMIT_FILES", [])
+    monkeypatch.setattr("classroom_rl.system.container_memory.LIMIT_FILES", [])
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_what_a_machine_cannot_hold_is_refused_where_it_would_run_and_told_elsew
         in (warning)
     )
     assert "generation.colocate=false" in warning and "offload_optimizer_device" in warning
-    monkeypatch.setattr("src.memory.sources.memory_by_nvidia_smi", lambda: [80 * GIB])
+    monkeypatch.setattr("classroom_rl.memory.sources.memory_by_nvidia_smi", lambda: [80 * GIB])
     here = report(config(qwen), lambda: launch)
     assert here.refusals == [warning.removeprefix("warning: ")]
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=needed))
@@ -145,7 +145,7 @@ def test_weights_are_loaded_in_the_type_that_they_are_kept_in(
 ):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", str(with_deepspeed).lower())
     assert weights_dtype(dtype, has_adapter) == loaded_in
-    monkeypatch.setattr("src.grpo.config.GRPOConfig", lambda **options: SimpleNamespace(**options))
+    monkeypatch.setattr("classroom_rl.trainer.grpo.config.GRPOConfig", lambda **options: SimpleNamespace(**options))
     overrides = ["--config-name", "quickstart", f"train.dtype={dtype}", f"teacher_model.lora.enable={has_adapter}"]
     arguments = grpo_config(load(TrainRLConfig, "train_rl", overrides, check_train_rl), tmp_path)
     assert arguments.model_init_kwargs["dtype"] == loaded_in
@@ -169,15 +169,19 @@ def test_policy_and_reference_go_to_their_device_as_they_are_read(world):
     ("device", "zero3", "wanted"), [("cuda:2", False, "cuda:2"), ("cuda:2", True, None), ("cpu", False, None)]
 )
 def test_the_device_is_this_processs_gpu(device, zero3, wanted, monkeypatch):
-    monkeypatch.setattr("src.training.model_loading.PartialState", lambda: SimpleNamespace(device=torch.device(device)))
-    monkeypatch.setattr("src.training.model_loading.is_deepspeed_zero3_enabled", lambda: zero3)
+    monkeypatch.setattr(
+        "classroom_rl.trainer.model_loading.PartialState", lambda: SimpleNamespace(device=torch.device(device))
+    )
+    monkeypatch.setattr("classroom_rl.trainer.model_loading.is_deepspeed_zero3_enabled", lambda: zero3)
     assert device_for_weights() == (None if wanted is None else torch.device(wanted))
 
 
 @pytest.mark.parametrize(("limit", "counts"), [(f"{16 * GIB}\n", 16 * GIB), ("max\n", 64 * GIB), (None, 64 * GIB)])
 def test_a_container_has_what_it_may_use(tmp_path, monkeypatch, limit, counts):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
-    monkeypatch.setattr("src.system.container_memory.LIMIT_FILES", [tmp_path / "memory.max", tmp_path / "not_there"])
+    monkeypatch.setattr(
+        "classroom_rl.system.container_memory.LIMIT_FILES", [tmp_path / "memory.max", tmp_path / "not_there"]
+    )
     if limit is not None:
         (tmp_path / "memory.max").write_text(limit)
     assert machine_memory() == counts

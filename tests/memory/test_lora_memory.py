@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from config.base import LoraConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.memory.budget import GIB, AdapterJob, Launch, trainer_memory
-from src.memory.report import report
-from src.memory.sources import read_shape
-from src.models.lora import adapter_shape
+from classroom_rl.config.base import LoraConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.memory.budget import GIB, AdapterJob, Launch, trainer_memory
+from classroom_rl.memory.report import report
+from classroom_rl.memory.sources import read_shape
+from classroom_rl.models.lora import adapter_shape
 from tests.memory.test_memory_budget import CHECKPOINTS, CONTEXT, LAYER, job, sizes, write_config
 
 # Rank 16, in every layer: queries 16 × (2560 + 4096), keys and values 2 × 16 × (2560 + 1024), result

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
-from src.launch.cli import main as launcher
-from src.memory.budget import (
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.cli import main as launcher
+from classroom_rl.memory.budget import (
     GIB,
     EngineJob,
     Launch,
@@ -25,8 +25,8 @@ from src.memory.budget import (
     total,
     trainer_memory,
 )
-from src.memory.report import moments, report, show
-from src.memory.sources import NotEstimated, launch_of_environment, launch_of_flags, read_shape
+from classroom_rl.memory.report import moments, report, show
+from classroom_rl.memory.sources import NotEstimated, launch_of_environment, launch_of_flags, read_shape
 from tests.conftest import ROOT
 
 QWEN3_4B = {

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import src.memory.report
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
-from src.launch import cli
-from src.memory.budget import GIB
-from src.memory.report import check_launch_start, check_server_start, check_trainer_start
+import classroom_rl.memory.report
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch import cli
+from classroom_rl.memory.budget import GIB
+from classroom_rl.memory.report import check_launch_start, check_server_start, check_trainer_start
 from tests.config.test_config import run
 from tests.memory.test_memory_budget import qwen  # noqa: F401
 
@@ -35,9 +35,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Gives the machine a GPU of so many GiB, by nvidia-smi."""
 
     def give(gib: int) -> None:
-        monkeypatch.setattr(src.memory.report, "memory_by_nvidia_smi", lambda: [gib * GIB])
-        monkeypatch.setattr(src.memory.report, "gpu_is_there", lambda: True)
-        monkeypatch.setattr(src.memory.report, "machine_memory", lambda: 10_000 * GIB)
+        monkeypatch.setattr(classroom_rl.memory.report, "memory_by_nvidia_smi", lambda: [gib * GIB])
+        monkeypatch.setattr(classroom_rl.memory.report, "gpu_is_there", lambda: True)
+        monkeypatch.setattr(classroom_rl.memory.report, "machine_memory", lambda: 10_000 * GIB)
 
     return give
 
@@ -78,8 +78,8 @@ def test_the_launcher_refuses_before_it_starts_anything(qwen: str, gpu, monkeypa
 
 @pytest.mark.parametrize("name", ["quickstart", "quickstart_ppo", "quickstart_supervised", "marooned", "small_tutor"])
 def test_what_runs_on_a_small_cpu_today_is_not_refused(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(src.memory.report, "memory_by_nvidia_smi", list)
-    monkeypatch.setattr(src.memory.report, "machine_memory", lambda: 4 * GIB)
+    monkeypatch.setattr(classroom_rl.memory.report, "memory_by_nvidia_smi", list)
+    monkeypatch.setattr(classroom_rl.memory.report, "machine_memory", lambda: 4 * GIB)
     config = configured(name)
     for check in CHECKS.values():
         check(config)
@@ -87,8 +87,8 @@ def test_what_runs_on_a_small_cpu_today_is_not_refused(name: str, monkeypatch: p
 
 
 def test_what_may_not_fit_on_a_cpu_is_said(qwen: str, monkeypatch: pytest.MonkeyPatch, caplog):  # noqa: F811
-    monkeypatch.setattr(src.memory.report, "memory_by_nvidia_smi", list)
-    monkeypatch.setattr(src.memory.report, "machine_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(classroom_rl.memory.report, "memory_by_nvidia_smi", list)
+    monkeypatch.setattr(classroom_rl.memory.report, "machine_memory", lambda: 8 * GIB)
     with caplog.at_level(logging.WARNING):
         check_trainer_start(with_qwen(qwen))
     assert "A machine with 8.00 GiB of memory cannot hold what server and trainer need of it" in caplog.text

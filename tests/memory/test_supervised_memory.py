@@ -2,12 +2,12 @@
 
 import pytest
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.memory.budget import Launch, trainer_memory
-from src.memory.report import report, rows_of_micro_batch
-from src.memory.sources import read_shape
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.memory.budget import Launch, trainer_memory
+from classroom_rl.memory.report import report, rows_of_micro_batch
+from classroom_rl.memory.sources import read_shape
 from tests.memory.test_memory_budget import config, found_in, job, qwen, sizes  # noqa: F401
 
 RUBRIC = "supervisor_model.model_name_or_path=rubric"

@@ -16,9 +16,9 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from safetensors.torch import save_file
 
-from src.errors import UnsafeCheckpoint
-from src.models.checkpoint_safety import refuse_unsafe_checkpoint
-from src.training.checkpoints import last_checkpoint
+from classroom_rl.errors import UnsafeCheckpoint
+from classroom_rl.models.checkpoint_safety import refuse_unsafe_checkpoint
+from classroom_rl.trainer.checkpoints import last_checkpoint
 
 
 class Runs:

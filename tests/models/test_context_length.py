@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoConfig
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
-from src.memory.report import report
-from src.models.pretrained import context_length, too_long_for
-from src.server.open_models import open_seats
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.memory.report import report
+from classroom_rl.models.pretrained import context_length, too_long_for
+from classroom_rl.server.open_models import open_seats
 from tests.models.test_pretrained import edit
 
 LLAMA = {
@@ -124,7 +124,7 @@ def test_the_server_says_so_before_any_engine_starts(seat: str, world: Path, tmp
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr("src.vllm.engine.VllmEngine.start", start)
+    monkeypatch.setattr("classroom_rl.engines.vllm.engine.VllmEngine.start", start)
     short = Path(shutil.copytree(world / "blank", tmp_path / "model"))
     edit("config.json", max_position_embeddings=512)(short)
     config = load(TrainRLConfig, "train_rl", [])

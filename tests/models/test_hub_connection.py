@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from config.load import ROOT
-from src.memory.sources import NotEstimated, read_shape
-from src.models import hub_connection
+from classroom_rl.config.load import ROOT
+from classroom_rl.memory.sources import NotEstimated, read_shape
+from classroom_rl.models import hub_connection
 
 SILENT, FAILING, HERE = "silent", "failing", "here"
 _REPLIES = {

@@ -17,25 +17,25 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from config.base import LoraConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig, check_train_sft
-from config.values import ADAPTER_BIASES, SERVED_RANKS
-from src.errors import ConfigError, DataError
-from src.grpo.trainer import ClassroomGRPOTrainer
-from src.grpo.trl_hooks import _without_dropout
-from src.models.lora import adapter_shape, check_checkpoint, check_published, peft_config
-from src.models.policy_folder import MARKER, check_policy, write_policy
-from src.models.policy_version import PolicyVersion
-from src.models.pretrained import check_model
-from src.training.session import _warn_about_learning_rate
-from src.training.sharded_save import save_adapter_together, save_together, weight_bytes
-from src.vllm.adapter_slot import served_rank
+from classroom_rl.config.base import LoraConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
+from classroom_rl.config.values import ADAPTER_BIASES, SERVED_RANKS
+from classroom_rl.engines.vllm.adapter_slot import served_rank
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.models.lora import adapter_shape, check_checkpoint, check_published, peft_config
+from classroom_rl.models.policy_folder import MARKER, check_policy, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.pretrained import check_model
+from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
+from classroom_rl.trainer.grpo.trl_hooks import _without_dropout
+from classroom_rl.trainer.session import _warn_about_learning_rate
+from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from tests.conftest import ROOT, on_this_machine
 from tests.support.lora_engine import PROMPT
-from tests.training.test_gather import model_from_folder, weights_in
+from tests.trainer.test_gather import model_from_folder, weights_in
 
 LORA = {"rank": 5, "alpha": 20, "dropout": 0.0}
 

@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-import src.classroom.seats
-import src.vllm.engine
-from config.base import ModelConfig
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError, EngineFailure
-from src.memory.report import report
-from src.models.pretrained import check_model, load_tokenizer, save_tokenizer, why_unfit
-from src.rollout.chat_template import encode_chat, encode_text
-from src.server.open_models import open_seats
+import classroom_rl.engines.vllm.engine
+import classroom_rl.environments.classroom.roles
+from classroom_rl.config.base import ModelConfig
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError, EngineFailure
+from classroom_rl.memory.report import report
+from classroom_rl.models.pretrained import check_model, load_tokenizer, save_tokenizer, why_unfit
+from classroom_rl.rollout.chat_template import encode_chat, encode_text
+from classroom_rl.server.open_models import open_seats
 from tests.rollout.test_chat_template import NO_SYSTEM
 
 KEY = "teacher_model.model_name_or_path"
@@ -185,7 +185,7 @@ def test_a_tokenizer_that_contradicts_its_model_is_refused_in_a_dry_run_and_befo
     for seated in (config.teacher_model, config.student_model):
         seated.vllm.max_length = 1024
     assert report(config, None).refusals == [str(caught.value)]
-    monkeypatch.setattr(src.vllm.engine.VllmEngine, "start", None)
+    monkeypatch.setattr(classroom_rl.engines.vllm.engine.VllmEngine, "start", None)
     with pytest.raises(ConfigError, match=message):
         open_seats(config, {}, model).send(None)
 
@@ -275,7 +275,7 @@ def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(src.vllm.engine.VllmEngine, "start", start)
+    monkeypatch.setattr(classroom_rl.engines.vllm.engine.VllmEngine, "start", start)
     cut_weights(model)
     config = load(TrainRLConfig, "train_rl", [])
     for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
@@ -300,7 +300,7 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
     async def no_engines(*_: object) -> None:
         raise EngineFailure("none here")
 
-    monkeypatch.setattr("src.server.open_models._start_engines", no_engines)
+    monkeypatch.setattr("classroom_rl.server.open_models._start_engines", no_engines)
     config = load(TrainRLConfig, "train_rl", [])
     for seated in (config.teacher_model, config.student_model):
         seated.model_name_or_path, seated.vllm.max_length = str(model), 1024
@@ -320,5 +320,5 @@ def test_vllm_reads_safetensors_only_and_runs_no_code_of_models(monkeypatch: pyt
         asked.update(vars(arguments))
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", from_engine_args)
-    src.vllm.engine.load_engine(ModelConfig("some/model"), seed=1, sleep_mode=False, runner="generate")
+    classroom_rl.engines.vllm.engine.load_engine(ModelConfig("some/model"), seed=1, sleep_mode=False, runner="generate")
     assert (asked["load_format"], asked["trust_remote_code"]) == ("safetensors", False)

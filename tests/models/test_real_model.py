@@ -17,22 +17,22 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord
-from src.classroom.setup import ConversationType
-from src.classroom.teacher_prompt import first_messages
-from src.models.policy_folder import policy_path
-from src.models.policy_version import PolicyVersion
-from src.models.smollm2 import PackageUnreachable, fetch_smollm2
-from src.results.rollout_files import read_records
-from src.rollout.chat_template import ReplyFrame
-from src.rollout.requests import SampleRequest
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.setup import ConversationType
+from classroom_rl.environments.classroom.teacher_prompt import first_messages
+from classroom_rl.models.policy_folder import policy_path
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.smollm2 import PackageUnreachable, fetch_smollm2
+from classroom_rl.results.rollout_files import read_records
+from classroom_rl.rollout.chat_template import ReplyFrame
+from classroom_rl.rollout.requests import SampleRequest
 from tests.conftest import RunningServer, free_port, server_with
 from tests.models.test_lora import scores
 from tests.server.test_openai_routes import scored_chat
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
-from tests.training.test_several_processes import launch, metrics_of
+from tests.trainer.test_several_processes import launch, metrics_of
 
 pytestmark = pytest.mark.full  # two whole runs of a model of 135 M parameters, minutes
 

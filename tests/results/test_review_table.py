@@ -1,8 +1,8 @@
 """Tests of the rows of reviews that trackers show."""
 
-from src.results.review_table import REVIEW_COLUMNS, review_rows
-from src.rollout.reviews import Draft, Review
-from src.rollout.tokens import Turn
+from classroom_rl.results.review_table import REVIEW_COLUMNS, review_rows
+from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.tokens import Turn
 from tests.support.synthetic_run import record_of
 
 LEAK = Review(False, "leak", -2.0, "It gives the answer away.", "What did she eat?")

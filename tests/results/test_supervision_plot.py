@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from src.results.plots import write_plots
-from src.results.run_folder import RunData, load_run
-from src.results.supervision_plot import (
+from classroom_rl.results.plots import write_plots
+from classroom_rl.results.run_folder import RunData, load_run
+from classroom_rl.results.supervision_plot import (
     SUPERVISION_PANELS,
     changes,
     moving_average,

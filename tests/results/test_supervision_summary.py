@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from src.results.rollout_files import write_rollouts
-from src.results.run_folder import load_run
-from src.results.supervision_summary import (
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.results.run_folder import load_run
+from classroom_rl.results.supervision_summary import (
     SupervisionSummary,
     describe_supervision,
     summarise_supervision,
     write_supervision,
 )
-from src.rollout.reviews import Draft, Review
-from src.rollout.tokens import Turn
+from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.tokens import Turn
 from tests.support.synthetic_run import record_of, step_line, write_training
 
 FINE, LEAK, SILENT = Review(True, "", 0.0), Review(False, "leak", -2.0), Review(error="no answer")

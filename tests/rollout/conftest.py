@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from src.models.tiny_chat_model import write_tiny_chat_model
-from src.rollout import HfEngine
+from classroom_rl import HfEngine
+from classroom_rl.models.tiny_chat_model import write_tiny_chat_model
 
 TEXTS = [
     "Say a number from 1 to 50. Higher. Lower. What is it? Again, please.",

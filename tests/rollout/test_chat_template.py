@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from src.errors import ConfigError
-from src.rollout.chat_template import (
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.chat_template import (
     ReplyFrame,
     encode_between,
     encode_chat,
@@ -19,7 +19,7 @@ from src.rollout.chat_template import (
     holds_markup,
     roles_as_rendered,
 )
-from src.rollout.tokens import TokenBuffer
+from classroom_rl.rollout.tokens import TokenBuffer
 
 CHATML = """\
 {%- for message in messages -%}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.base import DatasetSource
-from config.load import ROOT
-from src.errors import DataError
-from src.rollout.datasets import load_problems
-from src.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
+from classroom_rl.config.base import DatasetSource
+from classroom_rl.config.load import ROOT
+from classroom_rl.errors import DataError
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
 
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(20)]
 
@@ -64,7 +64,8 @@ def test_a_seed_shuffles_and_the_same_seed_shuffles_alike(source):
 
 def test_the_order_survives_a_restart_with_another_hash_seed(source):
     script = (
-        "import sys; from config.base import DatasetSource; from src.rollout.datasets import load_problems\n"
+        "import sys; from classroom_rl.config.base import DatasetSource\n"
+        "from classroom_rl.rollout.datasets import load_problems\n"
         "source = DatasetSource(name_or_path=sys.argv[1], ratio=0.5)\n"
         "print(','.join(problem.id for problem in load_problems([source], limit=5, seed=3)))"
     )

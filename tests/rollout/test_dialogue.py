@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from config.checks import check_train_rl
-from config.eval_model import EvalConfig, check_eval
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError, DataError
-from src.rollout.journal import JOURNAL_NAME, Journal
-from src.rollout.problem import Problem
-from src.rollout.registry import ENVIRONMENTS, environment_of
-from src.rollout.requests import SampleRequest
-from src.rollout.runner import Runner
-from src.rollout.seats import Seats
-from src.rollout.trajectory import Trajectory
-from src.server.sampling_service import SamplingService
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.registry import ENVIRONMENTS, environment_of
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.roles import Seats
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
+from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine
 
 GUESSING = ("--config-dir", str(ROOT / "tests/support/guessing"), "--config-name", "guessing")

@@ -10,13 +10,19 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from config.load import ROOT
-from src.errors import ConfigError, DataError, DeadlineExceeded
-from src.models.policy_folder import check_policy, policies_folder, policy_path, remove_old_policies, write_policy
-from src.models.policy_version import PolicyVersion
-from src.rollout.journal import Journal, read_journal
-from src.system.run_lock import claim
-from src.vllm.weights_gate import WeightsGate
+from classroom_rl.config.load import ROOT
+from classroom_rl.engines.vllm.weights_gate import WeightsGate
+from classroom_rl.errors import ConfigError, DataError, DeadlineExceeded
+from classroom_rl.models.policy_folder import (
+    check_policy,
+    policies_folder,
+    policy_path,
+    remove_old_policies,
+    write_policy,
+)
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.store.journal import Journal, read_journal
+from classroom_rl.system.run_lock import claim
 from tests.support.turned_clock import run
 
 
@@ -171,7 +177,8 @@ def test_cancelled_turn_leaves_the_gate() -> None:
 
 
 HOLDER = (
-    "import sys; from pathlib import Path; from src.system.run_lock import claim; f = claim('x', Path(sys.argv[1])); {}"
+    "import sys; from pathlib import Path; from classroom_rl.system.run_lock import claim; "
+    "f = claim('x', Path(sys.argv[1])); {}"
 )
 
 

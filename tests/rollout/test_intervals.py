@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.intervals import DIFFERENCES, VALUES, Draw, _chosen, _without_bounds, coverage, exact, learned
-from src.rollout import intervals
-from src.rollout.intervals import (
+from classroom_rl.rollout import intervals
+from classroom_rl.rollout.intervals import (
     LEAST_FOR_CORRELATIONS,
     LEAST_LESSONS,
     interval_of_statistic,

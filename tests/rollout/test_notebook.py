@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from config.load import ROOT
+from classroom_rl.config.load import ROOT
 from tests.rollout.test_wheel import built_wheel  # noqa: F401
 from tests.support.judge_endpoint import judge_endpoint, says
 

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.base import DatasetSource
-from config.load import load
-from config.train_sft_model import ConversationSource, TrainSFTConfig
-from src.errors import DataError
-from src.rollout.data_files import READERS
-from src.rollout.datasets import load_problems
-from src.sft.run import read_conversations, read_datasets
+from classroom_rl.config.base import DatasetSource
+from classroom_rl.config.load import load
+from classroom_rl.config.train_sft import ConversationSource, TrainSFTConfig
+from classroom_rl.errors import DataError
+from classroom_rl.rollout.data_files import READERS
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.trainer.sft.run import read_conversations, read_datasets
 
 ANSWER = "problem,answer\np,{}\n"
 """A CSV file with one problem, whose answer is to be filled in."""

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.base import GenerationConfig, JudgeModelConfig
-from config.checks import check_environment
-from config.eval_model import EvalConfig
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts
-from src.errors import DataError
-from src.inference_providers.open_router_inference import render_rule
-from src.launch.cli import main as launcher
-from src.rollout.problem import Problem
-from src.rollout.prompts import render, variables_of
+from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.checks import check_environment
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts
+from classroom_rl.errors import DataError
+from classroom_rl.judges.model_judge import render_rule
+from classroom_rl.launch.cli import main as launcher
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.prompts import render, variables_of
 from tests.support.scripted_engine import ScriptedJudge
 
 
@@ -439,14 +439,14 @@ def test_rules_of_the_embedded_rubric_are_no_templates(all_prompts):
 
 
 def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts, tmp_path, monkeypatch):
-    import src.server.open_models
+    import classroom_rl.server.open_models
 
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(src.server.open_models, "_start_engines", start)
+    monkeypatch.setattr(classroom_rl.server.open_models, "_start_engines", start)
     config = load(TrainRLConfig, "train_rl", [])
     config.generation = all_prompts("teacher_prompt_path", "nowhere.txt")
-    opening = src.server.open_models.open_seats(config, {}, tmp_path)
+    opening = classroom_rl.server.open_models.open_seats(config, {}, tmp_path)
     with pytest.raises(DataError, match="There is no prompt template nowhere.txt"):
         opening.send(None)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from src.errors import ConfigError, DataError, StorageError
-from src.models.policy_version import PolicyVersion
-from src.rollout import Rollout, RolloutSet, Step
-from src.rollout.set_files import SCHEMA_VERSION, columns
-from src.rollout.step import End, Settings
-from src.rollout.tools import ToolCall
+from classroom_rl import Rollout, RolloutSet, Step
+from classroom_rl.errors import ConfigError, DataError, StorageError
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.step import End, Settings
+from classroom_rl.rollout.store.set_files import SCHEMA_VERSION, columns
+from classroom_rl.rollout.tools.tool import ToolCall
 
 SETTINGS = Settings("HfEngine tiny", "without_thinking", 50, 1.0, 0.9, -1, 64)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -385,6 +385,6 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     ("rollouts", "prompts", "said"), [(1, 1, "1 rollout on 1 prompt;"), (2, 1, "2 rollouts on 1 prompt;")]
 )
 def test_one_is_not_in_the_plural(rollouts: int, prompts: int, said: str) -> None:
-    from src.rollout.set_summary import _counted
+    from classroom_rl.rollout.set_summary import _counted
 
     assert f"{_counted(rollouts, 'rollout')} on {_counted(prompts, 'prompt')};" == said

@@ -5,12 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from src.errors import ConfigError, ContextOverflow, DataError, EngineFailure, ProviderFailure, RolloutsStopped
-from src.rollout import Rollouts, RolloutSet, ToolLimits, calculator
-from src.rollout.engines import Completion
-from src.rollout.problem import Problem
-from src.rollout.starts import derive_seed
-from src.rollout.step import End
+from classroom_rl import Rollouts, RolloutSet, ToolLimits, calculator
+from classroom_rl.errors import (
+    ConfigError,
+    ContextOverflow,
+    DataError,
+    EngineFailure,
+    ProviderFailure,
+    RolloutsStopped,
+)
+from classroom_rl.rollout.engine import Completion
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.starts import derive_seed
+from classroom_rl.rollout.step import End
 from tests.support.scripted_chat import ScriptedChat
 from tests.support.scripted_engine import ScriptedEngine
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trl
 
-from src.errors import ConfigError
-from src.rollout.chat_template import ReplyFrame, encode_chat, roles_as_rendered
-from src.rollout.tokens import TokenBuffer
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.chat_template import ReplyFrame, encode_chat, roles_as_rendered
+from classroom_rl.rollout.tokens import TokenBuffer
 from tests.rollout.test_chat_template import make_tokenizer
 
 FILES = {path.stem: path for path in sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))}

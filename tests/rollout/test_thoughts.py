@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.rollout.thoughts import ABSENT, CLOSED, CUT, OPENED, SplitMessage, split_message, visible_text
+from classroom_rl.rollout.thoughts import ABSENT, CLOSED, CUT, OPENED, SplitMessage, split_message, visible_text
 
 
 @pytest.mark.parametrize(

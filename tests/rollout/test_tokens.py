@@ -13,21 +13,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from config.base import ModelConfig, VllmConfig
-from config.checks import reward_weights
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.classroom.classroom import Classroom, classroom_rules
-from src.classroom.record import ConversationRecord
-from src.classroom.seats import Seats
-from src.rollout.engines import Completion, Sampling
-from src.rollout.journal import Journal
-from src.rollout.requests import SampleRequest
-from src.rollout.runner import Runner
-from src.rollout.thoughts import visible_text
-from src.server.sampling_service import SamplingService
-from src.toy_language.rubric_judge import RubricJudge
-from src.vllm.engine import VllmEngine
+from classroom_rl.config.base import ModelConfig, VllmConfig
+from classroom_rl.config.checks import reward_weights
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.engines.vllm.engine import VllmEngine
+from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import GPU_SHARE
 from tests.server.test_server import logprob_differences, request_for
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.models.policy_version import PolicyVersion
-from src.rollout.tokens import TokenBuffer
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.tokens import TokenBuffer
 
 IDS = st.lists(st.integers(0, 1000), max_size=5)
 PIECES = st.lists(st.tuples(st.booleans(), IDS), max_size=10)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from config.load import ROOT
+from classroom_rl.config.load import ROOT
 from tests.launch.test_setup import imports_of
 from tests.test_rooms import ROOMS
 

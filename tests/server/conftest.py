@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
-from config.base import GenerationConfig
-from src.models.policy_folder import policy_path, write_policy
-from src.models.policy_version import PolicyVersion
-from src.server.auth import TOKEN_VARIABLE
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.models.policy_folder import policy_path, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.server.auth import TOKEN_VARIABLE
 from tests.conftest import free_port
 from tests.rollout.test_durability import save_model
 from tests.support.scripted_room import Room, serving

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-import src.server.app
-import src.server.middleware
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
-from src.server.auth import TOKEN_VARIABLE, token_for
-from src.server.listening import LARGEST_HEAD
-from src.server.middleware import HostCheck
-from src.training.server_assignment import assign_server
+import classroom_rl.server.app
+import classroom_rl.server.middleware
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.server.auth import TOKEN_VARIABLE, token_for
+from classroom_rl.server.listening import LARGEST_HEAD
+from classroom_rl.server.middleware import HostCheck
+from classroom_rl.trainer.server_assignment import assign_server
 from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
 from tests.support.scripted_room import Room
 from tests.support.scripted_room import application as application_of
@@ -58,7 +58,7 @@ def test_a_token_is_compared_in_constant_time_only(app: Callable[..., FastAPI], 
     with TestClient(app(), base_url=HERE) as client:
         right = {"Authorization": f"Bearer {TOKEN}"}
         assert client.get("/health", headers=right).status_code == 200
-        monkeypatch.setattr(src.server.middleware.hmac, "compare_digest", refuse)
+        monkeypatch.setattr(classroom_rl.server.middleware.hmac, "compare_digest", refuse)
         for headers in (right, {}, {"Authorization": "Bearer x"}):
             assert client.get("/health", headers=headers).status_code == 401
     expected = f"Bearer {TOKEN}".encode()
@@ -228,7 +228,9 @@ def test_the_token_is_written_nowhere(app, room: Room, monkeypatch, caplog, capf
         assert client.post("/sample_conversations", json=BODY).status_code == 200
         assert client.post("/load_weights", json={"run_id": "r", "version": 0, "path": "/"}).status_code == 422
         said = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
-    src.server.app.record_run(load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server")
+    classroom_rl.server.app.record_run(
+        load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server"
+    )
     files = [path for path in room.folder.rglob("*") if path.is_file()]
     assert len(files) >= 3
     said += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)

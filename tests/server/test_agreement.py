@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from config.base import GenerationConfig, ServerConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
-from src.rollout.requests import SampleRequest
-from src.server.agreement import conversation_keys, digest_of, refuse_other_play
-from src.server.client import ClassroomClient
-from src.training.resume import keys_of
-from src.training.server_assignment import AssignedServer
-from src.training.session import connect
+from classroom_rl.config.base import GenerationConfig, ServerConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.server.agreement import conversation_keys, digest_of, refuse_other_play
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.trainer.resume import keys_of
+from classroom_rl.trainer.server_assignment import AssignedServer
+from classroom_rl.trainer.session import connect
 from tests.conftest import free_port
 from tests.server.conftest import BODY
 from tests.support.scripted_room import Room, application, serving

@@ -20,24 +20,31 @@ from fastapi import FastAPI
 from pydantic_core import PydanticSerializationError
 from starlette.testclient import TestClient
 
-import src.server.app
-import src.server.middleware
-from config.base import GenerationConfig
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from config.values import LARGEST_BATCH
-from src.errors import AccessDenied, ClassroomError, ConfigError, EngineFailure, RequestTooLarge, UnknownConversation
-from src.models.policy_folder import write_policy
-from src.models.policy_version import PolicyVersion
-from src.rollout.journal import read_journal
-from src.rollout.requests import SampleRequest
-from src.rollout.usage import Usage
-from src.server.auth import TOKEN_VARIABLE
-from src.server.client import ClassroomClient
-from src.server.middleware import BodyCheck
-from src.server.schemas import LARGEST_BODY
-from src.training.server_assignment import AssignedServer
-from src.training.session import connect
+import classroom_rl.server.app
+import classroom_rl.server.middleware
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import LARGEST_BATCH
+from classroom_rl.errors import (
+    AccessDenied,
+    ClassroomError,
+    ConfigError,
+    EngineFailure,
+    RequestTooLarge,
+    UnknownConversation,
+)
+from classroom_rl.models.policy_folder import write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.store.journal import read_journal
+from classroom_rl.rollout.usage import Usage
+from classroom_rl.server.auth import TOKEN_VARIABLE
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.server.middleware import BodyCheck
+from classroom_rl.server.schemas import LARGEST_BODY
+from classroom_rl.trainer.server_assignment import AssignedServer
+from classroom_rl.trainer.session import connect
 from tests.conftest import free_port
 from tests.rollout.test_durability import save_model
 from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
@@ -218,7 +225,7 @@ def test_a_problem_longer_than_the_context_is_422_and_named(http: TestClient, ro
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_an_oversized_body_is_413_and_not_read_into_memory(http: TestClient, monkeypatch, announced: bool) -> None:
-    monkeypatch.setattr(src.server.middleware, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(classroom_rl.server.middleware, "LARGEST_BODY", 1000)
     content = b" " * 1001 if announced else (b" " * 100 for _ in range(11))
     headers = {"Content-Type": "application/json"}
     answer = http.post("/sample_conversations", content=content, headers=headers)
@@ -228,7 +235,7 @@ def test_an_oversized_body_is_413_and_not_read_into_memory(http: TestClient, mon
 
 @pytest.mark.parametrize(("announced", "most_read"), [(b"2000", 0), (None, 1100)])
 def test_reading_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch, announced: bytes | None, most_read: int) -> None:
-    monkeypatch.setattr(src.server.middleware, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(classroom_rl.server.middleware, "LARGEST_BODY", 1000)
     read, sent = 0, []
 
     async def receive() -> dict:
@@ -255,7 +262,7 @@ def test_a_taken_port_is_refused_before_models_are_loaded_with_who_holds_it(tmp_
         port = holder.getsockname()[1]
         config = load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={tmp_path}"])
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*Process {os.getpid()} listens there"):
-            src.server.app.serve(config)
+            classroom_rl.server.app.serve(config)
 
 
 def test_a_server_that_cannot_start_ends_with_the_message_alone(tmp_path: Path) -> None:
@@ -391,7 +398,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
 
 
 def test_a_client_that_waits_says_which_api_gives_the_server_no_answer_and_why(app, room: Room, caplog) -> None:
-    caplog.set_level(logging.INFO, "src.server.client")
+    caplog.set_level(logging.INFO, "classroom_rl.server.client")
     told = threading.Event()
 
     class WaitingJudge(ScriptedJudge):

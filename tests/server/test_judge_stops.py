@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from src.errors import ProviderFailure, SpendingCapReached
-from src.rollout.usage import Usage
-from src.server.client import _ERRORS
+from classroom_rl.errors import ProviderFailure, SpendingCapReached
+from classroom_rl.rollout.usage import Usage
+from classroom_rl.server.client import _ERRORS
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says
 
@@ -135,7 +135,7 @@ def test_metrics_tell_what_judging_cost(judged, endpoint):
 
 
 def test_ranks_add_up():
-    from src.training.sample_batch import usage_metrics
+    from classroom_rl.trainer.sample_batch import usage_metrics
 
     ranks = [Usage(3, 1, 1, {"500": 1}, 100, 10, 0.5, 0.25, 4.0), None, Usage(2, 0, 0, {}, 50, 5, 0.25, 0.0, 4.5)]
     assert usage_metrics("judge", ranks) == {

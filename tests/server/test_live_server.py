@@ -17,15 +17,15 @@ from fastapi import FastAPI
 from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
-from config.base import GenerationConfig
-from src.classroom.record import ConversationRecord
-from src.errors import EngineFailure, PolicyMismatch
-from src.models.policy_folder import policy_path, write_policy
-from src.models.policy_version import PolicyVersion
-from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.auth import TOKEN_VARIABLE
-from src.server.sampling_service import SamplingService
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import EngineFailure, PolicyMismatch
+from classroom_rl.models.policy_folder import policy_path, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.server.auth import TOKEN_VARIABLE
+from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import free_port
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room, application, serving
@@ -261,7 +261,7 @@ def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room:
 
 
 def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(app: Callable[..., FastAPI]) -> None:
-    from src.vllm import client
+    from classroom_rl.engines.vllm import client
 
     port = free_port()
     with serving(app(port=port), port):

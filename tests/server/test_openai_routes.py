@@ -19,16 +19,16 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from config.eval_model import EvalConfig, check_eval
-from config.load import load
-from src.evaluation.run import evaluate
-from src.models.policy_version import PolicyVersion
-from src.rollout.chat_template import ReplyFrame, encode_chat
-from src.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
-from src.toy_language.corpus import DRILL_PROMPT
-from src.toy_language.grammar import find_slips
-from src.toy_language.scripts import hint
-from src.vllm.weights_gate import WeightsGate
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.engines.vllm.weights_gate import WeightsGate
+from classroom_rl.environments.toy_language.corpus import DRILL_PROMPT
+from classroom_rl.environments.toy_language.grammar import find_slips
+from classroom_rl.environments.toy_language.scripts import hint
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.chat_template import ReplyFrame, encode_chat
+from classroom_rl.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
 from tests.conftest import ROOT, RunningServer
 from tests.server.test_server import publish_random_weights, request_for
 from tests.support.published_rows import bridged, mathdial_flat, verified, write_json

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from src.classroom.record import ConversationRecord
-from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.requests import SampleRequest
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from tests.conftest import running_server
 
 pytestmark = pytest.mark.full  # six engines, one server after the other

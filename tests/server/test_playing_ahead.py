@@ -9,12 +9,12 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from src.errors import PolicyMismatch, ProviderFailure
-from src.models.policy_folder import policy_path, write_policy
-from src.models.policy_version import PolicyVersion
-from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.sampling_service import SamplingService
+from classroom_rl.errors import PolicyMismatch, ProviderFailure
+from classroom_rl.models.policy_folder import policy_path, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.server.sampling_service import SamplingService
 from tests.server.test_live_server import Halting, HaltingJudge, HaltingStudent
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room

@@ -19,19 +19,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.record import ConversationRecord
-from src.classroom.rewards import REWARDS
-from src.errors import DataError, PolicyMismatch, UnknownConversation
-from src.models.policy_folder import oldest_policy, open_shared_memory, policy_name, policy_path, write_policy
-from src.models.policy_version import PolicyVersion
-from src.results.rollout_files import read_records
-from src.rollout.journal import read_journal
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.engine_sleep import this_process
-from src.training.checkpoints import last_checkpoint
-from src.training.sharded_save import gathered_weights, write_shards
-from src.training.weight_files import KeptFiles
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.rewards import REWARDS
+from classroom_rl.errors import DataError, PolicyMismatch, UnknownConversation
+from classroom_rl.models.policy_folder import (
+    oldest_policy,
+    open_shared_memory,
+    policy_name,
+    policy_path,
+    write_policy,
+)
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.rollout_files import read_records
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.store.journal import read_journal
+from classroom_rl.server.engine_sleep import this_process
+from classroom_rl.trainer.checkpoints import last_checkpoint
+from classroom_rl.trainer.sharded_save import gathered_weights, write_shards
+from classroom_rl.trainer.weight_files import KeptFiles
 from tests.conftest import ROOT, RunningServer, on_this_machine
 
 _STEPS = 2
@@ -270,11 +276,11 @@ def test_weights_in_shared_memory_are_loaded_and_not_looked_at_again(
 ENGINE_ALONE = """
 import asyncio, json, sys, time
 from pathlib import Path
-from config.base import GenerationConfig, ModelConfig, VllmConfig
-from src.errors import EngineFailure
-from src.rollout.engines import Sampling
-from src.rollout.tokens import PolicyVersion
-from src.vllm.engine import VllmEngine
+from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
+from classroom_rl.errors import EngineFailure
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.tokens import PolicyVersion
+from classroom_rl.engines.vllm.engine import VllmEngine
 
 async def main():
     options = VllmConfig(

@@ -13,18 +13,18 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ClassroomError, ConfigError, DeadlineExceeded, EngineFailure
-from src.models.policy_folder import policy_path, write_policy
-from src.models.policy_version import PolicyVersion
-from src.server.app import serve
-from src.server.client import ClassroomClient
-from src.server.engine_sleep import this_process
-from src.server.gpu_lease import GpuLease
-from src.server.schemas import ProcessId
-from src.system.run_lock import claim
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ClassroomError, ConfigError, DeadlineExceeded, EngineFailure
+from classroom_rl.models.policy_folder import policy_path, write_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.server.app import serve
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.server.engine_sleep import this_process
+from classroom_rl.server.gpu_lease import GpuLease
+from classroom_rl.server.schemas import ProcessId
+from classroom_rl.system.run_lock import claim
 from tests.conftest import free_port, quickstart_overrides
 from tests.server.test_shared_gpus import RecordingEngine, in_order, no_openai_routes, until
 
@@ -110,9 +110,9 @@ class KeptServer:
         self.engines: list[RecordingEngine] = []
         self.restarts = True
         self._tokenizer = tokenizer
-        monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: self._load())
-        monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
-        monkeypatch.setattr("src.server.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
+        monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: self._load())
+        monkeypatch.setattr("classroom_rl.server.app.add_openai_routes", no_openai_routes)
+        monkeypatch.setattr("classroom_rl.server.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
         self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}")
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -171,8 +171,8 @@ ROOM = "the trainer makes room"
 def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer_makes_room(keep_server, monkeypatch):
     """It dies once in an optimizer step, and once between the rollout and the step, which needs no server: the rewards
     came with the rollout."""
-    from src.grpo import run
-    from src.training import session
+    from classroom_rl.trainer import session
+    from classroom_rl.trainer.grpo import run
 
     kept = keep_server("generation.colocate=true", "train.max_steps=2")
     kept.client.wait_until_up(60)
@@ -194,7 +194,9 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
 
     monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
-    monkeypatch.setattr("src.training.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM))
+    monkeypatch.setattr(
+        "classroom_rl.trainer.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM)
+    )
     run.train(kept.config)
     load_policy = "teacher: load_policy, awake: kv_cache, weights"
     again = [*LOADED, load_policy]
@@ -257,7 +259,8 @@ def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_fro
 
     monkeypatch.setattr(teacher, "collective_rpc", fail_half_way)
     monkeypatch.setattr(
-        "src.server.client.time", SimpleNamespace(**{**vars(__import__("time")), "sleep": lambda seconds: None})
+        "classroom_rl.server.client.time",
+        SimpleNamespace(**{**vars(__import__("time")), "sleep": lambda seconds: None}),
     )
     loaded = kept.client.load_weights(PolicyVersion("run", 2), half)
     assert loaded.policy == PolicyVersion("run", 2), "the trainer asked again until a new server had loaded them whole"
@@ -275,7 +278,7 @@ def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_fro
 def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() -> None:
     import asyncio
 
-    from src.vllm.weights_gate import WeightsGate
+    from classroom_rl.engines.vllm.weights_gate import WeightsGate
 
     async def play() -> None:
         gate = WeightsGate()

@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from config.base import ApiModelConfig, GenerationConfig
-from config.checks import check_train_rl
-from config.eval_model import EvalConfig
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError
-from src.launch.cli import main as launcher
-from src.rollout.journal import JOURNAL_NAME, read_journal
-from src.server.app import server_subfolder
-from src.server.auth import TOKEN_VARIABLE
-from src.server.engine_sleep import EngineSleep, this_process
-from src.server.open_models import open_seats
-from src.server.schemas import ProcessId
-from src.system.run_lock import claim
-from src.training.server_assignment import AssignedServer, assign_server
-from src.training.session import connect
+from classroom_rl.config.base import ApiModelConfig, GenerationConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.cli import main as launcher
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.server.app import server_subfolder
+from classroom_rl.server.auth import TOKEN_VARIABLE
+from classroom_rl.server.engine_sleep import EngineSleep, this_process
+from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.schemas import ProcessId
+from classroom_rl.system.run_lock import claim
+from classroom_rl.trainer.server_assignment import AssignedServer, assign_server
+from classroom_rl.trainer.session import connect
 from tests.conftest import free_port, running_server
 from tests.server.test_shared_gpus import GPU, health
 from tests.support.replay_server import Replay, served
-from tests.training.test_several_processes import launch, metrics_of
+from tests.trainer.test_several_processes import launch, metrics_of
 
 TWO = ["http://127.0.0.1:8005", "http://127.0.0.1:8006"]
 
@@ -148,7 +148,7 @@ def test_servers_share_the_cap(tmp_path, generation) -> None:
 
 def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
     """A process elsewhere cannot be looked at and counts as running: it must not keep engines asleep for ever."""
-    monkeypatch.setattr("src.server.engine_sleep._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("classroom_rl.server.engine_sleep._SECONDS_BETWEEN_LOOKS", 0.01)
     gone = this_process().model_copy(update={"started": 0.0})
     elsewhere = ProcessId(host=f"not-{socket.gethostname()}", pid=1, started=0.0)
 

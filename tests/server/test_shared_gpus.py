@@ -20,19 +20,19 @@ import requests
 import torch
 import uvicorn
 
-from config.base import GenerationConfig
-from config.checks import check_train_rl
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError, GpuFull
-from src.models.policy_version import PolicyVersion
-from src.rollout.engines import EngineHealth
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.client import ClassroomClient
-from src.server.engine_sleep import is_alive, this_process
-from src.server.schemas import Health, ProcessId
-from src.training.gpu_sharing import SharedGpus, engines_have_to_sleep
-from src.training.server_assignment import assign_server
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError, GpuFull
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import EngineHealth
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.server.engine_sleep import is_alive, this_process
+from classroom_rl.server.schemas import Health, ProcessId
+from classroom_rl.trainer.gpu_sharing import SharedGpus, engines_have_to_sleep
+from classroom_rl.trainer.server_assignment import assign_server
 from tests.conftest import free_port, quickstart_overrides
 from tests.support.scripted_room import SCORES
 
@@ -103,7 +103,7 @@ class Classroom:
     """A server with recording engines, listening."""
 
     def __init__(self, config: TrainRLConfig, engines: list[RecordingEngine], events: list[str]):
-        from src.server.app import create_app
+        from classroom_rl.server.app import create_app
 
         self.config, self.engines, self.events = config, engines, events
         self.folder = Path(config.logging.save_dir)
@@ -148,8 +148,8 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
         events: list[str] = []
         engines = [RecordingEngine(name, tokenizer, events) for name in seats]
         waiting = list(engines)
-        monkeypatch.setattr("src.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
-        monkeypatch.setattr("src.server.app.add_openai_routes", no_openai_routes)
+        monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
+        monkeypatch.setattr("classroom_rl.server.app.add_openai_routes", no_openai_routes)
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
         config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)
         opened.append(Classroom(config, engines, events))
@@ -186,8 +186,8 @@ ASLEEP = ["teacher: sleep 1", "student: sleep 1"]
 
 
 def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classroom, monkeypatch):
-    from src.grpo import run
-    from src.training import session
+    from classroom_rl.trainer import session
+    from classroom_rl.trainer.grpo import run
 
     classroom = open_classroom("generation.colocate=true", "train.max_steps=2")
     events = classroom.events
@@ -207,7 +207,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
     monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(trainer, "__init__", load_model)
     monkeypatch.setattr(
-        "src.training.gpu_sharing.clear_device_cache",
+        "classroom_rl.trainer.gpu_sharing.clear_device_cache",
         lambda garbage_collection: events.append("the trainer makes room"),
     )
     run.train(classroom.config)
@@ -219,7 +219,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
 
 
 def test_without_a_shared_gpu_nobody_sleeps(open_classroom):
-    from src.grpo.run import train
+    from classroom_rl.trainer.grpo.run import train
 
     classroom = open_classroom("train.max_steps=1")
     train(classroom.config)
@@ -236,9 +236,9 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
 
     from accelerate import PartialState
 
-    from src.rollout.problem import Problem
-    from src.training.judge_monitor import JudgeMonitor
-    from src.training.sample_batch import ClassroomRollout
+    from classroom_rl.rollout.problem import Problem
+    from classroom_rl.trainer.judge_monitor import JudgeMonitor
+    from classroom_rl.trainer.sample_batch import ClassroomRollout
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
@@ -396,7 +396,7 @@ def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_cl
 
 
 def test_phases_and_a_trainer_on_the_same_gpu(open_classroom, world, tmp_path):
-    from src.grpo import run
+    from classroom_rl.trainer.grpo import run
 
     classroom = open_classroom(*phased(world, tmp_path), "generation.colocate=true", seats=THREE)
     classroom.events.clear()

@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from config.base import ToolLimitsConfig
-from src.rollout.builtin_tools import built_in_toolbox
-from src.rollout.chat_template import ReplyFrame, encode_text
-from src.rollout.rows import rows_of
-from src.rollout.tool_formats import CLOSE, OPEN
-from src.rollout.tool_frame import ToolFrame
-from src.rollout.tools import ToolLimits
+from classroom_rl.config.base import ToolLimitsConfig
+from classroom_rl.rollout.chat_template import ReplyFrame, encode_text
+from classroom_rl.rollout.rows import rows_of
+from classroom_rl.rollout.tools.builtin import built_in_toolbox
+from classroom_rl.rollout.tools.formats import CLOSE, OPEN
+from classroom_rl.rollout.tools.frame import ToolFrame
+from classroom_rl.rollout.tools.tool import ToolLimits
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides, server_with
 from tests.server.test_server import logprob_differences, request_for
 

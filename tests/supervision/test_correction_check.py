@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.errors import ConfigError
-from src.rollout.reviews import MessageToReview, Review
-from src.supervision.correction_check import MOST_CHARACTERS, check_correction, checked
-from src.supervision.embedded import embedded_supervisor
-from src.supervision.rubric_supervisor import RubricSupervisor
-from src.supervision.rules_supervisor import RulesSupervisor
-from tests.message_rules.test_rules_judge import PLAN
-from tests.supervision.test_rubric_supervisor import HINT, PROBLEM, Q1, Q2, WRONG
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.reviews import MessageToReview, Review
+from classroom_rl.supervision.correction_check import MOST_CHARACTERS, check_correction, checked
+from classroom_rl.supervision.embedded import embedded_supervisor
+from classroom_rl.supervision.rules_supervisor import RulesSupervisor
+from classroom_rl.supervision.toy_supervisor import RubricSupervisor
+from tests.judges.test_rule_judge import PLAN
+from tests.supervision.test_toy_supervisor import HINT, PROBLEM, Q1, Q2, WRONG
 
 SAID = [{"role": "teacher", "content": Q1}, {"role": "student", "content": WRONG}]
 QUICKSTART = MessageToReview(SAID, f"Good! {Q2}", PROBLEM)

@@ -9,19 +9,19 @@ from statistics import fmean
 
 import pytest
 
-from config.base import default_penalties
-from config.train_rl_model import TurnCreditConfig
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.verdicts import parse_judge_output
-from src.message_rules.plans import read_plan
-from src.message_rules.rules_judge import RulesJudge
-from src.rollout.engines import ConversationFacts
-from src.rollout.reviews import MessageToReview, priced
-from src.supervision.rules_supervisor import review_by_rules
-from src.toy_language import scripts
-from src.toy_language.lessons import make_lessons, render_problem
-from src.toy_language.rubric_judge import RubricJudge
-from tests.message_rules.test_rules_judge import DRAWS, PLANS
+from classroom_rl.config.base import default_penalties
+from classroom_rl.config.train_rl import TurnCreditConfig
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.toy_language import scripts
+from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
+from classroom_rl.judges.plans import read_plan
+from classroom_rl.judges.rule_judge import RulesJudge
+from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.judges.verdicts import parse_judge_output
+from classroom_rl.rollout.engine import ConversationFacts
+from classroom_rl.rollout.reviews import MessageToReview, priced
+from classroom_rl.supervision.rules_supervisor import review_by_rules
+from tests.judges.test_rule_judge import DRAWS, PLANS
 from tests.support import scripted_language
 
 PENALTIES = default_penalties()

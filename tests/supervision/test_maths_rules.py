@@ -9,15 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from config.base import default_penalties
-from config.load import ROOT
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.rollout.engines import ConversationFacts
-from src.rollout.reviews import MessageToReview, priced
-from src.supervision.arithmetic import equations, read_number
-from src.supervision.faults import RANKING
-from src.supervision.reference_answers import gives_away, has_been_said, read_reference
-from src.supervision.rules_supervisor import RulesSupervisor, review_by_rules
+from classroom_rl.config.base import default_penalties
+from classroom_rl.config.load import ROOT
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.judges.arithmetic import equations, read_number
+from classroom_rl.judges.reference_answers import gives_away, has_been_said, read_reference
+from classroom_rl.rollout.engine import ConversationFacts
+from classroom_rl.rollout.reviews import MessageToReview, priced
+from classroom_rl.supervision.faults import RANKING
+from classroom_rl.supervision.rules_supervisor import RulesSupervisor, review_by_rules
 
 PENALTIES = default_penalties()
 CINEMA = "A cinema has 18 rows of 24 seats each. 57 seats stay empty. How many people watch the film?"

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from config.base import SupervisionConfig, SupervisorModelConfig
-from config.load import ROOT
-from src.errors import (
+from classroom_rl.config.base import SupervisionConfig, SupervisorModelConfig
+from classroom_rl.config.load import ROOT
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.errors import (
     ConfigError,
     ContextOverflow,
     EngineFailure,
@@ -16,10 +17,9 @@ from src.errors import (
     SpendingCapReached,
     StorageError,
 )
-from src.inference_providers.call_ledger import CallLedger
-from src.inference_providers.model_supervisor import ApiSupervisor, EngineSupervisor
-from src.rollout.engines import Completion, ConversationFacts, Sampling
-from src.rollout.reviews import MessageToReview, priced
+from classroom_rl.rollout.engine import Completion, ConversationFacts, Sampling
+from classroom_rl.rollout.reviews import MessageToReview, priced
+from classroom_rl.supervision.model_supervisor import ApiSupervisor, EngineSupervisor
 from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import (
     cut_off,

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.base import default_penalties
-from config.load import ROOT
-from src.errors import JudgeOutputError
-from src.rollout.engines import ConversationFacts
-from src.rollout.prompts import variables_of
-from src.rollout.reviews import MessageToReview
-from src.supervision.prompted_review import parse_review, review_messages, review_schema
+from classroom_rl.config.base import default_penalties
+from classroom_rl.config.load import ROOT
+from classroom_rl.errors import JudgeOutputError
+from classroom_rl.rollout.engine import ConversationFacts
+from classroom_rl.rollout.prompts import variables_of
+from classroom_rl.rollout.reviews import MessageToReview
+from classroom_rl.supervision.prompted_review import parse_review, review_messages, review_schema
 
 PENALTIES = default_penalties()
 LANGUAGE, MATHS = (str(ROOT / f"prompt_templates/supervisors/{name}_tutor.txt") for name in ("language", "maths"))

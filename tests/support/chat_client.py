@@ -5,10 +5,10 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from config.base import ApiModelConfig
-from src.inference_providers.call_ledger import CallLedger
-from src.inference_providers.chat_api import ChatApi, ChatRequest
-from src.rollout.engines import Sampling
+from classroom_rl.config.base import ApiModelConfig
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
+from classroom_rl.rollout.engine import Sampling
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, Script
 from tests.support.turned_clock import run
 

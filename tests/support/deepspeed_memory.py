@@ -13,9 +13,9 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from config.base import LoraConfig
-from src.models.lora import peft_config
-from src.system.distributed import keep_deepspeed_from_compiling
+from classroom_rl.config.base import LoraConfig
+from classroom_rl.models.lora import peft_config
+from classroom_rl.system.distributed import keep_deepspeed_from_compiling
 
 
 def main(model_folder: str, output: str, precision: str, rank: str) -> None:

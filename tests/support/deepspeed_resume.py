@@ -1,5 +1,5 @@
 """Trains with each optimizer on DeepSpeed, once without a break and once resumed from a checkpoint, and prints the
-differences as JSON. tests/training/test_optimizers.py starts it under torchrun:
+differences as JSON. tests/trainer/test_optimizers.py starts it under torchrun:
 
 … tests/support/deepspeed_resume.py MODEL_FOLDER ZERO_STAGE FOLDER_FOR_CHECKPOINTS OPTIMIZER …
 """
@@ -12,8 +12,8 @@ import deepspeed
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
-from src.models.checkpoint_safety import refuse_unsafe_checkpoint
-from src.system.distributed import keep_deepspeed_from_compiling
+from classroom_rl.models.checkpoint_safety import refuse_unsafe_checkpoint
+from classroom_rl.system.distributed import keep_deepspeed_from_compiling
 
 _STEPS, _SAVED_AFTER = 4, 2
 

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from config.base import GenerationConfig, JudgeModelConfig
-from src.inference_providers.call_ledger import CallLedger
-from src.inference_providers.chat_api import ChatApi
-from src.inference_providers.open_router_inference import OpenAICompatibleJudge
-from src.rollout.journal import read_journal
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.open_models import JUDGE_CALLS_NAME
-from src.server.sampling_service import SamplingService
+from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.engines.api.chat_api import ChatApi
+from classroom_rl.judges.model_judge import OpenAICompatibleJudge
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.store.journal import read_journal
+from classroom_rl.server.open_models import JUDGE_CALLS_NAME
+from classroom_rl.server.sampling_service import SamplingService
 from tests.support.chat_client import timed_api
 from tests.support.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,

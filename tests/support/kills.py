@@ -26,15 +26,15 @@ from pathlib import Path
 
 import psutil
 
-from config.load import ROOT
-from src.errors import ClassroomError
-from src.launch.commands import server_command, trainer_command
-from src.models.policy_folder import policies_folder, shared_memory_folder
-from src.rollout.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, read_journal
-from src.rollout.journal_segments import JournalStream
-from src.rollout.seats import POLICY_SEAT
-from src.server.client import ClassroomClient
-from src.system.processes import Child, Signals
+from classroom_rl.config.load import ROOT
+from classroom_rl.errors import ClassroomError
+from classroom_rl.launch.commands import server_command, trainer_command
+from classroom_rl.models.policy_folder import policies_folder, shared_memory_folder
+from classroom_rl.rollout.roles import POLICY_SEAT
+from classroom_rl.rollout.store.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, read_journal
+from classroom_rl.rollout.store.journal_segments import JournalStream
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.system.processes import Child, Signals
 from tests.conftest import free_port, quickstart_overrides
 
 PHASES = ("rollout", "judging", "review", "publish", "optimizer step", "checkpoint")
@@ -314,7 +314,11 @@ def differences(outcome: Outcome, alone: Outcome, steps: int) -> list[str]:
 
 def make_world(folder: Path, config_name: str) -> Path:
     """The untrained model, and the lessons or islands of a configuration."""
-    module = "src.marooned.world" if config_name == "marooned" else "src.toy_language.build"
+    module = (
+        "classroom_rl.environments.marooned.world"
+        if config_name == "marooned"
+        else "classroom_rl.environments.toy_language.build"
+    )
     world = folder / module.split(".")[1]
     if not world.is_dir():
         command = [sys.executable, "-m", module, "--out", str(world)]

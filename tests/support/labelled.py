@@ -15,18 +15,25 @@ from typing import Any
 
 import yaml
 
-from config.base import lesson_plans
-from config.load import ROOT
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.evaluation.metrics.student_fidelity import flips_role, parrots
-from src.message_rules.feedback import GIVING_KINDS, falsely_corrects, feedback_kind, hands_over, repairs, shows_uptake
-from src.message_rules.messages import holds, read_message
-from src.message_rules.plans import read_plan
-from src.message_rules.rules_judge import analyse
-from src.results.agreement import rank_correlation
-from src.rollout.datasets import load_problems
-from src.rollout.engines import ConversationFacts
-from src.toy_language.rubric_judge import TurnFinding, verdict
+from classroom_rl.config.base import lesson_plans
+from classroom_rl.config.load import ROOT
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.evaluation.metrics.student_fidelity import flips_role, parrots
+from classroom_rl.judges.feedback import (
+    GIVING_KINDS,
+    falsely_corrects,
+    feedback_kind,
+    hands_over,
+    repairs,
+    shows_uptake,
+)
+from classroom_rl.judges.messages import holds, read_message
+from classroom_rl.judges.plans import read_plan
+from classroom_rl.judges.rule_judge import analyse
+from classroom_rl.judges.toy_judge import TurnFinding, verdict
+from classroom_rl.results.agreement import rank_correlation
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.engine import ConversationFacts
 
 FILE = Path(__file__).parent / "labelled_conversations.yaml"
 Pair = tuple[Any, Any, str]

@@ -1,5 +1,5 @@
 """Runs a single engine that answers each line of stdin with a line on stdout. tests/models/test_lora.py and
-tests/vllm/test_model_runners.py start it.
+tests/engines/vllm/test_model_runners.py start it.
 
 A line is empty, or names a folder to load and the number of its policy version. The answer holds the log-probs of one
 sampled turn and of one at a lower temperature, the policy version that sampled it, the ids of the adapters in vLLM, and
@@ -11,12 +11,12 @@ import json
 import sys
 from pathlib import Path
 
-from config.base import GenerationConfig, LoraConfig, VllmConfig
-from config.train_rl_model import TeacherModelConfig
-from src.errors import DataError
-from src.models.policy_version import PolicyVersion
-from src.rollout.engines import Sampling
-from src.vllm.engine import VllmEngine
+from classroom_rl.config.base import GenerationConfig, LoraConfig, VllmConfig
+from classroom_rl.config.train_rl import TeacherModelConfig
+from classroom_rl.engines.vllm.engine import VllmEngine
+from classroom_rl.errors import DataError
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import Sampling
 from tests.conftest import GPU_SHARE
 
 COOLER = 0.5

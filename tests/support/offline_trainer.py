@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from config.checks import check_train_rl, reward_weights
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from config.values import PPO
-from src.classroom.record import ConversationRecord
-from src.classroom.verdicts import Scores, Verdict
-from src.grpo.config import grpo_config
-from src.grpo.trainer import ClassroomGRPOTrainer
-from src.models.policy_version import PolicyVersion
-from src.ppo.trainer import ClassroomPPOTrainer
-from src.rollout.problem import Problem
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.rollout.tokens import Turn
+from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import PPO
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.verdicts import Scores, Verdict
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.tokens import Turn
+from classroom_rl.trainer.grpo.config import grpo_config
+from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
+from classroom_rl.trainer.ppo.trainer import ClassroomPPOTrainer
 
 PROBLEMS = [Problem.of(f"lesson {i}", "") for i in range(4)]
 OVERRIDES = [

@@ -4,12 +4,12 @@ import re
 import shlex
 from pathlib import Path
 
-from config.eval_model import EvalConfig
-from config.load import ROOT
-from config.train_rl_model import TrainRLConfig
-from config.train_sft_model import TrainSFTConfig
-from src.launch.gpu_check import PARTS
-from src.launch.quickstart_plan import SFT_PREFIX, applies
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import ROOT
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig
+from classroom_rl.launch.gpu_check import PARTS
+from classroom_rl.launch.quickstart_plan import SFT_PREFIX, applies
 
 FENCED = re.compile(r"^(`{3,})[^\n`]*\n(.*?)^\1`*[ \t]*$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")

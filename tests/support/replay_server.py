@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from src.classroom.record import ConversationRecord
-from src.errors import ClassroomError, DataError
-from src.models.policy_folder import check_policy
-from src.models.policy_version import PolicyVersion
-from src.results.rollout_files import read_records
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.schemas import Health, LoadWeightsRequest, LoadWeightsResponse
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import ClassroomError, DataError
+from classroom_rl.models.policy_folder import check_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.rollout_files import read_records
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.server.schemas import Health, LoadWeightsRequest, LoadWeightsResponse
 
 Batches = list[list[ConversationRecord]]
 WEIGHTS = {"pedagogical": 1.0}

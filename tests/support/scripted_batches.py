@@ -4,11 +4,11 @@ processes."""
 import re
 from collections.abc import Callable
 
-from src.classroom.record import ConversationRecord
-from src.models.policy_version import PolicyVersion
-from src.rollout.problem import Problem
-from src.rollout.requests import SampleRequest, SampleResponse
-from src.server.schemas import Health
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.server.schemas import Health
 from tests.support.replay_server import WEIGHTS, Replay
 
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from src.rollout.engines import Completion, Sampling
+from classroom_rl.rollout.engine import Completion, Sampling
 
 Answer = str | Exception
 Answers = Callable[[Sequence[dict[str, str]]], Answer | Awaitable[Answer]]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from src.models.policy_folder import check_policy
-from src.models.policy_version import PolicyVersion
-from src.rollout.chat_template import Message, ReplyFrame, encode_text
-from src.rollout.engines import Completion, EngineHealth, Sampling
+from classroom_rl.models.policy_folder import check_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_text
+from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

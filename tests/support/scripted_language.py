@@ -7,10 +7,9 @@ holds an error.
 import re
 from collections.abc import Callable, Sequence
 
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.classroom.setup import ERROR_PERSONA
-from src.message_rules.messages import holds
-from src.message_rules.plans import ParsedPlan, Phrase
+from classroom_rl.config.values import END_OF_CONVERSATION, ERROR_PERSONA
+from classroom_rl.judges.messages import holds
+from classroom_rl.judges.plans import ParsedPlan, Phrase
 
 Message = dict[str, str]
 Teacher = Callable[[ParsedPlan, Sequence[Message], bool], str]

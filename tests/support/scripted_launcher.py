@@ -6,7 +6,7 @@ python -m tests.support.scripted_launcher --config-name quickstart logging.save_
 import sys
 from collections.abc import Sequence
 
-import src.launch.cli
+import classroom_rl.launch.cli
 from tests.support import scripted_server
 
 
@@ -16,8 +16,8 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    src.launch.cli.server_command = scripted_server.command
-    return src.launch.cli.main(arguments)
+    classroom_rl.launch.cli.server_command = scripted_server.command
+    return classroom_rl.launch.cli.main(arguments)
 
 
 if __name__ == "__main__":

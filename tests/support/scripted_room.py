@@ -13,25 +13,25 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-import src.server.app
-from config.base import GenerationConfig, JudgeModelConfig
-from config.load import load
-from config.train_rl_model import TrainRLConfig
-from config.values import PHASED
-from src.classroom.classroom import Classroom, classroom_rules
-from src.classroom.config import default_weights
-from src.classroom.phases import PHASES
-from src.classroom.record import ConversationRecord
-from src.classroom.seats import Seats
-from src.post_test.examiner import examiner_of
-from src.rollout.engines import Sampling
-from src.rollout.journal import Journal
-from src.rollout.requests import SampleRequest
-from src.rollout.reviews import Supervisor
-from src.rollout.runner import Runner
-from src.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
-from src.server.listening import uvicorn_options
-from src.server.sampling_service import SamplingService
+import classroom_rl.server.app
+from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import PHASED
+from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules
+from classroom_rl.environments.classroom.config import default_weights
+from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.judges.post_test.examiner import examiner_of
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.reviews import Supervisor
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.server.listening import uvicorn_options
+from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 
 SCORES = {
@@ -133,7 +133,7 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
     async def open_service(*_: object) -> SamplingService:
         return room.open(generation)
 
-    monkeypatch.setattr(src.server.app, "open_service", open_service)
+    monkeypatch.setattr(classroom_rl.server.app, "open_service", open_service)
 
     def make(host: str = "127.0.0.1", port: int = 8005, tells: bool = False) -> FastAPI:
         keys = {"generation.server_host": f"'{host}'", "generation.server_port": port, "logging.save_dir": room.folder}
@@ -144,7 +144,7 @@ def application(room: Room, generation: GenerationConfig, monkeypatch: pytest.Mo
             server_port=port,
             load_weights_timeout_s=config.generation.load_weights_timeout_s,
         )
-        app = src.server.app.create_app(config, room.folder)
+        app = classroom_rl.server.app.create_app(config, room.folder)
         app.state.plays = app.state.plays if tells else None
         return app
 

@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-import src.server.open_models
+import classroom_rl.server.open_models
 import vllm_server
-from config.base import EnvironmentConfig, ModelConfig
-from src.errors import EngineFailure
-from src.models.pretrained import load_tokenizer
-from src.rollout.engines import Completion, EngineHealth, Sampling
-from src.toy_language.scripted_teacher import plays_the_ideal
+from classroom_rl.config.base import EnvironmentConfig, ModelConfig
+from classroom_rl.environments.toy_language.scripted_teacher import plays_the_ideal
+from classroom_rl.errors import EngineFailure
+from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
 from tests.support.scripted_engine import ScriptedEngine
 
 MESSAGE_S = "SCRIPTED_MESSAGE_S"
@@ -98,7 +98,7 @@ def command(overrides: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    src.server.open_models._start_engines = scripted_engines
+    classroom_rl.server.open_models._start_engines = scripted_engines
     vllm_server.main()
 
 

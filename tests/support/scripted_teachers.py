@@ -3,10 +3,10 @@
 import random
 from collections.abc import Sequence
 
-from src.classroom.conversation import END_OF_CONVERSATION
-from src.toy_language.grammar import ERROR_KINDS, answer
-from src.toy_language.lessons import Lesson
-from src.toy_language.scripts import (
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.toy_language.grammar import ERROR_KINDS, answer
+from classroom_rl.environments.toy_language.lessons import Lesson
+from classroom_rl.environments.toy_language.scripts import (
     RETRY,
     DialogueMessage,
     Teacher,

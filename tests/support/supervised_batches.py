@@ -3,9 +3,9 @@
 import random
 from dataclasses import replace
 
-from src.classroom.record import ConversationRecord
-from src.rollout.reviews import Draft, Review
-from src.rollout.tokens import Branch
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.tokens import Branch
 from tests.support.replay_server import Batches
 
 

@@ -5,12 +5,12 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from config.base import GenerationConfig, SupervisionConfig
-from src.classroom.record import ConversationRecord
-from src.models.policy_version import PolicyVersion
-from src.rollout.engines import Completion, Sampling
-from src.rollout.reviews import MessageToReview, Review
-from src.rollout.rows import TrainingRow, rows_of
+from classroom_rl.config.base import GenerationConfig, SupervisionConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.reviews import MessageToReview, Review
+from classroom_rl.rollout.rows import TrainingRow, rows_of
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from src.classroom.record import ConversationRecord
-from src.results.rollout_files import write_rollouts
-from src.rollout.reviews import Draft, Review
-from src.rollout.tokens import Turn
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.tokens import Turn
 from tests.support.synthetic_run import step_line, write_training
 from tests.support.viewer_run import CONFIG, GROUP, HOSTILE, LESSONS, conversation
 

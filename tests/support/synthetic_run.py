@@ -8,21 +8,21 @@ from typing import Any, Optional
 
 import yaml
 
-from src.classroom.conversation import ClassroomRules, Conversation, State
-from src.classroom.record import ConversationRecord
-from src.classroom.rewards import pedagogical
-from src.classroom.setup import ConversationType, Setup
-from src.classroom.verdicts import Scores, Verdict, parse_verdict
-from src.results.evaluation_files import write_records
-from src.results.statistics import summarise
-from src.rollout.environment import Play
-from src.rollout.problem import Problem
-from src.rollout.requests import SampleRequest
-from src.rollout.tokens import Turn
-from src.toy_language.lessons import Lesson, render_problem
-from src.toy_language.rubric_judge import analyse, verdict
-from src.toy_language.scripts import Teacher, play
-from src.toy_language.turn_pairs import read_exchanges
+from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, State
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.rewards import pedagogical
+from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.environments.toy_language.lessons import Lesson, render_problem
+from classroom_rl.environments.toy_language.scripts import Teacher, play
+from classroom_rl.judges.toy_judge import analyse, verdict
+from classroom_rl.judges.verdicts import Scores, Verdict, parse_verdict
+from classroom_rl.results.evaluation_files import write_records
+from classroom_rl.results.statistics import summarise
+from classroom_rl.results.turn_pairs import read_exchanges
+from classroom_rl.rollout.environment import Play
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.tokens import Turn
 
 RULE = "pedagogical_eval"
 RULES = ClassroomRules(max_turns=9, judge_rules=(RULE,), ignore_rejected_judge=True)

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from starlette.testclient import TestClient
 
-from src.classroom.record import ConversationRecord
-from src.classroom.verdicts import Verdict
-from src.models.policy_version import PolicyVersion
-from src.results.learning import Movement, write_learning
-from src.results.rollout_files import write_rollouts
-from src.results.run_folder import JUDGE_CHECKS_NAME
-from src.rollout.tokens import Turn
-from src.server.view_only import create_viewer
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.verdicts import Verdict
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.learning import Movement, write_learning
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME
+from classroom_rl.rollout.tokens import Turn
+from classroom_rl.server.view_only import create_viewer
 from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 HOSTILE = {

@@ -21,20 +21,20 @@ from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 from trl import GRPOTrainer
 
-import src.server.app
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.errors import StorageError
-from src.grpo.trainer import ClassroomGRPOTrainer
-from src.models.policy_folder import check_policy, policy_path, write_policy, write_whole
-from src.models.policy_version import PolicyVersion
-from src.results.rollout_files import write_rollouts
-from src.rollout.journal import Journal, read_journal
-from src.system.storage import refuse_full_disk, storage_errors
-from src.training.session import _open_run_folder
-from tests.grpo.test_grpo import record
+import classroom_rl.server.app
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import StorageError
+from classroom_rl.models.policy_folder import check_policy, policy_path, write_policy, write_whole
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.store.journal import Journal, read_journal
+from classroom_rl.system.storage import refuse_full_disk, storage_errors
+from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
+from classroom_rl.trainer.session import _open_run_folder
 from tests.rollout.test_durability import save_model
 from tests.support.scripted_room import Room
+from tests.trainer.grpo.test_grpo import record
 
 HERE = "http://127.0.0.1:8005"
 REQUEST = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
     trainer._save_checkpoint(None, None)
     trainer.state.global_step = 2
     if fails_while == "flushing":
-        monkeypatch.setattr("src.models.policy_folder.os.fsync", no_room)
+        monkeypatch.setattr("classroom_rl.models.policy_folder.os.fsync", no_room)
     room = 100_000 if fails_while == "writing" else 1_000_000
     with files_no_larger_than(room), pytest.raises(StorageError), storage_errors(tmp_path):
         trainer._save_checkpoint(None, None)
@@ -165,8 +165,10 @@ def test_a_journal_on_a_full_disk_is_507_and_the_batch_goes_on_when_there_is_roo
     async def open_service(*_: object):
         return service
 
-    monkeypatch.setattr(src.server.app, "open_service", open_service)
-    with TestClient(src.server.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder), HERE) as client:
+    monkeypatch.setattr(classroom_rl.server.app, "open_service", open_service)
+    with TestClient(
+        classroom_rl.server.app.create_app(load(TrainRLConfig, "train_rl", []), room.folder), HERE
+    ) as client:
         journal = room.folder / "journal.jsonl"
         with files_no_larger_than(journal.stat().st_size + 500):
             answer = client.post("/sample_conversations", json=REQUEST)

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from src.system.distributed import communication_backend
+from classroom_rl.system.distributed import communication_backend
 from tests.conftest import ROOT, free_port
 
 DEADLINE_S = 300
@@ -62,7 +62,7 @@ def test_processes_launched_on_cpus_beside_a_gpu_begin() -> None:
     program = """
 import json, torch
 from accelerate import PartialState
-from src.system.distributed import communication_backend
+from classroom_rl.system.distributed import communication_backend
 torch.cuda.is_available = lambda: True
 print(json.dumps(PartialState(cpu=True, backend=communication_backend()).backend))
 """
@@ -73,7 +73,7 @@ def test_with_a_backend_for_each_device_deepspeed_sends_objects_from_the_cpu() -
     """As on GPUs, with gloo in NCCL's place; groups that are made later have the same."""
     program = """
 import json, sys
-from src.system.distributed import keep_deepspeed_from_compiling
+from classroom_rl.system.distributed import keep_deepspeed_from_compiling
 keep_deepspeed_from_compiling()
 import deepspeed.comm, torch.distributed as torch_comm
 from torch.distributed.distributed_c10d import _get_object_coll_device
@@ -87,7 +87,7 @@ def test_what_only_the_main_process_needs_goes_to_it_alone() -> None:
     program = """
 import json
 from accelerate import PartialState
-from src.training.collective import to_main_process
+from classroom_rl.trainer.collective import to_main_process
 state = PartialState(cpu=True, backend="gloo")
 print(json.dumps(to_main_process(state, {"rank": state.process_index, "records": ["a"] * state.process_index})))
 """

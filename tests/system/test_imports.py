@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from src.system.imports import large_imports
+from classroom_rl.system.imports import large_imports
 from tests.conftest import ROOT
 
 
@@ -27,5 +27,5 @@ def test_no_garbage_is_collected_while_modules_are_imported() -> None:
 
 
 def test_a_fine_tuning_does_not_import_vllm() -> None:
-    command = "import sys; import src.sft.run; sys.exit('vllm' in sys.modules)"
+    command = "import sys; import classroom_rl.trainer.sft.run; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=False).returncode == 0

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from config.checks import check_train_rl
-from config.eval_model import EvalConfig, check_eval
-from config.load import ROOT, load, record_run
-from config.train_rl_model import TrainRLConfig
-from src.errors import ConfigError, ProviderFailure
-from src.server.auth import TOKEN_VARIABLE
-from src.system.keys import FormatterWithoutKeys, is_variable_name, keys, without_keys
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, load, record_run
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError, ProviderFailure
+from classroom_rl.server.auth import TOKEN_VARIABLE
+from classroom_rl.system.keys import FormatterWithoutKeys, is_variable_name, keys, without_keys
 from tests.support.judge_endpoint import Behaviour, fails, judge_endpoint, says
 from tests.support.judged_room import GOOD, Server, judged_by, write_rule
 from tests.support.scripted_room import application
@@ -118,7 +118,7 @@ def test_a_key_of_a_tutor_is_refused_and_not_repeated():
         ["train_rl.py", "--config-name", "quickstart", "dry_run=true"],
         ["vllm_server.py", "--config-name", "quickstart", f"train.mu={PROVIDER}"],
         ["vllm_server.py", "--config-name", PROVIDER],
-        ["-m", "src.launch.cli", "--config-name", "quickstart", f"judge_model.api_key_env={PROVIDER}"],
+        ["-m", "classroom_rl.launch.cli", "--config-name", "quickstart", f"judge_model.api_key_env={PROVIDER}"],
     ],
     ids=["server, dry_run", "trainer, dry_run", "wrong type", "no such file", "launcher"],
 )

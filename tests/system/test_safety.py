@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from config.load import ROOT, load
-from config.train_rl_model import TrainRLConfig
-from src.grpo.config import grpo_config
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.trainer.grpo.config import grpo_config
 from tests.launch.test_setup import source_files
 
 FILES = [path for path in source_files() if path.relative_to(ROOT).parts[0] != "tests"]

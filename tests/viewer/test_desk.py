@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from src.results.correction_decisions import DECISIONS_NAME, LONGEST_TEXT, read_decisions
-from src.results.rollout_files import write_rollouts
+from classroom_rl.results.correction_decisions import DECISIONS_NAME, LONGEST_TEXT, read_decisions
+from classroom_rl.results.rollout_files import write_rollouts
 from tests.support.supervised_run import (
     CORRECTIONS,
     FALSE_CORRECTION,

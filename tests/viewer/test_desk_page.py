@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.remote.webelement import WebElement
 
-from src.results.rollout_files import write_rollouts
-from src.server.view_only import create_viewer
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.server.view_only import create_viewer
 from tests.conftest import free_port
 from tests.support.browser import Browser, open_browser
 from tests.support.scripted_room import serving

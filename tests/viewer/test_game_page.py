@@ -7,14 +7,14 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from src.marooned.config import Generation
-from src.marooned.messages import parse_message
-from src.rollout.engines import Sampling
-from src.rollout.seats import Seats
-from src.server.error_responses import add_error_answers
-from src.server.view_only import create_viewer
-from src.viewer.game_table import GameTable
-from src.viewer.routes import add_viewer
+from classroom_rl.environments.marooned.config import Generation
+from classroom_rl.environments.marooned.messages import parse_message
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.roles import Seats
+from classroom_rl.server.error_responses import add_error_answers
+from classroom_rl.server.view_only import create_viewer
+from classroom_rl.viewer.game_table import GameTable
+from classroom_rl.viewer.routes import add_viewer
 from tests.conftest import free_port
 from tests.support.browser import Browser
 from tests.support.scripted_engine import ScriptedEngine

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import src.viewer.journal_tail
-from config.load import ROOT
-from src.rollout.journal import JOURNAL_NAME, Journal
-from src.rollout.journal_segments import segments_of
-from src.viewer.journal_tail import JournalTail
+import classroom_rl.viewer.journal_tail
+from classroom_rl.config.load import ROOT
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
+from classroom_rl.rollout.store.journal_segments import segments_of
+from classroom_rl.viewer.journal_tail import JournalTail
 
 OLD_RUN = ROOT / "tests/support/old_run" / JOURNAL_NAME
 
@@ -25,7 +25,7 @@ def shown(tail: JournalTail) -> list[tuple[Any, ...]]:
 def test_a_page_that_follows_a_journal_in_segments_shows_what_is_in_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest_tail: int
 ) -> None:
-    monkeypatch.setattr(src.viewer.journal_tail, "_LONGEST_TAIL", longest_tail)
+    monkeypatch.setattr(classroom_rl.viewer.journal_tail, "_LONGEST_TAIL", longest_tail)
     journal = Journal(tmp_path, segment_bytes=4000, block_bytes=1000)
     one_file = tmp_path / "one" / JOURNAL_NAME
     one_file.parent.mkdir()

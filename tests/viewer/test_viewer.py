@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-import src.viewer.list_index
-from src.results.rollout_files import write_rollouts
-from src.rollout.problem import Problem
-from src.server.view_only import create_viewer
-from src.viewer.metrics import RunMetrics
-from src.viewer.reader import _bin_edges
-from src.viewer.static_files import STATIC, page_files
+import classroom_rl.viewer.list_index
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.server.view_only import create_viewer
+from classroom_rl.viewer.metrics import RunMetrics
+from classroom_rl.viewer.reader import _bin_edges
+from classroom_rl.viewer.static_files import STATIC, page_files
 from tests.support.synthetic_run import step_line, write_training
 from tests.support.viewer_run import (
     CONVERSATIONS,
@@ -245,7 +245,7 @@ def test_a_query_that_breaks_a_rule_is_422(http: TestClient, query: dict) -> Non
 def test_a_file_is_read_again_only_when_it_has_changed(http: TestClient, run: Path, monkeypatch) -> None:
     assert listed(http)["total"] == 8
     with monkeypatch.context() as context:
-        context.setattr(src.viewer.list_index.pq, "ParquetFile", None)
+        context.setattr(classroom_rl.viewer.list_index.pq, "ParquetFile", None)
         assert listed(http, low=0.3)["matching"] == 4
     write_rollouts(run, 1, 0, [conversation(1, 0, LESSONS[0])])
     assert listed(http)["total"] == 1

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from src.classroom.conversation import Solution
-from src.results.evaluation_files import write_compared, write_records
-from src.results.rollout_files import write_rollouts
-from src.rollout.datasets import Problem
-from src.rollout.post_test import PRODUCED, ExamAnswer, LedgerEntry, PostTest
-from src.rollout.thoughts import visible_text
-from src.viewer.text_spans import pieces_of, split_thoughts
+from classroom_rl.environments.classroom.conversation import Solution
+from classroom_rl.results.evaluation_files import write_compared, write_records
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.datasets import Problem
+from classroom_rl.rollout.post_test import PRODUCED, ExamAnswer, LedgerEntry, PostTest
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.viewer.text_spans import pieces_of, split_thoughts
 from tests.support.viewer_run import (
     GROUP,
     HOSTILE,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from src.results.rollout_files import write_rollouts
-from src.server.view_only import create_viewer
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.server.view_only import create_viewer
 from tests.conftest import free_port
 from tests.support.browser import Browser
 from tests.support.scripted_room import serving

@@ -12,16 +12,16 @@ import httpx2
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from src.results.rollout_files import write_rollouts
-from src.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
-from src.rollout.requests import SampleRequest
-from src.rollout.tools import ToolCall
-from src.server.error_responses import add_error_answers
-from src.server.view_only import create_viewer
-from src.viewer.routes import add_viewer
-from src.viewer.schemas import ChatBody, ChatOpening, ChatReply
-from src.viewer.static_files import STATIC
-from src.viewer.text_spans import split_thoughts
+from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.tools.tool import ToolCall
+from classroom_rl.server.error_responses import add_error_answers
+from classroom_rl.server.view_only import create_viewer
+from classroom_rl.viewer.routes import add_viewer
+from classroom_rl.viewer.schemas import ChatBody, ChatOpening, ChatReply
+from classroom_rl.viewer.static_files import STATIC
+from classroom_rl.viewer.text_spans import split_thoughts
 from tests.conftest import RunningServer, free_port
 from tests.support.browser import Browser
 from tests.support.scripted_room import serving
@@ -368,7 +368,7 @@ def test_hostile_text_is_shown_as_text(browser: Browser, url: str) -> None:
 
 
 def problem_id(text: str) -> str:
-    from src.rollout.problem import Problem
+    from classroom_rl.rollout.problem import Problem
 
     return Problem.of(text).id
 

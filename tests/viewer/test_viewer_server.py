@@ -17,11 +17,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from config.base import GenerationConfig
-from config.load import ROOT
-from src.rollout.problem import Problem
-from src.server.auth import TOKEN_VARIABLE
-from src.viewer.reader import RunReader
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.load import ROOT
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.server.auth import TOKEN_VARIABLE
+from classroom_rl.viewer.reader import RunReader
 from tests.conftest import free_port
 from tests.support.scripted_room import Room, application
 from tests.support.viewer_run import make_run
@@ -201,6 +201,7 @@ def test_what_cannot_be_shown_ends_with_a_message(tmp_path: Path, arguments: lis
 
 def test_the_viewer_imports_neither_torch_nor_vllm() -> None:
     code = (
-        "import sys, src.server.view_only\nassert not {'torch', 'vllm', 'transformers', 'datasets'} & set(sys.modules)"
+        "import sys, classroom_rl.server.view_only\n"
+        "assert not {'torch', 'vllm', 'transformers', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)

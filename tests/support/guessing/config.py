@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from config.base import EnvironmentConfig
-from config.values import check_between
+from classroom_rl.config.base import EnvironmentConfig
+from classroom_rl.config.values import check_between
 
 REWARD_NAMES = ("found", "in_range")
 

@@ -2,8 +2,8 @@
 
 import re
 
-from src.rollout.dialogue import Dialogue, DialogueEnvironment
-from src.rollout.problem import Problem
+from classroom_rl.rollout.dialogue import Dialogue, DialogueEnvironment
+from classroom_rl.rollout.problem import Problem
 from tests.support.guessing.config import Generation
 
 _NUMBER = re.compile(r"\s*(\d)\s*")

@@ -1,5 +1,0 @@
-"""The classroom under the name `Environment`, where the registry looks for it."""
-
-from src.classroom.classroom import Classroom as Environment
-
-__all__ = ["Environment"]

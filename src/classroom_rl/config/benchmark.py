@@ -1,0 +1,114 @@
+"""Schema of a published benchmark in `eval.py`: which one, and who answers it (docs/published_benchmarks.md)."""
+
+from dataclasses import dataclass, field
+
+from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.model_checks import check_judge
+from classroom_rl.config.values import EMBEDDED_JUDGES, RULES, check_choice
+from classroom_rl.errors import ConfigError
+
+MRBENCH, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = ("mrbench", "mathdial", "mathtutorbench")
+
+PROBLEM_SOLVING = "problem_solving"
+SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION = (
+    "solution_correctness",
+    "mistake_location",
+    "mistake_correction",
+)
+SCAFFOLDING, PEDAGOGY = "scaffolding_generation", "pedagogy_following"
+SCAFFOLDING_HARD, PEDAGOGY_HARD = f"{SCAFFOLDING}_hard", f"{PEDAGOGY}_hard"
+TUTOR_TASKS = (
+    *(PROBLEM_SOLVING, SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION),
+    *(SCAFFOLDING, PEDAGOGY, SCAFFOLDING_HARD, PEDAGOGY_HARD),
+)
+"""MathTutorBench's tasks that are read here. Its `socratic_questioning`, which is scored by BLEU, is not."""
+
+TUTOR, JUDGE = "tutor", "judge"
+"""Keys of `prompts_paths`: what asks a tutor for a message, and what asks a judge about one."""
+
+
+@dataclass
+class BenchmarkConfig:
+    """A published benchmark in place of conversations with a simulated student.
+
+    `name` is mrbench (judges label tutors' replies as people did), mathdial (the tutor writes a teacher's next turn) or
+    mathtutorbench (a tutor's tasks). `path` is a .jsonl or .json file or a name on the Hub, with its `split`; for
+    mathtutorbench it is the folder that holds its data files. At most `max_dialogues` dialogues (of mathtutorbench
+    problems of each task), drawn with `seed`, are read; −1 reads all. `tasks` are those of mathtutorbench.
+    `prompts_paths` maps `judge`, `tutor` or a task to its prompt template.
+    """
+
+    name: str = MRBENCH
+    path: str = ""
+    split: str = "test"
+    max_dialogues: int = -1
+    tasks: list[str] = field(default_factory=list)
+    prompts_paths: dict[str, str] = field(default_factory=dict)
+
+
+def has_tutor(benchmark: BenchmarkConfig) -> bool:
+    """Whether a tutor answers the benchmark; in MRBench the tutors' replies are a part of the data."""
+    return benchmark.name != MRBENCH
+
+
+def needed_prompts(benchmark: BenchmarkConfig) -> list[str]:
+    """The keys that `prompts_paths` must have."""
+    if benchmark.name == MATHTUTORBENCH:
+        return list(benchmark.tasks)
+    return [JUDGE] if benchmark.name == MRBENCH else [JUDGE, TUTOR]
+
+
+def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], generation: GenerationConfig) -> None:
+    """Check which benchmark is read, what asks a tutor or a judge, and who labels.
+
+    Raises:
+        ConfigError: naming the key, the rule and the fix.
+    """
+    check_choice("benchmark.name", benchmark.name, BENCHMARKS)
+    if not benchmark.path:
+        raise ConfigError("benchmark.path is empty; name the benchmark's file or folder, or its name on the Hub.")
+    _check_tasks(benchmark)
+    missing = [key for key in needed_prompts(benchmark) if key not in benchmark.prompts_paths]
+    if missing:
+        raise ConfigError(
+            f"benchmark.prompts_paths has no template for {', '.join(missing)}; name one, as "
+            f"config/eval/{benchmark.name}.yaml does."
+        )
+    if benchmark.name == MRBENCH and not judges:
+        raise ConfigError("judges is empty; name who is compared with people: judges=[{model_name_or_path: rules}].")
+    if benchmark.name == MATHTUTORBENCH and judges:
+        raise ConfigError("judges is set, but no judge takes part in mathtutorbench: leave it out.")
+    _check_labelling_judges(judges, generation)
+
+
+def _check_tasks(benchmark: BenchmarkConfig) -> None:
+    if benchmark.name != MATHTUTORBENCH:
+        if benchmark.tasks:
+            raise ConfigError(f"benchmark.tasks is {benchmark.tasks}, but only mathtutorbench has tasks: leave it out.")
+        return
+    unknown = [task for task in benchmark.tasks if task not in TUTOR_TASKS]
+    if unknown or not benchmark.tasks or len(set(benchmark.tasks)) < len(benchmark.tasks):
+        raise ConfigError(
+            f"benchmark.tasks is {benchmark.tasks}; it must name one or more of {', '.join(TUTOR_TASKS)}, each once. "
+            "(socratic_questioning is scored with BLEU by the benchmark's own program: docs/evaluate_elsewhere.md.)"
+        )
+
+
+def _check_labelling_judges(judges: list[JudgeModelConfig], generation: GenerationConfig) -> None:
+    """Check that each of `judges` can label single replies, and is named once."""
+    names = [judge.model_name_or_path for judge in judges]
+    for judge in judges:
+        name = judge.model_name_or_path
+        check_judge(judge, generation, "judges")
+        if name not in EMBEDDED_JUDGES and not judge.is_remote:
+            raise ConfigError(
+                f"judges has {name}, a model for an engine; each must be behind an API (use_openrouter, use_gemini or "
+                f"base_url, also that of a vLLM server), or {RULES}."
+            )
+        if name in EMBEDDED_JUDGES and name != RULES:
+            raise ConfigError(
+                f"judges has {name}, which reads lessons of the quickstart only; of the embedded judges {RULES} labels "
+                "single replies."
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"judges has {name} twice: name each judge once.")

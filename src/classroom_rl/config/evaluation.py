@@ -1,0 +1,395 @@
+"""Schema of `eval.py`: which tutor is measured, on which problems, and how."""
+
+import copy
+import re
+from dataclasses import dataclass, field, replace
+
+from classroom_rl.config.base import (
+    ApiModelConfig,
+    DatasetSource,
+    GenerationConfig,
+    JudgeModelConfig,
+    LoggingConfig,
+    SupervisorModelConfig,
+    VllmConfig,
+    default_penalties,
+)
+from classroom_rl.config.benchmark import BenchmarkConfig, check_benchmark, has_tutor
+from classroom_rl.config.checks import check_generation, check_logging, check_reward_model, check_server
+from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
+from classroom_rl.config.model_checks import check_judge, check_key_variable, check_model, check_vllm
+from classroom_rl.config.supervision_checks import check_supervisor
+from classroom_rl.config.train_rl import RewardModelConfig
+from classroom_rl.config.values import (
+    EMBEDDED_JUDGES,
+    GREEDY,
+    LARGEST_BATCH,
+    SAMPLED,
+    SAMPLINGS,
+    SUPERVISED,
+    check_url,
+)
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.registry import module_of
+
+BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
+RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)
+"""The names of the untrained base and of the control arms in every comparison."""
+
+_TUTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass
+class EvalDatasetConfig:
+    """The problems. Without a dataset, and with a judge rule that scores, they are the shipped test plans.
+    `max_val_examples` −1 takes all. Every tutor gets the same problems in the same order."""
+
+    eval_datasets: list[DatasetSource] = field(default_factory=list)
+    max_val_examples: int = 500
+
+
+@dataclass
+class TutorConfig:
+    """One of several tutors. Keys that it does not set are as in `teacher_model`.
+
+    `model_name_or_path` is a folder, a Hub name or an API's model. `adapter` is a folder with a LoRA adapter; it is
+    merged into `model_name_or_path` as its base (null: the base that the adapter names). With `server_url` the tutor is
+    the one of a running server, with that server's own student and rules.
+    """
+
+    name: str = ""
+    model_name_or_path: str | None = None
+    adapter: str | None = None
+    server_url: str | None = None
+    use_openrouter: bool = False
+    use_gemini: bool = False
+    base_url: str | None = None
+    api_key_env: str | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the tutor is behind an API."""
+        return self.use_openrouter or self.use_gemini or self.base_url is not None
+
+
+def model_of_tutor(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
+    """The tutor's model: its name and its API come from `tutor`, all other settings from `base`."""
+    return replace(
+        base,
+        model_name_or_path=tutor.model_name_or_path,
+        use_openrouter=tutor.use_openrouter,
+        use_gemini=tutor.use_gemini,
+        base_url=tutor.base_url,
+        api_key_env=tutor.api_key_env,
+    )
+
+
+@dataclass
+class CounterfactualsConfig:
+    """Whether the prices of messages predict what the student does later (docs/counterfactuals.md). `forks` messages of
+    the tutor (0: none) are each compared with another one in their place: the supervisor's correction, or one of
+    `siblings` messages that the tutor samples there. Each of the two is played on `playouts` times, with the same
+    seeds."""
+
+    forks: int = 0
+    playouts: int = 8
+    siblings: int = 4
+
+
+@dataclass
+class EvalConfig:
+    """An evaluation of one tutor, or of several side by side.
+
+    `tutors` are compared with each other, with `teacher_model`, which is then the untrained base, and with the control
+    arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They are played one after
+    the other, so that one tutor at a time is in memory.
+
+    `server_url` names a running server, whose tutor is then measured with that server's own models and classroom
+    rules; null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled`
+    uses the teacher's configured temperature, `greedy` temperature 0. `supervised` is a diagnostic: it is
+    `sampled`, with a supervisor that reads each message of the tutor as in a training. The supervisor is
+    `supervisor_model`, or that of the server; in no other sampling is there one, but `counterfactuals` has it price
+    messages of `sampled`. Each problem gets `num_samples_per_problem` conversations per sampling. `seed` fixes the
+    error schedules and every sampling seed, so that two tutors meet the same students.
+
+    `extra_judges`, models behind an API or the rubric, judge each compared conversation once more, to compare their
+    view of the tutors with that of `judge_model`. They give no reward.
+
+    Which messages of a language student hold an error: in the quickstart's language rules decide it. For any other
+    language the judge's model is asked once per conversation with `student_errors_prompt_path` (null: no model is
+    asked, and a message counts as having an error if its persona was to make one).
+
+    An evaluation that names neither a persona nor a judge rule is one of a maths tutor. It gets the prompts and rules
+    in `MATHS_CLASSROOM` where it has none of its own, and without a dataset Big-Math's test problems; a log line lists
+    what was filled in.
+
+    `benchmark` is a published benchmark in place of conversations with the simulated student. `judges` label its
+    replies; each judge's agreement with people is measured. Keys of the student, of rewards and of the classroom have
+    no effect then.
+
+    The other keys are for tutors that are measured by the student's solutions, that is without a judge rule that
+    scores. With `recompute_initial_attempts` the student also solves each problem before the dialogue; false uses the
+    results that an earlier evaluation stored in the same folder, if any (`evaluation/solve_alone.py`).
+    `score_using_pedagogical_reward` scores each teacher message with `pedagogical_reward_model`, a model with one logit
+    that is loaded after the others have ended. `pedagogical_reward_vllm` holds its options (those for sampling have no
+    effect), and `pedagogical_reward_prompt_path` the instruction before each conversation.
+    """
+
+    environment: str = "classroom"
+    server_url: str | None = None
+    tutors: list[TutorConfig] = field(default_factory=list)
+    extra_judges: list[JudgeModelConfig] = field(default_factory=list)
+    benchmark: BenchmarkConfig | None = None
+    judges: list[JudgeModelConfig] = field(default_factory=list)
+    samplings: list[str] = field(default_factory=lambda: [SAMPLED, GREEDY])
+    num_samples_per_problem: int = 1
+    teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
+    student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
+    judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    supervisor_model: SupervisorModelConfig | None = None
+    counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
+    generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(ignore_rejected_judge=True))
+    dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    recompute_initial_attempts: bool = True
+    score_using_pedagogical_reward: bool = True
+    pedagogical_reward_model: str = "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"
+    pedagogical_reward_prompt_path: str = "prompt_templates/pedagogical_reward_prompt.txt"
+    pedagogical_reward_vllm: VllmConfig = field(default_factory=lambda: VllmConfig(max_length=12000, dtype="float32"))
+    student_errors_prompt_path: str | None = "prompt_templates/judges/student_errors.txt"
+    seed: int = 42
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.generation, GenerationConfig):  # another environment's: `check_eval` refuses it
+            return
+        if self.benchmark is not None:  # nothing is played
+            return
+        if self.generation.student_personas_prompts_paths == self.generation.judges_rules_prompts_paths == {}:
+            plain, filled = GenerationConfig(), {}
+            for name, value in MATHS_CLASSROOM.items():
+                if getattr(self.generation, name) == getattr(plain, name):
+                    setattr(self.generation, name, copy.deepcopy(value))
+                    filled[f"generation.{name}"] = value
+            if not self.dataset.eval_datasets:
+                self.dataset.eval_datasets = [DatasetSource(MATHS_DATASET, split="test")]
+                filled["dataset.eval_datasets"] = MATHS_DATASET
+            log_filled_in(filled)
+        if not self.dataset.eval_datasets:
+            self.dataset.eval_datasets = self.generation.implied_datasets("test")
+
+
+def reward_weights(config: EvalConfig) -> dict[str, float]:
+    """The weights of the rewards that the judge rules imply. A server uses those of its own configuration."""
+    return module_of(config.environment, "config").default_weights(config.generation)
+
+
+def is_measured_by_solutions(config: EvalConfig) -> bool:
+    """Whether the student's solutions before and after the dialogue are measured: not with a judge rule that scores."""
+    return "end_rm" in reward_weights(config)
+
+
+def check_eval(config: EvalConfig) -> None:
+    """Check the configuration of an evaluation.
+
+    Raises:
+        ConfigError: naming the key, the rule and the fix.
+    """
+    if not isinstance(config.generation, GenerationConfig):
+        raise ConfigError(
+            f"environment is {config.environment}, but eval.py measures the tutors of the classroom. What a training "
+            "in another environment reached is on the page, in plots/ and in rollouts/ of its run folder."
+        )
+    if config.benchmark is not None:
+        _check_with_benchmark(config, config.benchmark)
+        return
+    if config.judges:
+        raise ConfigError(
+            "judges label a benchmark's replies, and benchmark is null: name one, such as with --config-name mrbench. "
+            "For further judges of compared tutors set extra_judges."
+        )
+    unknown = [name for name in config.samplings if name not in SAMPLINGS]
+    if unknown or not config.samplings or len(set(config.samplings)) < len(config.samplings):
+        raise ConfigError(
+            f"samplings is {config.samplings}; it must name one or more of {', '.join(SAMPLINGS)}, each once."
+        )
+    if config.num_samples_per_problem > LARGEST_BATCH:
+        raise ConfigError(
+            f"num_samples_per_problem is {config.num_samples_per_problem}; those on one problem come in one "
+            f"request, and a server holds {LARGEST_BATCH} conversations at once: ask for fewer."
+        )
+    _check_supervision(config)
+    check_logging(config.logging)
+    if not config.dataset.eval_datasets:
+        raise ConfigError(
+            "dataset.eval_datasets is empty; name at least one, for example [{name_or_path: test.jsonl}]."
+        )
+    if config.server_url is not None:
+        check_url("server_url", config.server_url)
+    if config.server_url is None:
+        _check_classroom(config)
+    if config.tutors:
+        _check_tutors(config)
+    _check_extra_judges(config)
+    if is_measured_by_solutions(config):
+        _check_solutions(config)
+
+
+def _check_with_benchmark(config: EvalConfig, benchmark: BenchmarkConfig) -> None:
+    """Check an evaluation on a published benchmark, in which nothing is played."""
+    check_logging(config.logging)
+    for key in ("tutors", "extra_judges"):
+        if getattr(config, key):
+            raise ConfigError(
+                f"{key} is set beside benchmark: it belongs to conversations that are played. Leave it out; who labels "
+                "a benchmark stands in judges, and who answers it in teacher_model or server_url."
+            )
+    if config.supervisor_model is not None:
+        raise ConfigError("supervisor_model is set beside benchmark, which is no conversation: leave it out.")
+    check_benchmark(benchmark, config.judges, config.generation)
+    if has_tutor(benchmark) and config.server_url is not None:
+        check_url("server_url", config.server_url)
+    elif has_tutor(benchmark):
+        check_model("teacher_model", config.teacher_model, config.generation)
+
+
+def _check_supervision(config: EvalConfig) -> None:
+    """Check that there is a supervisor if one is measured, and none otherwise."""
+    supervisor, supervised = config.supervisor_model, SUPERVISED in config.samplings
+    if config.counterfactuals.forks > 0:
+        _check_counterfactuals(config)
+        supervised = True
+    if supervisor is not None and not supervised:
+        raise ConfigError(
+            f"supervisor_model is {supervisor.model_name_or_path}, but samplings is {config.samplings}: tutors are "
+            "measured without a supervisor. Leave supervisor_model out, or add the diagnostic: "
+            "samplings=[sampled,supervised]."
+        )
+    if supervisor is not None and config.server_url is not None:
+        raise ConfigError(
+            f"supervisor_model is {supervisor.model_name_or_path}, but server_url is set: the server's own supervisor "
+            "reads the messages. Leave supervisor_model out, or set server_url=null to hold the conversations here."
+        )
+    if not supervised or config.server_url is not None:
+        return
+    if supervisor is None:
+        raise ConfigError(
+            "samplings names supervised, but there is no supervisor: set supervisor_model.model_name_or_path, to "
+            "rules, rubric or a model, or leave supervised out."
+        )
+    check_supervisor(supervisor, config.generation.supervisor, config.generation, default_penalties())
+
+
+def _check_counterfactuals(config: EvalConfig) -> None:
+    """Check that there are messages to fork at, and somebody who prices them, in this process."""
+    asked = f"counterfactuals.forks is {config.counterfactuals.forks}"
+    if config.server_url is not None:
+        raise ConfigError(
+            f"{asked}, but a server cannot continue a conversation from the middle: set server_url=null to hold the "
+            "conversations here."
+        )
+    if config.tutors:
+        raise ConfigError(f"{asked}, but tutors names several: measure one at a time, as teacher_model.")
+    if SAMPLED not in config.samplings:
+        raise ConfigError(
+            f"{asked}, but samplings is {config.samplings}: the messages come from the sampling sampled, so name it."
+        )
+    if config.supervisor_model is None:
+        raise ConfigError(
+            f"{asked}, but there is no supervisor to price messages: set supervisor_model.model_name_or_path, to "
+            "rules, rubric or a model."
+        )
+
+
+def _check_tutors(config: EvalConfig) -> None:
+    """Check that several tutors have distinct names, and a classroom in this process."""
+    names = [tutor.name for tutor in config.tutors]
+    for name in names:
+        if not _TUTOR_NAME.fullmatch(name) or name in RESERVED_NAMES or names.count(name) > 1:
+            raise ConfigError(
+                f"tutors has one whose name is {name!r}; each needs a name of its own, of letters, digits and ._- (it "
+                f"names a folder), other than {', '.join(RESERVED_NAMES)}: tutors=[{{name: trained, "
+                "model_name_or_path: DIR}]."
+            )
+    for tutor in config.tutors:
+        if tutor.server_url is None and tutor.model_name_or_path is None and tutor.adapter is None:
+            raise ConfigError(f"The tutor {tutor.name} names no model_name_or_path, adapter or server_url: give one.")
+        if tutor.server_url is not None:
+            check_url(f"server_url of the tutor {tutor.name}", tutor.server_url)
+        if tutor.base_url is not None:
+            check_url(f"base_url of the tutor {tutor.name}", tutor.base_url)
+        check_key_variable(f"api_key_env of the tutor {tutor.name}", tutor.api_key_env)
+    if config.server_url is not None:
+        raise ConfigError(
+            "server_url is set beside tutors: the base and the control arms are played here, so set server_url=null "
+            "and name a server as one of the tutors, {name: served, server_url: http://127.0.0.1:8005}."
+        )
+    if is_measured_by_solutions(config):
+        raise ConfigError(
+            "tutors compares language tutors, whose judge rule scores; name pedagogical_eval in "
+            "generation.judges_rules_prompts_paths, or measure tutors of maths one by one."
+        )
+
+
+def _check_extra_judges(config: EvalConfig) -> None:
+    names = [judge.model_name_or_path for judge in config.extra_judges]
+    if names and not config.tutors:
+        raise ConfigError("extra_judges judge what is compared, and there are no tutors to compare: name tutors, too.")
+    for judge in config.extra_judges:
+        check_judge(judge, config.generation, "extra_judges")
+        if judge.model_name_or_path not in EMBEDDED_JUDGES and not judge.is_remote:
+            raise ConfigError(
+                f"extra_judges has {judge.model_name_or_path}, a model for an engine; each must be behind an API "
+                f"(use_openrouter, use_gemini or base_url), or an embedded judge ({', '.join(EMBEDDED_JUDGES)})."
+            )
+        if names.count(judge.model_name_or_path) > 1:
+            raise ConfigError(f"extra_judges has {judge.model_name_or_path} twice: name each judge once.")
+
+
+def _check_classroom(config: EvalConfig) -> None:
+    """Check the keys that apply only if this process plays the conversations."""
+    generation = config.generation
+    check_server(generation)
+    check_generation(generation)
+    check_model("teacher_model", config.teacher_model, generation)
+    check_model("student_model", config.student_model, generation)
+    check_judge(config.judge_model, generation)
+    if config.teacher_model.is_remote and generation.force_thinking:
+        raise ConfigError(
+            "generation.force_thinking is true, but teacher_model is behind an API, whose messages cannot be begun for "
+            "it: set generation.force_thinking=false."
+        )
+    check_reward_model(config.reward_model, generation)
+    solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
+    if is_measured_by_solutions(config) and not (solves and config.reward_model.grades):
+        raise ConfigError(
+            "Without a judge rule that scores, tutors are measured by the student's solutions: set "
+            "generation.student_final_prompt_path, generation.number_student_attempts above 0 and "
+            "reward_model.model_name_or_path to Answer or a model, or name pedagogical_eval in "
+            "generation.judges_rules_prompts_paths."
+        )
+
+
+def _check_solutions(config: EvalConfig) -> None:
+    """Check what the measurements of a maths tutor need besides the classroom."""
+    generation = config.generation
+    if config.recompute_initial_attempts and config.server_url is not None:
+        raise ConfigError(
+            "recompute_initial_attempts is true, but a server lends nobody its student: set server_url=null to hold "
+            "the conversations here, or recompute_initial_attempts=false."
+        )
+    if config.recompute_initial_attempts and generation.student_attempt_prompt_path is None:
+        raise ConfigError(
+            "recompute_initial_attempts is true; the student is asked with generation.student_attempt_prompt_path: set "
+            "it, for example to prompt_templates/student_attempt_prompt.txt, or set recompute_initial_attempts=false."
+        )
+    if not config.score_using_pedagogical_reward:
+        return
+    check_vllm("pedagogical_reward_vllm", config.pedagogical_reward_vllm)
+    length = config.pedagogical_reward_vllm.max_length
+    if length < generation.max_tokens_in_conversation:
+        raise ConfigError(
+            f"pedagogical_reward_vllm.max_length is {length}; the model reads whole conversations, which may have "
+            f"generation.max_tokens_in_conversation = {generation.max_tokens_in_conversation} tokens: raise it."
+        )

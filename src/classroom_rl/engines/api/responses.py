@@ -1,0 +1,241 @@
+"""Classifies a provider's response as an answer, or as a failure with a way to handle it."""
+
+import email.utils
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from classroom_rl.engines.api.call_ledger import LARGEST_COST_USD, LARGEST_COUNT, CallUsage
+from classroom_rl.rollout.text import nests_deeper, without_surrogates
+
+if TYPE_CHECKING:
+    from openai import APIError
+
+
+class Remedy(StrEnum):
+    """How to handle a failure."""
+
+    WAIT = "wait"  # send the same request again later
+    TEXT = "text"  # send it without a response format
+    OTHER_MODEL = "other model"  # the provider does not know this model
+    NONE = "none"  # only this request is refused
+    SHORTER = "shorter"  # the request does not fit into the model's context
+    CONTENT = "content"  # the content is refused, and would be refused again
+    STOP = "stop"  # every request will be refused
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's answer. `cut` tells whether it ran into `max_tokens`; `usage` is None if the provider reported none."""
+
+    text: str
+    cut: bool
+    usage: CallUsage | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed request.
+
+    Attributes:
+        kind: its kind, for the statistics.
+        message: the provider's message.
+        retry_after_s: seconds that the provider asks to wait.
+        billed_unseen: whether the request may have been billed although the provider reported no usage.
+    """
+
+    kind: str
+    message: str
+    remedy: Remedy
+    retry_after_s: float = 0.0
+    billed_unseen: bool = False
+    usage: CallUsage | None = None
+
+
+_WAIT_STATUSES = (408, 409, 425, 429)
+_GATEWAY_TIMEOUTS = (408, 504, 524)  # a gateway gave up; the model may have gone on
+_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
+_NO_CREDIT = re.compile(r"insufficient[ _](?:quota|credits?|balance|funds)|credit balance", re.IGNORECASE)
+_FORMAT = re.compile(r"response[ _]?(?:format|schema)|json[ _]schema|structured[ _]output", re.IGNORECASE)
+_UNKNOWN_MODEL = re.compile(
+    r"not a valid model|model_not_found|unknown model|no such model|model\b.{0,200}?\b(?:not (?:found|exist)|does not "
+    r"exist|is not available)",
+    re.IGNORECASE | re.DOTALL,
+)
+_FILTERED_STATUSES = (400, 403, 422, 451)
+_FILTERED = re.compile(
+    r"flagged|moderation|content[ _-]?filter|content[ _-](?:management[ _-])?policy|responsibleaipolicy|"
+    r"data_inspection_failed|prohibited_content|blocked by safety|safety system",
+    re.IGNORECASE,
+)
+_ACCOUNT = re.compile(r"\b(?:accounts?|projects?|organi[sz]ations?)\b", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context[ _](?:length|window|size)|maximum context|(?:prompt|input) is too long|too many (?:input )?tokens",
+    re.IGNORECASE,
+)
+_ERROR_CODE = re.compile(r"[45][0-9]{2}")
+_LONGEST_RETRY_AFTER_S = 3600.0
+_MOST_LEVELS = 50
+
+
+def read_body(text: str, schema_sent: bool) -> Answer | Failure:
+    """The answer or failure in the body of a response with status 200, without surrogate characters. `schema_sent` as
+    for `of_status`."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or nests_deeper(body, _MOST_LEVELS):
+        return _garbled(f"a reply that is not JSON: {text[:300]!r}")
+    usage = _read_usage(body.get("usage"))
+    choice = _first_choice(body)
+    error = body.get("error") or choice.get("error")
+    if error:
+        status = _status_of(error)
+        begun = status == 408 or status >= 500  # only then may the model have begun to answer
+        failure = of_status(status, error, {}, schema_sent)
+        return replace(failure, kind="error in 200", billed_unseen=begun and usage is None, usage=usage)
+    message = choice.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    refusal = _refusal(choice)
+    if refusal is not None:
+        return Failure("filtered", refusal, Remedy.CONTENT, billed_unseen=usage is None, usage=usage)
+    cut = choice.get("finish_reason") == "length"
+    if isinstance(content, str) and (content.strip() or cut):
+        return Answer(without_surrogates(content), cut, usage)
+    if cut:  # thinking used up all tokens; a retry would cost the same and end the same
+        return Answer("", cut, usage)
+    kind = "empty" if choice else "no choices"
+    shown = without_surrogates(text[:300])
+    return Failure(kind, f"{kind}: {shown}", Remedy.WAIT, billed_unseen=usage is None, usage=usage)
+
+
+def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: bool) -> Failure:
+    """The failure for an HTTP status other than 200, or for the code of an error object inside a 200.
+
+    Args:
+        body: the response's body: a provider's error object, or text.
+        schema_sent: whether the request had a response format; the provider may refuse that.
+    """
+    if nests_deeper(body, _MOST_LEVELS):
+        body = "an error that nests too deep to be read"
+    words = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    kind, message = str(status), f"{status}: {without_surrogates(_message(body)[:1000])}"
+    if status in _WAIT_STATUSES or status >= 500:
+        if status == 429 and _NO_CREDIT.search(words):
+            return Failure(kind, message, Remedy.STOP)
+        wait_s = retry_after_s(headers.get("retry-after"), time.time())
+        return Failure(kind, message, Remedy.WAIT, wait_s, billed_unseen=status in _GATEWAY_TIMEOUTS)
+    if status in _FILTERED_STATUSES and _FILTERED.search(words):
+        asks = status == 403 and _ACCOUNT.search(message)  # the account is refused, not the content
+        return Failure(kind, message, Remedy.STOP if asks else Remedy.CONTENT)
+    if status in (401, 402, 403) or _KEY.search(words):
+        return Failure(kind, message, Remedy.STOP)
+    if schema_sent and _FORMAT.search(words):
+        return Failure(kind, message, Remedy.TEXT)
+    if status == 404 or _UNKNOWN_MODEL.search(words):
+        return Failure(kind, message, Remedy.OTHER_MODEL)
+    if status in (400, 413, 422) and _TOO_LONG.search(words):
+        return Failure(kind, message, Remedy.SHORTER)
+    return Failure(kind, message, Remedy.NONE)
+
+
+def of_exception(error: "APIError | TimeoutError", schema_sent: bool) -> Failure:
+    """The failure behind an error of the `openai` client or behind this program's own timeout."""
+    import httpx2
+    from openai import APIStatusError, APITimeoutError
+
+    from classroom_rl.engines.api.http_client import RedirectRefused, ReplyTooLarge
+
+    if isinstance(error.__cause__, RedirectRefused):
+        return Failure("redirect", str(error.__cause__), Remedy.STOP)
+    if isinstance(error.__cause__, (httpx2.DecodingError, ReplyTooLarge)):
+        return _garbled(f"a reply that cannot be read: {error.__cause__}")
+    if isinstance(error, APIStatusError):
+        body = error.response.text if error.body is None else error.body
+        return of_status(error.status_code, body, error.response.headers, schema_sent)
+    if isinstance(error.__cause__, (httpx2.ConnectError, httpx2.ConnectTimeout)):
+        return Failure("no connection", f"no connection: {error.__cause__!r}", Remedy.WAIT)
+    if isinstance(error, (TimeoutError, APITimeoutError)):
+        return Failure("timeout", "no whole reply within request_timeout_s", Remedy.WAIT, billed_unseen=True)
+    return Failure("connection broke", f"the connection broke: {error.__cause__!r}", Remedy.WAIT, billed_unseen=True)
+
+
+def retry_after_s(header: str | None, now: float) -> float:
+    """Seconds that a Retry-After header (a number of seconds or a date) asks to wait, at most an hour; 0 if the header
+    is missing or unreadable."""
+    if header is None:
+        return 0.0
+    if header.strip().isdecimal():
+        return min(float(header), _LONGEST_RETRY_AFTER_S)
+    try:
+        until = email.utils.parsedate_to_datetime(header).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(0.0, until - now), _LONGEST_RETRY_AFTER_S)
+
+
+def _garbled(message: str) -> Failure:
+    """An unreadable reply; it may have been billed."""
+    return Failure("garbled", message, Remedy.WAIT, billed_unseen=True)
+
+
+def _first_choice(body: dict[str, Any]) -> dict[str, Any]:
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else {}
+    return first if isinstance(first, dict) else {}
+
+
+def _refusal(choice: dict[str, Any]) -> str | None:
+    """The reason if a content filter or the model itself refused to answer; None for any other reply."""
+    reason, message = choice.get("finish_reason"), choice.get("message")
+    if isinstance(reason, str) and reason.startswith("content_filter"):
+        return f"finish_reason {without_surrogates(reason[:100])}"
+    said = message if isinstance(message, dict) else {}
+    words = said.get("refusal")
+    if not isinstance(words, str) or not words.strip() or said.get("content"):
+        return None
+    return f"a refusal: {without_surrogates(words[:300])}"
+
+
+def _read_usage(usage: Any) -> CallUsage | None:
+    """The usage that the provider reports; None if it reports none, or an impossible one."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    cost = usage.get("cost")
+    if not _is_count(prompt) or not _is_count(completion) or not (cost is None or _is_amount(cost, LARGEST_COST_USD)):
+        return None
+    return CallUsage(int(prompt), int(completion), None if cost is None else float(cost))
+
+
+def _is_count(value: Any) -> bool:
+    return _is_amount(value, LARGEST_COUNT) and value == int(value)
+
+
+def _is_amount(value: Any, largest: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= largest
+
+
+def _status_of(error: Any) -> int:
+    """The code of an error object inside a 200; 500 if it has none."""
+    code = error.get("code") if isinstance(error, dict) else None
+    readable = isinstance(code, (int, str)) and _ERROR_CODE.fullmatch(str(code))
+    return int(code) if readable else 500
+
+
+def _message(body: Any) -> str:
+    """The provider's error message, and that of the upstream provider behind it."""
+    if isinstance(body, list) and body:  # Gemini wraps its errors in a list
+        body = body[0]
+    if isinstance(body, dict) and isinstance(body.get("error"), (dict, str)):
+        body = body["error"]
+    if not isinstance(body, dict):
+        return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    metadata = body.get("metadata")
+    behind = metadata.get("raw") if isinstance(metadata, dict) else None
+    return " – ".join(str(part) for part in (body.get("message", body), behind) if part)

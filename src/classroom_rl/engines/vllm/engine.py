@@ -1,0 +1,241 @@
+"""A vLLM engine for a seat: it gets token ids or messages and returns sampled tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
+from classroom_rl.engines.vllm.adapter_slot import AdapterSlot, adapter_arguments
+from classroom_rl.engines.vllm.engine_base import EngineProcess
+from classroom_rl.engines.vllm.role_metrics import own_metrics
+from classroom_rl.engines.vllm.weights_gate import WeightsGate
+from classroom_rl.errors import ContextOverflow, EngineFailure
+from classroom_rl.models.lora import check_published
+from classroom_rl.models.policy_folder import check_policy
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_chat
+from classroom_rl.rollout.engine import Completion, Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_CPU_BLOCK = 32
+"""Tokens; vLLM's attention on CPUs wants a multiple of 32."""
+
+
+class VllmEngine(EngineProcess):
+    """A generating model on vLLM's `AsyncLLM`. Build it with `await VllmEngine.start(…)`.
+
+    Attributes:
+        tokenizer: the model's tokenizer.
+        frame: how its chat template frames a reply between two assistant messages.
+        policy: the version of the loaded weights.
+        weights: a fingerprint of the loaded weights; equal weights have equal fingerprints.
+    """
+
+    def __init__(
+        self, engine: "AsyncLLM", model: ModelConfig, pids: list[int], gpus: list[str], generation: GenerationConfig
+    ):
+        super().__init__(engine, model, pids, gpus, generation)
+        self._adapter = AdapterSlot(engine)
+        self.frame = ReplyFrame(self.tokenizer)
+        self.policy = PolicyVersion()
+        self.weights = f"as in {model.model_name_or_path}"
+        self._stop_ids = self._find_stop_ids()
+
+    @staticmethod
+    def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
+        return load_engine(model, seed, sleep_mode, runner="generate")
+
+    @property
+    def client(self) -> "AsyncLLM":
+        """vLLM's engine, for vLLM's own HTTP routes. Sample from it only inside `gate.turn()`."""
+        return self._engine
+
+    @property
+    def gate(self) -> WeightsGate:
+        """The engine's gate; inside it, the weights are those of `policy`."""
+        return self._gate
+
+    @property
+    def adapter(self) -> "LoRARequest | None":
+        """The adapter to sample with; read it inside `gate.turn()`."""
+        return self._adapter.current
+
+    @property
+    def max_length(self) -> int:
+        """The length of the model's context, in tokens."""
+        return self._model.vllm.max_length
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end a turn."""
+        return self._stop_ids
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Sample one turn after `prompt_ids`.
+
+        The log-probs are those of the sampling distribution, after temperature and truncation.
+
+        Raises:
+            ContextOverflow: if the prompt leaves no room in the model's context.
+            EngineFailure: if the engine died, or did not answer in time.
+        """
+        return await self._sample(prompt_ids, sampling, with_logprobs=True)
+
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, with_logprobs: bool) -> Completion:
+        room = self._model.vllm.max_length - len(prompt_ids)
+        if room < 1:
+            raise ContextOverflow(
+                f"A prompt of {len(prompt_ids)} tokens does not fit into {self._model.model_name_or_path}'s context: "
+                f"vllm.max_length is {self._model.vllm.max_length}. Raise it, or shorten problems and conversations."
+            )
+        from vllm.inputs.engine import tokens_input
+
+        # A prompt without a type would first go through vLLM's tokenising thread.
+        params, prompt = self._sampling_params(sampling, room), tokens_input(list(prompt_ids))
+        params.logprobs = 0 if with_logprobs else None
+        async with self._gate.turn():
+            policy, weights = self.policy, self.weights
+            request = self._engine.generate(prompt, params, uuid4().hex, lora_request=self.adapter)
+            output = (await self._finish(request)).outputs[0]
+        ids = tuple(output.token_ids)
+        ended = output.finish_reason == "stop"
+        return Completion(
+            ids=ids,
+            logprobs=_logprobs_of(ids, output.logprobs) if with_logprobs else (),
+            text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
+            ended=ended,
+            policy=policy,
+            weights=weights,
+        )
+
+    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Sample the assistant message that follows `messages`, without log-probs: nothing is trained on it, and they
+        cost the engine and the server time for each token. Raises the same errors as `generate`."""
+        return await self._sample(encode_chat(self.tokenizer, messages), sampling, with_logprobs=False)
+
+    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+        """Wait for the turns in flight, then load published weights in place, or replace the adapter by a published
+        one. The engine is not restarted. If it slept, it is awake afterwards.
+
+        Raises:
+            DataError: if the folder does not hold a complete published policy for this model.
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
+            GpuFull: if the engine slept and the GPU has no room for it.
+            EngineFailure: if the engine died, or loaded only some of the weights; it then counts as dead.
+        """
+        weights = check_policy(folder, policy)
+        check_published(folder, self._model.model_name_or_path, self._model.adapter)
+        async with self._sleep_control.loading(timeout_s):
+            with self._weight_change(f"loaded policy {policy}"):
+                if self._model.adapter is None:
+                    await self._engine.collective_rpc("load_policy", args=(str(folder),))
+                else:
+                    await self._adapter.load(folder, policy)
+                if not await self._engine.reset_prefix_cache():
+                    raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
+            self.policy, self.weights = policy, weights
+
+    def shutdown(self) -> None:
+        """End the engine's processes."""
+        del self._adapter  # it holds a reference to the engine, too
+        super().shutdown()
+
+    def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=min(sampling.max_tokens, room),
+            seed=sampling.seed,
+            stop_token_ids=self._stop_ids,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=None if sampling.schema is None else StructuredOutputsParams(json=sampling.schema),
+        )
+
+    def _find_stop_ids(self) -> list[int]:
+        """The end-of-turn token of the chat template, and the end tokens in the model's generation config."""
+        generation_config = self._engine.model_config.try_get_generation_config()
+        named = generation_config.get("eos_token_id") or []
+        named = [named] if isinstance(named, int) else list(named)
+        return sorted({self.frame.turn_end_id, *named})
+
+
+def _logprobs_of(ids: Sequence[int], entries: Sequence[Any]) -> tuple[float, ...]:
+    """The log-probs of sampled tokens in vLLM's entries, which hold those of other tokens, too."""
+    return tuple(entry[token].logprob for entry, token in zip(entries, ids, strict=True))
+
+
+def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncLLM":
+    """Start vLLM with a model that generates text (`runner` "generate") or gives scores ("pooling")."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(engine_arguments(model, seed, sleep_mode, runner), stat_loggers=[own_metrics()])
+
+
+def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncEngineArgs":
+    """vLLM's arguments for `load_engine`."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    options = model.vllm
+    return AsyncEngineArgs(
+        model=model.model_name_or_path,
+        runner=runner,
+        load_format="safetensors",  # "auto" would fall back to pickles
+        trust_remote_code=False,
+        dtype=options.dtype,
+        seed=seed,
+        max_model_len=options.max_length,
+        max_num_seqs=options.max_num_seqs,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        tensor_parallel_size=options.number_of_gpus_per_instance,
+        enforce_eager=options.enforce_eager,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        worker_extension_cls="classroom_rl.engines.vllm.worker_extension.PolicyWorker",
+        enable_log_requests=False,
+        enable_sleep_mode=sleep_mode and _sleep_mode_is_available(),
+        **_cpu_arguments(options),
+        **adapter_arguments(model),
+    )
+
+
+def _sleep_mode_is_available() -> bool:
+    """Whether vLLM supports its sleep mode on this platform; where it does not, vLLM refuses to start with it."""
+    from vllm.platforms import current_platform
+
+    return current_platform.is_sleep_mode_available() and current_platform.is_cumem_allocator_available()
+
+
+def _cpu_arguments(options: VllmConfig) -> dict[str, Any]:
+    """vLLM's arguments on CPUs; none elsewhere.
+
+    Chunked prefill is off, because that of a seeded request kills the worker there: CPU generators cannot be rewound
+    ("CPU Generator does not use offset"). Blocks of the prefix cache are small, because only whole ones are found
+    again: with the 128 tokens that vLLM takes on CPUs, each turn of a conversation reads up to 127 old tokens again. An
+    engine with cores of its own runs in one process.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return {}
+    found: dict[str, Any] = {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(options.max_length, 8192),
+        "block_size": _CPU_BLOCK,
+    }
+    if options.cpu_cores is not None and options.number_of_gpus_per_instance == 1:
+        found["distributed_executor_backend"] = (
+            "classroom_rl.engines.vllm.single_process_executor.SingleProcessExecutor"
+        )
+    return found

@@ -1,0 +1,227 @@
+"""The base of all vLLM engines: start, sleep, health check and shutdown."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from classroom_rl.config.base import GenerationConfig, ModelConfig
+from classroom_rl.config.values import PHASED
+from classroom_rl.engines.vllm.engine_start import start_engine
+from classroom_rl.engines.vllm.role_metrics import metrics_of
+from classroom_rl.engines.vllm.sleep import SleepControl
+from classroom_rl.engines.vllm.turn_deadlines import TurnDeadlines
+from classroom_rl.engines.vllm.weights_gate import WeightsGate
+from classroom_rl.errors import DataError, EngineFailure
+from classroom_rl.rollout.engine import EngineHealth
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+    from vllm import RequestOutput
+    from vllm.outputs import PoolingRequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+Output = TypeVar("Output", "RequestOutput", "PoolingRequestOutput")
+
+
+class EngineProcess:
+    """One model on vLLM's `AsyncLLM`. Subclasses define how it is loaded and which requests it takes.
+
+    Attributes:
+        tokenizer: the model's tokenizer.
+    """
+
+    def __init__(
+        self, engine: "AsyncLLM", model: ModelConfig, pids: list[int], gpus: list[str], generation: GenerationConfig
+    ):
+        self._engine = engine
+        self._model = model
+        self._pids = pids
+        self._gpus = gpus
+        self._deadlines = TurnDeadlines(generation.turn_timeout_s)
+        self._gate = WeightsGate(generation.sample_timeout_s, model.vllm.max_num_seqs)
+        self._failure: EngineFailure | None = None
+        self._sleep_control = SleepControl(engine, self._gate, engine.model_config.enable_sleep_mode)
+        self.tokenizer = engine.get_tokenizer()
+
+    @classmethod
+    async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
+        """Load a model. This takes about twenty seconds on a CPU, longer for large models. Where no GPU's memory is to
+        be shared out, several engines may start at once.
+
+        A start that is cancelled first waits until the model is loaded, because vLLM loads in a thread, and then ends
+        the engine.
+
+        Args:
+            generation: sets the deadlines, and whether the engine needs sleep mode.
+
+        Raises:
+            EngineFailure: if vLLM cannot load it; the message is vLLM's.
+        """
+        load = partial(cls._load, model, seed, _needs_sleep_mode(generation))
+        try:
+            engine, pids = await _to_the_end(asyncio.to_thread(start_engine, model, load))
+            try:
+                await engine.collective_rpc("exit_with_server", args=(os.getpid(),))
+                gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
+                return cls(engine, model, pids, gpus, generation)
+            except BaseException:
+                _end(engine)
+                raise
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
+
+    @staticmethod
+    def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
+        raise NotImplementedError
+
+    @property
+    def model_name(self) -> str:
+        """The configured name of the model."""
+        return self._model.model_name_or_path
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Wait for the turns in flight, then free the GPU's memory; the weights move to host memory. New turns wait
+        until `wake_up`. On CPUs turns wait, too, but no memory is freed.
+
+        Raises:
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the engine stays awake.
+            EngineFailure: if the engine died.
+        """
+        with engine_errors(self._model):
+            await self._sleep_control.sleep(timeout_s)
+
+    async def wake_up(self) -> None:
+        """Take GPU memory again and go on with the same weights.
+
+        Raises:
+            GpuFull: if the GPU has no room; the engine stays asleep.
+            EngineFailure: if the engine died.
+        """
+        with engine_errors(self._model):
+            await self._sleep_control.wake_up()
+
+    def health(self) -> EngineHealth:
+        """Model, vLLM version, and the ids of the engine's processes."""
+        import vllm
+
+        self.check_alive()
+        return EngineHealth(
+            model=self._model.model_name_or_path,
+            engine="vllm",
+            engine_version=vllm.__version__,
+            pids=self._pids,
+            gpus=self._gpus,
+            can_sleep=self._sleep_control.can_sleep,
+            asleep=self._sleep_control.asleep,
+        )
+
+    def metrics(self) -> list["Metric"]:
+        """vLLM's metrics of this engine, for Prometheus."""
+        return metrics_of(self._engine)
+
+    def check_alive(self) -> None:
+        """Check that the engine works.
+
+        Raises:
+            EngineFailure: if one of its processes died, or a change of its weights failed halfway.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._engine.errored:
+            raise EngineFailure(f"The engine of {self._model.model_name_or_path} died: {self._engine.dead_error}")
+
+    def shutdown(self) -> None:
+        """End the engine's processes."""
+        del self._sleep_control
+        _end(self.__dict__.pop("_engine"))
+
+    @contextmanager
+    def _weight_change(self, what: str) -> Iterator[None]:
+        """A context in which the weights change. If it fails or is cancelled, the engine may hold a mix of old and new
+        weights, perhaps a different one on each GPU. So no turn is sampled any more, and the engine counts as dead.
+
+        Args:
+            what: describes the change, for the message.
+
+        Raises:
+            DataError: passed on: the change was refused before any weight changed.
+            EngineFailure: for every other error.
+        """
+        try:
+            yield
+        except DataError:
+            raise
+        except BaseException as error:
+            self._failure = EngineFailure(
+                f"The engine of {self._model.model_name_or_path} failed while it {what}, and may hold parts of the old "
+                f"weights and of the new ones: {error or type(error).__name__}"
+            )
+            self._gate.close_for_good(self._failure)
+            if isinstance(error, Exception):
+                raise self._failure from error
+            raise
+
+    async def _finish(self, request: AsyncIterator[Output]) -> Output:
+        """The final output of a request to vLLM, which must have passed the gate.
+
+        Raises:
+            EngineFailure: if the engine died, or finished no request in time.
+        """
+        try:
+            async with self._deadlines.deadline():
+                with engine_errors(self._model):
+                    async for output in request:
+                        if output.finished:
+                            self._deadlines.extend()
+                            return output
+        except TimeoutError:
+            raise EngineFailure(
+                f"The engine of {self._model.model_name_or_path} did not finish a turn within "
+                f"generation.turn_timeout_s = {self._deadlines.seconds:g} s."
+            ) from None
+        raise EngineFailure(f"The engine of {self._model.model_name_or_path} ended a request without an answer.")
+
+
+class engine_errors:
+    """Turns vLLM's errors inside the `with` block into `EngineFailure` with the model's name."""
+
+    def __init__(self, model: ModelConfig):
+        self._name = model.model_name_or_path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind, error, _trace) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        if isinstance(error, EngineDeadError | EngineGenerateError):
+            raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
+
+
+def _needs_sleep_mode(generation: GenerationConfig) -> bool:
+    return generation.colocate is not False or generation.schedule == PHASED
+
+
+async def _to_the_end(loading: Coroutine[None, None, tuple["AsyncLLM", list[int]]]) -> tuple["AsyncLLM", list[int]]:
+    """Wait for an engine. If the waiting is cancelled, the engine is ended as soon as it is there."""
+    task = asyncio.create_task(loading)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if task.exception() is None:
+            engine, _ = task.result()
+            _end(engine)
+        raise
+
+
+def _end(engine: "AsyncLLM") -> None:
+    engine.shutdown()
+    engine.shutdown = _nothing  # vLLM's __del__ calls it again, perhaps after the interpreter unloaded its modules
+
+
+def _nothing(timeout: float | None = None) -> None:
+    """Replaces `shutdown` of an engine that has been shut down."""

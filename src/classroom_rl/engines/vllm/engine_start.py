@@ -1,0 +1,88 @@
+"""Starts the processes of vLLM's engines, each with the environment that its model asks for."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
+
+import psutil
+
+from classroom_rl.config.base import ModelConfig
+from classroom_rl.system.cpu_features import short_openmp_wait
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_LOOK_S = 0.05
+_ENVIRONMENT = threading.Lock()
+"""Held while the environment of this process is that of one engine. A started process keeps what it inherited."""
+
+
+def start_engine(model: ModelConfig, load: Callable[[], "AsyncLLM"]) -> tuple["AsyncLLM", list[int]]:
+    """Call `load`, with the environment for `model` until vLLM has started the engine's process. Several threads may
+    start engines at once: one waits for the other's process to start, not for its model to load.
+
+    Processes are spawned. vLLM's default on GPUs is to fork, but a fork from a server's thread would inherit locks that
+    other threads hold. VLLM_WORKER_MULTIPROC_METHOD is respected if it is set, and so is VLLM_USE_FLASHINFER_SAMPLER.
+
+    Returns:
+        The engine, and the ids of its processes.
+    """
+    with ThreadPoolExecutor(1, "vllm-start") as pool:
+        with _ENVIRONMENT, _engine_environment(model):
+            others = set(multiprocessing.active_children())
+            loading = pool.submit(load)
+            process = _first_process_beside(others, loading)
+        engine = loading.result()
+    return engine, [] if process is None else _with_descendants(process.pid)
+
+
+def _first_process_beside(others: set[BaseProcess], loading: Future) -> BaseProcess | None:
+    """The process that the engine starts, once it runs; None if the engine failed, or needed none."""
+    while True:
+        over = loading.done()
+        started = set(multiprocessing.active_children()) - others
+        if started or over:
+            return started.pop() if started else None
+        wait([loading], _LOOK_S)
+
+
+def _with_descendants(pid: int) -> list[int]:
+    return sorted([pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))])
+
+
+class _engine_environment:
+    """Sets the environment variables of an engine: how vLLM starts processes and samples, and for CPUs the cores, how
+    threads wait, and the size of the KV cache.
+
+    OpenMP reads its own when the engine's process starts, so the model may run in that process. On GPUs vLLM would
+    sample a turn with `top_k` or `top_p` by FlashInfer, which first downloads and compiles kernels, for minutes, in the
+    middle of that turn, or fails to; vLLM's own kernels need neither.
+    """
+
+    def __init__(self, model: ModelConfig):
+        from vllm.utils.cpu_resource_utils import parse_id_list
+
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib), **short_openmp_wait()}
+        if model.vllm.cpu_cores is not None:
+            self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
+            cores = parse_id_list(model.vllm.cpu_cores)
+            self._wanted["OMP_NUM_THREADS"] = str(len(cores))
+            self._wanted["OMP_PLACES"] = f"{{{','.join(map(str, cores))}}}"
+            self._wanted["OMP_PROC_BIND"] = "true"
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._wanted}
+        os.environ.update(self._wanted)
+
+    def __exit__(self, *_error) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,83 @@
+"""A reward model on vLLM, which scores a conversation with one number."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Self
+from uuid import uuid4
+
+from classroom_rl.config.base import GenerationConfig, ModelConfig
+from classroom_rl.engines.vllm.engine import load_engine
+from classroom_rl.engines.vllm.engine_base import EngineProcess
+from classroom_rl.errors import ConfigError, ContextOverflow
+from classroom_rl.rollout.chat_template import Message, encode_dialogue
+
+if TYPE_CHECKING:
+    import torch
+
+_TASKS = ("classify", "token_classify")
+"""vLLM's pooling tasks for a score: one for the whole text, or one after each token (as for Qwen2.5-Math-RM-72B), of
+which the last counts."""
+
+
+class RewardEngine(EngineProcess):
+    """A model with a classification head of one logit. Build it with `await RewardEngine.start(…)`."""
+
+    _load = staticmethod(partial(load_engine, runner="pooling"))
+
+    @classmethod
+    async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
+        """Load a reward model. Arguments as in `EngineProcess.start`.
+
+        Raises:
+            ConfigError: if the model does not give exactly one number.
+            EngineFailure: if vLLM cannot load it; the message is vLLM's.
+        """
+        engine = await super().start(model, seed, generation)
+        try:
+            await engine._find_task()
+        except BaseException:
+            engine.shutdown()
+            raise
+        return engine
+
+    async def score(self, messages: Sequence[Message]) -> float:
+        """The model's score of the last message, given those before it: the raw logit, unbounded, without a sigmoid.
+
+        Raises:
+            ContextOverflow: if the conversation does not fit into the model's context.
+            EngineFailure: if the engine died, or did not answer in time.
+        """
+        ids = encode_dialogue(self.tokenizer, messages)
+        limit = self._model.vllm.max_length
+        if len(ids) > limit:
+            raise ContextOverflow(
+                f"A conversation of {len(ids)} tokens, which ends with {messages[-1]['content'][-60:]!r}, does not fit "
+                f"into the context of the reward model {self.model_name}: its vllm.max_length is {limit}. Raise it, or "
+                "have shorter ones."
+            )
+        return float((await self._read(ids))[-1])
+
+    async def _read(self, ids: Sequence[int]) -> "torch.Tensor":
+        """All outputs of the classification head for these tokens, flattened."""
+        from vllm import PoolingParams
+
+        params = PoolingParams(task=self._task, use_activation=False)
+        async with self._gate.turn():
+            request = self._engine.encode({"prompt_token_ids": list(ids)}, params, uuid4().hex)
+            return (await self._finish(request)).outputs.data.flatten()
+
+    async def _find_task(self) -> None:
+        tasks = [task for task in _TASKS if task in await self._engine.get_supported_tasks()]
+        if not tasks:
+            raise ConfigError(
+                f"{self.model_name} is no reward model: it has no classification head (architectures in its "
+                "config.json). Name a model that was trained to score, with one logit."
+            )
+        self._task = tasks[0]
+        probe = encode_dialogue(self.tokenizer, [{"role": "user", "content": "a"}])
+        count = len(await self._read(probe)) / (len(probe) if self._task == "token_classify" else 1)
+        if count != 1:
+            raise ConfigError(
+                f"{self.model_name} gives {count:g} numbers where a reward model gives one: num_labels in its "
+                "config.json must be 1."
+            )

@@ -1,0 +1,364 @@
+"""The state machine of one conversation. Pure: no model, no clock, no I/O.
+
+A conversation knows which states may follow and refuses everything else. `classroom.py` beside it reads its state,
+calls the model of that state, and adds the result with one of the `add_…` methods.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import dropwhile
+
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.judges.verdicts import Judgement, Verdict, sum_up
+from classroom_rl.rollout.engine import ConversationFacts
+from classroom_rl.rollout.post_test import PostTest
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.reviews import Review
+from classroom_rl.rollout.supervision import SampledDraft
+from classroom_rl.rollout.thoughts import visible_messages, visible_text
+from classroom_rl.rollout.tokens import TokenBuffer, Turn, approximate_tokens
+
+
+class State(StrEnum):
+    """The states of a conversation; those that a configuration does not need are skipped."""
+
+    START = "START"
+    TEACHER_TURN = "TEACHER_TURN"
+    SUPERVISOR_TURN = "SUPERVISOR_TURN"
+    STUDENT_TURN = "STUDENT_TURN"
+    JUDGE_TURN = "JUDGE_TURN"
+    POST_TEST = "POST_TEST"
+    GENERATE_SOLUTION = "GENERATE_SOLUTION"
+    REWARD_TURN = "REWARD_TURN"
+    END = "END"
+
+
+@dataclass(frozen=True)
+class ClassroomRules:
+    """The limits and judging rules of all conversations of a run; meanings as in `config.base.GenerationConfig`.
+
+    `max_tokens_in_conversation` bounds the teacher's context in tokens. `judge_rules` are the rule names ((): no
+    judging). `solutions` is the number of solutions that the student writes afterwards (0: none is needed).
+    `post_test` says whose answers to a post-test the reward counts, one of `POST_TEST_STUDENTS` ("": there is no test).
+    """
+
+    max_turns: int = 15
+    max_tokens_in_conversation: int = 8192
+    max_tokens_per_turn: int = 1024
+    judge_rules: tuple[str, ...] = ()
+    solutions: int = 0
+    ignore_rejected_judge: bool = False
+    extra_penalty_for_rejected_judges: float = 0.25
+    low_score_threshold: float = 0.3
+    use_thinking: bool = False
+    post_test: str = field(default="", repr=False)  # the identity has it by the configuration, if there is one
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solution that the student wrote after the dialogue, and its grade: 1 or 0 for a boxed answer, unbounded from a
+    reward model (None: not graded yet)."""
+
+    text: str
+    grade: float | None = None
+
+
+class InvalidTransition(ValueError):
+    """The conversation's state does not allow what was added to it."""
+
+
+@dataclass
+class Conversation:
+    """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged.
+
+    A teacher that gives no token ids has no `buffer` but a `prompt_estimate`, the approximate token count of its first
+    prompt. `failure` is the reason why the conversation could not go on and gets no reward. `overflow` says which
+    model's context was full, if that ended the dialogue or the conversation. In a `supervised` one, a supervisor reads
+    each message of the teacher before it enters the conversation: `drafts` are those of the current message.
+    """
+
+    id: str
+    problem: Problem
+    setup: Setup
+    rules: ClassroomRules
+    turns: list[Turn] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    solutions: list[Solution] = field(default_factory=list)
+    post_test: PostTest | None = None
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    buffer: TokenBuffer | None = None
+    prompt_estimate: int | None = None
+    failure: str | None = None
+    overflow: str | None = None
+    supervised: bool = False
+    drafts: list[SampledDraft] = field(default_factory=list)
+    state: State = State.START
+
+    @property
+    def finished(self) -> bool:
+        """Whether the conversation has ended."""
+        return self.state is State.END
+
+    @property
+    def answers(self) -> int:
+        """The number of model answers so far: turns, rejected drafts and solutions."""
+        drafts = len(self.drafts) + sum(len(turn.drafts) for turn in self.turns)
+        return len(self.turns) + drafts + len(self.solutions)
+
+    def start(self, opening: Sequence[Turn] = ()) -> None:
+        """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`,
+        the messages that the teacher's prompt template begins with."""
+        self._expect(State.START)
+        self.turns = list(opening)
+        self._advance()
+
+    def open_buffer(self, prompt_ids: Sequence[int]) -> None:
+        """Open the teacher's context with its first prompt: once, before its first turn."""
+        self._expect(State.TEACHER_TURN)
+        if self.buffer is not None:
+            raise InvalidTransition(f"{self.id}: the teacher's context is open already")
+        self.buffer = TokenBuffer(prompt_ids)
+
+    def open_estimated(self, prompt_tokens: int) -> None:
+        """Record the approximate token count of the first prompt, for a teacher without token ids."""
+        self._expect(State.TEACHER_TURN)
+        self.prompt_estimate = prompt_tokens
+
+    def cut_short(self, reason: str) -> None:
+        """Record that the student's context is full: the dialogue ends with the teacher's last message, and is judged
+        and rewarded as it is."""
+        self._expect(State.STUDENT_TURN)
+        self.overflow = reason
+        self._advance()
+
+    def give_up(
+        self, reason: str, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = (), overflow: bool = False
+    ) -> None:
+        """Record that the conversation cannot go on: it is neither judged nor rewarded.
+
+        Args:
+            overflow: whether a full context is the reason.
+            prompt_ids, end_ids: the teacher's context, for a conversation that failed before its context was open:
+                trainers need tokens of every conversation. None of these were sampled.
+        """
+        self.failure = reason
+        self.overflow = reason if overflow else None
+        if prompt_ids:
+            self.buffer = TokenBuffer(prompt_ids)
+            self.buffer.append_given(end_ids)
+        self.state = State.REWARD_TURN
+
+    def add_draft(self, draft: SampledDraft) -> None:
+        """Record a message of a supervised teacher, for the supervisor to review."""
+        self._expect(State.TEACHER_TURN)
+        if not self.supervised:
+            raise InvalidTransition(f"{self.id}: a draft came in a conversation without a supervisor")
+        self.drafts.append(draft)
+        self._advance()
+
+    def reject_draft(self, review: Review) -> None:
+        """Record that the teacher has to write its message again. Nothing in a rejected draft ends the dialogue."""
+        self._expect(State.SUPERVISOR_TURN)
+        self.drafts[-1] = replace(self.drafts[-1], review=review)
+        self._advance()
+
+    def add_teacher_turn(self, turn: Turn) -> None:
+        """Record a teacher turn, whose tokens are in the buffer already; a supervised one after its review."""
+        self._expect(State.SUPERVISOR_TURN if self.supervised else State.TEACHER_TURN)
+        if turn.role != "teacher":
+            raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
+        self.turns.append(turn)
+        self.drafts.clear()
+        self._advance()
+
+    def add_student_turn(self, turn: Turn, framed_ids: Sequence[int] = ()) -> None:
+        """Record a student turn. `framed_ids` are the tokens of its message and of the chat template around it in the
+        teacher's context (empty for an opening attempt, which is part of the teacher's first prompt)."""
+        self._expect(State.STUDENT_TURN)
+        if turn.role != "student":
+            raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
+        self.turns.append(turn)
+        if self.buffer is not None:
+            self.buffer.append_given(framed_ids)
+        self._advance()
+
+    def add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Record the verdicts of all judge attempts, failed ones included."""
+        self._expect(State.JUDGE_TURN)
+        self.verdicts = list(verdicts)
+        self._advance()
+
+    def add_post_test(self, post_test: PostTest) -> None:
+        """Record the post-test."""
+        self._expect(State.POST_TEST)
+        self.post_test = post_test
+        self._advance()
+
+    def add_solutions(self, solutions: Sequence[Solution]) -> None:
+        """Record the graded solutions."""
+        self._expect(State.GENERATE_SOLUTION)
+        if len(solutions) != self.rules.solutions:
+            raise InvalidTransition(f"{self.id}: {len(solutions)} solutions came, {self.rules.solutions} were due")
+        self.solutions = list(solutions)
+        self._advance()
+
+    def add_rewards(self, rewards: dict[str, float | None]) -> None:
+        """Record the rewards and end."""
+        self._expect(State.REWARD_TURN)
+        self.rewards = dict(rewards)
+        self._advance()
+
+    # Derived values ----------------------------------------------------------------------------------------------
+
+    @property
+    def teacher_turns(self) -> list[Turn]:
+        """The turns that the teacher sampled itself."""
+        return [turn for turn in self.turns if turn.role == "teacher" and not turn.given]
+
+    @property
+    def next_is_opening_attempt(self) -> bool:
+        """True if the next turn is the student's attempt at the problem, before any teaching."""
+        return self.state is State.STUDENT_TURN and not self.turns
+
+    @property
+    def next_persona(self) -> str:
+        """The persona drawn for the student's next turn.
+
+        Raises:
+            InvalidTransition: for the opening attempt, which has none.
+        """
+        if self.next_is_opening_attempt:
+            raise InvalidTransition(f"{self.id}: the opening attempt has no persona")
+        return self.setup.personas[sum(turn.persona is not None for turn in self.turns)]
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that still fit into the teacher's context; approximate for a teacher without token ids."""
+        used = len(self.buffer) if self.buffer is not None else self._estimated_tokens()
+        return self.rules.max_tokens_in_conversation - used
+
+    def _estimated_tokens(self) -> int:
+        if self.prompt_estimate is None:
+            return 0
+        own = dropwhile(lambda turn: turn.role == "student" or turn.given, self.turns)  # the others are in the prompt
+        return self.prompt_estimate + sum(approximate_tokens(turn.text) for turn in own)
+
+    @property
+    def teacher_turn_limit(self) -> int:
+        """The most tokens of the teacher's next turn; one place is kept for an end token it may omit."""
+        return self.turn_limit_after(0)
+
+    def turn_limit_after(self, hint_tokens: int) -> int:
+        """The most tokens of the teacher's next turn, if so many tokens that it alone sees stand before it."""
+        return min(self.rules.max_tokens_per_turn, self.tokens_left - hint_tokens - 1)
+
+    def transcript(self) -> list[dict[str, str]]:
+        """The messages as the judge sees them: {"role": "teacher" | "student", "content": visible text}."""
+        return visible_messages(self.turns)
+
+    @property
+    def facts(self) -> ConversationFacts:
+        """What an embedded judge gets besides the transcript."""
+        return ConversationFacts(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """The judgement that sums up the verdicts; None before judging, without judge rules, and if a rule has no valid
+        verdict."""
+        return sum_up(self.verdicts, self.rules.judge_rules) if self.rules.judge_rules else None
+
+    @property
+    def lacks_verdict(self) -> bool:
+        """True if the conversation failed, or should have a judgement and has none: it may get no reward."""
+        return self.failure is not None or bool(self.rules.judge_rules) and self.judgement is None
+
+    @property
+    def rejected(self) -> bool:
+        """True if a decision rule rejected the conversation, the judge refused its content, or its scores are below
+        the low-score threshold."""
+        judgement = self.judgement
+        if judgement is None:
+            return False
+        low = judgement.scores is not None and judgement.scores.final_reward < self.rules.low_score_threshold
+        return low or bool(judgement.rejecting_rules or judgement.refusing_rules)
+
+    # Transitions -------------------------------------------------------------------------------------------------
+
+    def _expect(self, state: State) -> None:
+        if self.state is not state:
+            raise InvalidTransition(f"{self.id}: this belongs to {state}, but the conversation is in {self.state}")
+
+    def _advance(self) -> None:
+        self.state = next(target for condition, target in TRANSITIONS[self.state] if condition(self))
+
+
+def _always(_: Conversation) -> bool:
+    return True
+
+
+def _student_opens(conversation: Conversation) -> bool:
+    return conversation.setup.type is ConversationType.ATTEMPTED or bool(conversation.turns)
+
+
+def _is_drafted(conversation: Conversation) -> bool:
+    return bool(conversation.drafts)
+
+
+def _dialogue_goes_on(conversation: Conversation) -> bool:
+    """After a teacher turn: the teacher did not say goodbye, the turn limit is not reached, the context has room."""
+    said_goodbye = END_OF_CONVERSATION in visible_text(conversation.turns[-1].text)
+    return not said_goodbye and len(conversation.turns) < conversation.rules.max_turns and _has_room(conversation)
+
+
+def _has_room(conversation: Conversation) -> bool:
+    return conversation.overflow is None and conversation.teacher_turn_limit >= 1
+
+
+def _is_judged(conversation: Conversation) -> bool:
+    return bool(conversation.rules.judge_rules)
+
+
+def _needs_solutions(conversation: Conversation) -> bool:
+    return conversation.rules.solutions > 0 and _reward_depends_on_student(conversation)
+
+
+def _needs_post_test(conversation: Conversation) -> bool:
+    return bool(conversation.rules.post_test) and _reward_depends_on_student(conversation)
+
+
+def _reward_depends_on_student(conversation: Conversation) -> bool:
+    """Whether what the student does after the dialogue can change a reward: not without a verdict, or if the
+    conversation was rejected in hard mode."""
+    if conversation.lacks_verdict:
+        return False
+    return conversation.rules.ignore_rejected_judge or not conversation.rejected
+
+
+_Condition = Callable[[Conversation], bool]
+_AFTER_DIALOGUE: tuple[tuple[_Condition, State], ...] = (
+    (_is_judged, State.JUDGE_TURN),
+    (_needs_post_test, State.POST_TEST),
+    (_needs_solutions, State.GENERATE_SOLUTION),
+    (_always, State.REWARD_TURN),
+)
+TRANSITIONS: dict[State, tuple[tuple[_Condition, State], ...]] = {
+    State.START: ((_student_opens, State.STUDENT_TURN), (_always, State.TEACHER_TURN)),
+    State.TEACHER_TURN: (
+        (_is_drafted, State.SUPERVISOR_TURN),
+        (_dialogue_goes_on, State.STUDENT_TURN),
+        *_AFTER_DIALOGUE,
+    ),
+    State.SUPERVISOR_TURN: (
+        (_is_drafted, State.TEACHER_TURN),  # rejected: a message that was accepted leaves no drafts
+        (_dialogue_goes_on, State.STUDENT_TURN),
+        *_AFTER_DIALOGUE,
+    ),
+    State.STUDENT_TURN: ((_has_room, State.TEACHER_TURN), *_AFTER_DIALOGUE),
+    State.JUDGE_TURN: _AFTER_DIALOGUE[1:],
+    State.POST_TEST: _AFTER_DIALOGUE[2:],
+    State.GENERATE_SOLUTION: _AFTER_DIALOGUE[3:],
+    State.REWARD_TURN: ((_always, State.END),),
+}
+"""The next state after each state: that of the first condition that holds."""

@@ -1,0 +1,145 @@
+"""Renders all prompts before a run begins, so that a mistake in one does not stop the run hours later."""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.values import SCORING_RULES
+from classroom_rl.environments.classroom.setup import ConversationType
+from classroom_rl.environments.classroom.teacher_prompt import (
+    OPENING_VARIABLES,
+    first_messages,
+    opening_turns,
+    opens_dialogue,
+)
+from classroom_rl.environments.classroom.teacher_tools import encode_prompt
+from classroom_rl.errors import ContextOverflow, DataError
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.prompts import variables_of
+from classroom_rl.rollout.template_check import GROUP, OF_SUPERVISORS, TRANSCRIPT, check_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+_LEAST_TURN = 2  # a token, and the one that ends it
+
+
+def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> None:
+    """Render every template with the variables that it may use. Log a warning if the teacher's never uses the problem.
+
+    Args:
+        judge_reads_templates: whether the judge is a model, which gets the templates of the judge rules.
+
+    Raises:
+        DataError: if a template is wrong, or a judge's does not show the conversation; the message names the config key
+            and the template.
+    """
+    _check_teacher_prompt(generation)
+    for key, path, variables in _uses(generation, judge_reads_templates):
+        check_template(f"generation.{key}", path, variables)
+
+
+def check_group_prompts(paths: Mapping[str, str], rules: Collection[str]) -> None:
+    """Render the templates, by rule, with which a judge is asked about a whole group.
+
+    Raises:
+        DataError: if a template is wrong, or does not show every conversation.
+    """
+    for name in SCORING_RULES.intersection(rules):
+        key = f"judge_model.group_prompts_paths.{name}"
+        check_template(key, paths[name], {"conversations": GROUP, "problem": "…"})
+
+
+def _check_teacher_prompt(generation: GenerationConfig) -> None:
+    key, path = "generation.teacher_prompt_path", generation.teacher_prompt_path
+    try:
+        opened = opens_dialogue(path)
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
+    if opened and (generation.forced_conversation_type or "").lower() != "guided":
+        raise DataError(
+            f"{key}: {path} opens the dialogue itself (it uses {' and '.join(OPENING_VARIABLES)}), which leaves no "
+            "place for a student's attempt: set generation.forced_conversation_type=guided."
+        )
+    if "problem" not in variables_of(path):
+        logger.warning(
+            "%s: %s never uses problem, so the teacher is not told what the lesson is about. Write {{ problem }} where "
+            "it is to stand, unless the student's first message says it.",
+            key,
+            path,
+        )
+
+
+def check_lengths(
+    problems: Sequence[Problem], generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", limit: int
+) -> None:
+    """Raise a `DataError` for the first problem whose teacher prompt leaves no room for a turn in `limit` tokens."""
+    longest_name = max(generation.student_names or [None], key=lambda name: len(name or ""))
+    for problem in problems:
+        opening = opening_turns(generation, problem.text, longest_name)
+        messages = first_messages(generation, problem.text, longest_name, ConversationType.GUIDED, opening)
+        refuse_long_prompt(problem, len(encode_prompt(generation, tokenizer, messages)), limit)
+
+
+def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
+    """Raise a `DataError` if a teacher prompt of `length` tokens leaves no room for a turn."""
+    if length + _LEAST_TURN > limit:
+        raise DataError(
+            f"Problem {problem.id} ({problem.text[:60]!r}) makes a teacher prompt of {length} tokens, but a "
+            f"conversation may have {limit}: shorten the problem, or raise generation.max_tokens_in_conversation and "
+            "teacher_model.vllm.max_length."
+        )
+
+
+def refuse_long_opening(problem: Problem, length: int, said: int, limit: int) -> None:
+    """`refuse_long_prompt` for a prompt that also holds `said` tokens of the student's messages.
+
+    Raises:
+        DataError: if the prompt leaves no room even without these messages.
+        ContextOverflow: if it leaves no room because of them.
+    """
+    refuse_long_prompt(problem, length - said, limit)
+    if length + _LEAST_TURN > limit:
+        raise ContextOverflow(
+            f"What the student said before the teacher takes {said} of {length} tokens of the teacher's prompt, and a "
+            f"conversation may have {limit}: lower generation.max_tokens_per_student_attempt or "
+            "generation.max_tokens_per_turn, or raise generation.max_tokens_in_conversation and "
+            "teacher_model.vllm.max_length."
+        )
+
+
+def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields (config key, template, variables) for everything that is rendered in a conversation."""
+    personas = generation.student_personas_prompts_paths
+    roles = {
+        **{f"student_personas_prompts_paths.{name}": path for name, path in personas.items()},
+        "student_final_prompt_path": generation.student_final_prompt_path,
+    }
+    parts: list[dict[str, Any]] = [{}]
+    if opens_dialogue(generation.teacher_prompt_path):
+        parts = [{name: name == filled for name in OPENING_VARIABLES} for filled in ("", *OPENING_VARIABLES)]
+    for name in dict.fromkeys(generation.student_names or [None]):
+        role = {"student_name": name, "problem": "…", "include_thinking": generation.use_thinking}
+        yield from ((key, path, role) for key, path in roles.items() if path is not None)
+        yield from (("teacher_prompt_path", generation.teacher_prompt_path, role | part) for part in parts)
+    if generation.student_initial_attempt_prompt_path is not None:
+        yield (
+            "student_initial_attempt_prompt_path",
+            generation.student_initial_attempt_prompt_path,
+            {"problem": "…"},
+        )
+    if generation.student_attempt_prompt_path is not None:
+        yield "student_attempt_prompt_path", generation.student_attempt_prompt_path, {"problem": "…"}
+    if generation.initial_attempt_wrapper_prompt_path is not None:
+        yield "initial_attempt_wrapper_prompt_path", generation.initial_attempt_wrapper_prompt_path, {"attempt": "…"}
+    if generation.supervisor.prompt_path is not None:
+        yield "supervisor.prompt_path", generation.supervisor.prompt_path, OF_SUPERVISORS
+    if generation.post_test.ask_student and generation.post_test.prompt_path is not None:
+        entry = {"item": "…", "cue": "…"}
+        told = {"student_name": "Alex", "problem": "…", "known": [entry], "unknown": [entry], "knows": False}
+        yield "post_test.prompt_path", generation.post_test.prompt_path, told
+    if judge_reads_templates:
+        for name, path in generation.judges_rules_prompts_paths.items():
+            yield f"judges_rules_prompts_paths.{name}", path, {"conversation": TRANSCRIPT, "problem": "…"}

@@ -1,0 +1,97 @@
+"""The teacher's prompt: its system message, the messages that its prompt template opens the dialogue with, and the
+opening `<think>` that its own messages begin with if configured."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.environments.classroom.conversation import Conversation
+from classroom_rl.environments.classroom.setup import ConversationType
+from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_further_markup
+from classroom_rl.rollout.prompts import render, variables_of
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.tokens import Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OPENING_VARIABLES = ("user_message", "teacher_message")
+THOUGHT = "<think>\n"
+
+
+@cache
+def opens_dialogue(path: str) -> bool:
+    """Whether a template also holds the first message of student and teacher, as SocraticLM's does. It is rendered
+    three
+    times: with `user_message` true for the student's, with `teacher_message` true for the teacher's, and with both
+    false for the system message."""
+    return set(OPENING_VARIABLES) <= variables_of(path)
+
+
+def system_message(generation: GenerationConfig, problem: str, student_name: str | None) -> str:
+    """The teacher's system message; raises as `render` does."""
+    return _render(generation, problem, student_name)
+
+
+def opening_turns(generation: GenerationConfig, problem: str, student_name: str | None) -> list[Turn]:
+    """The messages that the template opens the dialogue with, which are not sampled; none for most templates."""
+    if not opens_dialogue(generation.teacher_prompt_path):
+        return []
+    roles = zip(("student", "teacher"), OPENING_VARIABLES, strict=True)
+    return [Turn(role, _render(generation, problem, student_name, opened_by=name), given=True) for role, name in roles]
+
+
+def first_messages(
+    generation: GenerationConfig, problem: str, student_name: str | None, kind: ConversationType, said: Sequence[Turn]
+) -> list[Message]:
+    """The chat that becomes the teacher's first prompt.
+
+    Args:
+        said: all turns before the teacher's first: an opening attempt, which is put into its wrapper, or the template's
+            opening and the student's answer to it.
+    """
+    messages = [{"role": "system", "content": system_message(generation, problem, student_name)}]
+    for turn in said:
+        text = visible_text(turn.text)
+        if kind is ConversationType.ATTEMPTED and generation.initial_attempt_wrapper_prompt_path:
+            text = render(generation.initial_attempt_wrapper_prompt_path, attempt=text)
+        messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": text})
+    return messages
+
+
+def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> list[Message]:
+    """The whole dialogue as the teacher's chat, for a teacher that works on text instead of token ids.
+
+    The teacher's own messages keep their thoughts. If the teacher speaks first, its prompt is a user message instead of
+    a system message, because not every API answers a chat without a user message.
+    """
+    setup, turns = conversation.setup, conversation.turns
+    first = next((i for i, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
+    problem, name = conversation.problem.text, setup.student_name
+    messages = first_messages(generation, problem, name, setup.type, turns[:first])
+    if first == 0:
+        messages[0]["role"] = "user"
+    for turn in turns[first:]:
+        messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": turn.text})
+    return messages
+
+
+def opened_thought(generation: GenerationConfig, frame: ReplyFrame) -> str:
+    """The text that begins every message of the teacher and is not sampled: an opening `<think>` if `force_thinking` is
+    set or the model's chat template adds it, otherwise empty."""
+    return THOUGHT if generation.force_thinking or frame.opens_thought else ""
+
+
+def forced_ids(generation: GenerationConfig, frame: ReplyFrame, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens of `opened_thought` that have to be appended to the teacher's context; none if its chat template adds
+    them."""
+    if not generation.force_thinking or frame.opens_thought:
+        return []
+    return encode_further_markup(tokenizer, THOUGHT)
+
+
+def _render(generation: GenerationConfig, problem: str, student_name: str | None, opened_by: str = "") -> str:
+    path = generation.teacher_prompt_path
+    parts = {name: name == opened_by for name in OPENING_VARIABLES} if opens_dialogue(path) else {}
+    return render(path, student_name=student_name, problem=problem, include_thinking=generation.use_thinking, **parts)

@@ -1,0 +1,89 @@
+"""What a configuration may say of Marooned."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig
+from classroom_rl.config.values import GRPO, check_choice
+from classroom_rl.environments.marooned.players import PLAYERS
+from classroom_rl.environments.marooned.presets import PRESETS
+from classroom_rl.environments.marooned.review import DEFAULT_PENALTIES, NONE
+from classroom_rl.errors import ConfigError
+
+HAS_SUPERVISOR = True
+REWARD_NAMES = ("return", "ship", "readable", "possible")
+STEP_REWARD = "step"
+TURN_REWARD_NAMES = (STEP_REWARD,)
+
+
+def default_penalties() -> dict[str, float]:
+    """The price of each category of an invalid action."""
+    return {category: price for category, price in DEFAULT_PENALTIES.items() if category != NONE}
+
+
+@dataclass
+class Generation(EnvironmentConfig):
+    """The `generation` block. `preset` names the rules: `tiny` or `seed`. The model plays the seat that a problem
+    names. The other colonists are the scripted players in `colonists`, over and over in this order, and the traitor is
+    `traitor`; without `has_traitor` there is none. With `self_play` the model plays all seats: every decision is
+    trained with the reward of its own seat, and colonists and traitor have baselines of their own. A game is cut after
+    `max_turns` decisions of the model, in self-play for each seat. With
+    `show_rules` each prompt begins with the rules; a model that was made for the game needs none. `supervisor`: as for
+    the classroom, with this game's categories.
+    """
+
+    preset: str = "tiny"
+    has_traitor: bool = True
+    colonists: list[str] = field(default_factory=lambda: ["builder"])
+    traitor: str = "traitor"
+    self_play: bool = False
+    show_rules: bool = True
+    supervisor: SupervisionConfig = field(default_factory=lambda: SupervisionConfig(penalties=default_penalties()))
+
+
+def rows_per_episode(generation: Generation) -> int:
+    """The most decisions of a game: each has a prompt of its own and is a training row."""
+    seats = PRESETS[generation.preset].sailors if generation.self_play else 1
+    return generation.max_turns * seats
+
+
+def default_weights(generation: Generation) -> dict[str, float]:
+    """The scaled return of the seat under training alone."""
+    return {"return": 1.0}
+
+
+def check(config: Any) -> None:
+    """Raises:
+    ConfigError: for a preset or a player that does not exist, and for a critique shown to the model, which has a
+        prompt of its own for each decision.
+    """
+    generation = config.generation
+    check_choice("generation.preset", generation.preset, tuple(PRESETS))
+    if not generation.colonists:
+        raise ConfigError(f"generation.colonists is empty: name one or more of {', '.join(PLAYERS)}.")
+    for name in generation.colonists:
+        check_choice("generation.colonists", name, tuple(PLAYERS))
+    check_choice("generation.traitor", generation.traitor, tuple(PLAYERS))
+    if generation.self_play:
+        _check_self_play(config)
+    if generation.supervisor.show_critique:
+        raise ConfigError(
+            "generation.supervisor.show_critique is true, but in Marooned an action is written again from the same "
+            "prompt, without the critique: leave it out."
+        )
+
+
+def _check_self_play(config: Any) -> None:
+    train = getattr(config, "train", None)  # an evaluation trains nothing
+    if train is None:
+        return
+    if train.algorithm != GRPO:
+        raise ConfigError(
+            f"generation.self_play is true, but train.algorithm is {train.algorithm}, whose steps are those of one "
+            "player: set train.algorithm=grpo, or self_play to false."
+        )
+    if train.shuffle_rewards:
+        raise ConfigError(
+            "train.shuffle_rewards is true, but in self-play every seat has a reward of its own, which it does not "
+            "shuffle: set generation.self_play to false for this control."
+        )

@@ -1,0 +1,305 @@
+"""Marooned as an environment: the model plays one seat of each game, and every decision has a prompt of its own."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from classroom_rl.config.supervision_checks import turn_reward_weights
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import EMBEDDED_SUPERVISORS, SUPERVISOR_REWARD
+from classroom_rl.environments.marooned.config import STEP_REWARD, Generation
+from classroom_rl.environments.marooned.episode import DECISION, REVIEW, REWARDS, Episode, GameRecord, SeatReward
+from classroom_rl.environments.marooned.metrics import batch_metrics
+from classroom_rl.environments.marooned.prompts import decision_prompt
+from classroom_rl.environments.marooned.supervisor import about_decision, review_by_rules
+from classroom_rl.errors import DataError
+from classroom_rl.rollout import environment
+from classroom_rl.rollout.chat_template import encode_chat, encode_further_text
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.environment import Play
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.replay import add_tokens, add_turn
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.reviews import Review, reviewed
+from classroom_rl.rollout.roles import POLICY_SEAT, Seats
+from classroom_rl.rollout.runner import check_answer, weighted_sum
+from classroom_rl.rollout.scheduler import Phase
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.rollout.supervision import (
+    REPLACE,
+    RETRY,
+    ReviewedMessage,
+    SampledDraft,
+    decide,
+    is_supervised,
+    settle,
+    unreviewed,
+)
+from classroom_rl.rollout.template_check import OF_SUPERVISORS, check_template
+from classroom_rl.rollout.tokens import TokenBuffer, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SUPERVISOR_SEAT = "supervisor"
+_TURN, _DRAFT, _REVIEW = TypeAdapter(Turn), TypeAdapter(SampledDraft), TypeAdapter(Review)
+
+
+@dataclass
+class Replayed:
+    """Whether the journal holds the finished game."""
+
+    finished: bool = False
+
+
+class Environment(environment.Environment[Episode, Replayed]):
+    """Games of Marooned with one seat under training, or with all of them in self-play.
+
+    Args:
+        generation: limits, rules, players, and supervision.
+        context: the context length of the policy's model, in tokens.
+        sampling: how decisions are sampled.
+        rewards: the rewards to compute, and their weights.
+        turn_rewards: the names of the rewards of single decisions to record.
+        supervisor_name: the supervisor's model; "" if nobody supervises.
+    """
+
+    Record = GameRecord
+    phases = (Phase("game", (DECISION, REVIEW), (POLICY_SEAT, SUPERVISOR_SEAT)),)
+    review_by_rules = staticmethod(review_by_rules)
+
+    def __init__(
+        self,
+        generation: Generation,
+        context: int,
+        sampling: Sampling,
+        seats: Seats,
+        journal: Journal,
+        rewards: Mapping[str, float],
+        turn_rewards: Sequence[str] = (),
+        supervisor_name: str = "",
+    ):
+        self.seats = seats
+        self._generation = generation
+        self._limit = min(generation.max_tokens_in_conversation, context)
+        self._sampling = sampling
+        self._journal = journal
+        self._weights = dict(rewards)
+        self._turn_rewards = tuple(turn_rewards)
+        self._supervisor_name = supervisor_name
+
+    # Opening -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
+        """The policy, and a supervisor that is a model."""
+        models = {POLICY_SEAT: config.teacher_model}
+        supervisor = getattr(config, "supervisor_model", None)
+        if supervisor is not None and supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS:
+            models[SUPERVISOR_SEAT] = supervisor
+        return models
+
+    @classmethod
+    def check(cls, config: Any, judge_reads_templates: bool) -> None:
+        """Refuse a template of the supervisor that is wrong."""
+        path = config.generation.supervisor.prompt_path
+        if path is not None:
+            check_template("generation.supervisor.prompt_path", path, OF_SUPERVISORS)
+
+    @classmethod
+    def open_with(
+        cls, config: Any, seats: Seats, journal: Journal, reward_weights: Mapping[str, float]
+    ) -> "Environment":
+        """Open the environment of a configuration."""
+        options, generation = config.teacher_model.vllm, config.generation
+        sampling = Sampling.of(options, generation.max_tokens_per_turn)
+        named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
+        supervised = {} if seats.supervisor is None else {SUPERVISOR_REWARD: 1.0}
+        supervisor = "" if seats.supervisor is None else config.supervisor_model.model_name_or_path
+        turn_rewards = list(supervised | named)
+        return cls(generation, options.max_length, sampling, seats, journal, reward_weights, turn_rewards, supervisor)
+
+    @classmethod
+    def check_problems(
+        cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
+    ) -> None:
+        """Refuse what is no game, and games whose first prompt leaves no room for a decision."""
+        for problem in problems:
+            episode = Episode.of("check", problem, config.generation)
+            needed = len(encode_chat(tokenizer, prompt_of(episode, config.generation.show_rules)))
+            if needed + 1 >= limit:
+                raise DataError(
+                    f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's "
+                    f"context has {limit}: raise generation.max_tokens_in_conversation and "
+                    "teacher_model.vllm.max_length."
+                )
+
+    # Playing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The class, `generation` without the server's keys, the context, the sampling, rewards, and the supervisor."""
+        own = (type(self).__qualname__, self._generation.identity(), self._limit, self._sampling, self._rewarded)
+        return (*own, self._turn_rewards, self._supervisor_name)
+
+    @property
+    def _rewarded(self) -> tuple[Any, ...]:
+        """What a record holds of the rewards: in self-play, sums with these weights."""
+        return tuple(self._weights.items()) if self._generation.self_play else tuple(self._weights)
+
+    def open(self, id: str, problem: Problem, request: SampleRequest) -> Episode:
+        """A game before the first decision of the seat."""
+        episode = Episode.of(id, problem, self._generation)
+        if request.supervised and self.seats.supervisor is not None:
+            episode.supervised = is_supervised(self._generation.supervisor, problem, request.seed, request.step)
+        return episode
+
+    def replay(self, episode: Episode, events: Iterable[dict[str, Any]], judge_again: bool) -> Replayed:
+        """Play a game again as far as the journal holds it."""
+        replayed = Replayed()
+        for event in events:
+            match event["event"]:
+                case "draft":
+                    episode.add_draft(_DRAFT.validate_python(event["draft"]))
+                case "review":
+                    episode.reject_draft(_REVIEW.validate_python(event["review"]))
+                case "turn":
+                    if "prompt_ids" in event:
+                        episode.buffer = TokenBuffer(event["prompt_ids"])
+                    add_turn(episode.buffer, event)
+                    episode.act(_TURN.validate_python(event["turn"]))
+                case "conversation":
+                    replayed.finished = True
+        if episode.finished:
+            self._score(episode)
+        return replayed
+
+    def is_recorded(self, replayed: Replayed) -> bool:
+        """Whether the journal holds the finished game."""
+        return replayed.finished
+
+    async def advance(self, play: Play[Episode, Replayed]) -> None:
+        """Sample a decision, or have it reviewed."""
+        if play.episode.state == DECISION:
+            await self._decide(play)
+        else:
+            await self._review(play)
+        if play.episode.finished:
+            self._score(play.episode)
+
+    async def _decide(self, play: Play[Episode, Replayed]) -> None:
+        episode, policy = play.episode, self.seats.policy
+        prompt_ids = self._prompt_of(episode)
+        room = min(self._generation.max_tokens_per_turn, self._limit - len(prompt_ids) - 1)
+        if room < 1:
+            episode.cut(f"the prompt of a decision has {len(prompt_ids)} tokens, the context {self._limit}")
+            return
+        sampling = replace(play.sampled_with(self._sampling), max_tokens=room)
+        if play.request.greedy:
+            sampling = replace(sampling, temperature=0.0)
+        answer = await policy.generate(list(prompt_ids), sampling)
+        check_answer(play, answer)
+        end = policy.frame.turn_end_id
+        given = () if answer.ids[-1:] == (end,) else (end,)
+        turn = Turn(POLICY_SEAT, answer.text, None, len(answer.ids), answer.ended, policy=answer.policy)
+        own_prompt = () if episode.buffer is None else prompt_ids
+        draft = SampledDraft(turn, answer.ids, answer.logprobs, given, prompt_ids=own_prompt)
+        if episode.supervised:
+            self._journal.append("draft", conversation=episode.id, draft=draft)
+            episode.add_draft(draft)
+        else:
+            self._enter(episode, unreviewed(draft, (len(episode.turns), 0)))
+
+    def _prompt_of(self, episode: Episode) -> tuple[int, ...]:
+        """The prompt of the decision that is due, made once."""
+        if not episode.prompt_ids:
+            messages = prompt_of(episode, self._generation.show_rules)
+            episode.prompt_ids = tuple(encode_chat(self.seats.policy.tokenizer, messages))
+        return episode.prompt_ids
+
+    async def _review(self, play: Play[Episode, Replayed]) -> None:
+        episode, supervision = play.episode, self._generation.supervisor
+        about = about_decision(episode, episode.drafts[-1])
+        review = await reviewed(self.seats.supervisor, about, supervision.penalties)
+        decision = decide(review, supervision, len(episode.drafts))
+        if decision == RETRY:
+            self._journal.append("review", conversation=episode.id, review=review)
+            episode.reject_draft(review)
+            return
+        place = (len(episode.turns), 0)
+        self._enter(episode, settle(episode.drafts, review, decision == REPLACE, place, self._target_of))
+
+    def _target_of(self, draft: SampledDraft, correction: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        policy = self.seats.policy
+        return (), (*encode_further_text(policy.tokenizer, correction), policy.frame.turn_end_id)
+
+    def _enter(self, episode: Episode, message: ReviewedMessage) -> None:
+        """A message enters the journal, the rows, and the game. The first one is the row of the episode; later ones are
+        rows beside it, behind prompts of their own."""
+        opened, turn, ids, logprobs = {}, message.turn, (), ()
+        if episode.buffer is None:
+            episode.buffer = TokenBuffer(self._prompt_of(episode))
+            opened = {"prompt_ids": episode.buffer.prompt_ids}
+            ids, logprobs = message.ids, message.logprobs
+            if message.in_context:
+                turn = replace(turn, span=(0, len(logprobs)))
+        if message.branches:
+            opened["branches"] = message.branches
+        self._journal.append("turn", conversation=episode.id, turn=turn, ids=ids, logprobs=logprobs, **opened)
+        episode.buffer.branches += message.branches
+        add_tokens(episode.buffer, ids, logprobs)
+        episode.act(turn)
+
+    # Finished games ----------------------------------------------------------------------------------------------
+
+    def _score(self, episode: Episode) -> None:
+        episode.rewards = self._rewards_of(episode, episode.seat)
+
+    def _rewards_of(self, episode: Episode, seat: int) -> dict[str, float | None]:
+        return {name: REWARDS[name](episode, seat) for name in self._weights}
+
+    def _seats(self, episode: Episode) -> list[SeatReward]:
+        """What each seat of self-play had; none for a game that could not be scored."""
+        if not self._generation.self_play or not episode.rewards:
+            return []
+        roles = episode.game.roles
+        return [
+            SeatReward(seat, roles[seat], weighted_sum(self._rewards_of(episode, seat), self._weights))
+            for seat in episode.own
+        ]
+
+    def trajectory(self, play: Play[Episode, Replayed], reward: float | None) -> GameRecord:
+        """The record of a finished game."""
+        episode = play.episode
+        own = {
+            SUPERVISOR_REWARD: [
+                None if turn.review is None else turn.review.penalty
+                for turn in episode.turns
+                if turn.role == POLICY_SEAT
+            ],
+            STEP_REWARD: [each.reward for each in episode.decisions],
+        }
+        return GameRecord(
+            **play.common_fields(reward),
+            turn_rewards={name: own[name] for name in self._turn_rewards},
+            preset=self._generation.preset,
+            seat=episode.seat,
+            role=episode.role,
+            outcome=episode.game.outcome or "",
+            ship_progress=episode.game.ship_progress,
+            fell=not episode.game.state.sailors[episode.seat].active,
+            decisions=episode.decisions,
+            seats=self._seats(episode),
+        )
+
+    @classmethod
+    def batch_metrics(cls, records: Sequence[GameRecord]) -> dict[str, float]:
+        """Metrics of a batch, as means over its games."""
+        return batch_metrics(records)
+
+
+def prompt_of(episode: Episode, show_rules: bool) -> list[dict[str, str]]:
+    """The prompt of a decision: the rules, if they are to be shown, and what the sailor knows now."""
+    return decision_prompt(episode.game.rules, episode.view, show_rules)

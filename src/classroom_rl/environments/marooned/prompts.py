@@ -1,0 +1,232 @@
+"""The prompts, made from the rules and an observation, so that they cannot contradict them."""
+
+from collections.abc import Mapping
+
+from classroom_rl.environments.marooned.actions import ACTIONS, Form, action_of, format_action
+from classroom_rl.environments.marooned.builder import in_sight_for_ship
+from classroom_rl.environments.marooned.legality import fault_in, possible_in
+from classroom_rl.environments.marooned.observation import ACTIVE, Observation
+from classroom_rl.environments.marooned.rules import Rules
+from classroom_rl.environments.marooned.things import COLONIST, DIRECTIONS, TRAITOR, Place, steps_between
+
+_GOALS = {
+    COLONIST: "You are a colonist: build the ship with the others and get away within {days} days of {turns} turns.",
+    TRAITOR: "You are the traitor: keep the ship unfinished for {days} days of {turns} turns, undiscovered.",
+}
+BRINGS_ON = ("GATHER", "DEPOSIT", "BUILD", "EAT", "TAKE")
+"""Actions that feed the sailor or lead to the ship; an observation names those that are possible."""
+
+
+def system_prompt(rules: Rules, role: str) -> str:
+    """What a player of a role must know of the rules, and how to answer.
+
+    Raises:
+        KeyError: if there is no such role.
+    """
+    energy = rules.energy
+    costs = [(name, cost) for name, cost in rules.costs[role].items() if rules.stairs or name not in ("UP", "DOWN")]
+    costs = [f"{name} {cost:g}" for name, cost in costs if ACTIONS[name].role in (None, role)]
+    goal = _GOALS[role].format(days=rules.days, turns=rules.turns)
+    ship = f"{rules.builders} in the same turn, {rules.build_turns} turns each part, from the store"
+    near = f"{rules.reach} step{'' if rules.reach == 1 else 's'}"
+    lines = [
+        f"{rules.sailors} sailors are stranded; one may be a traitor. {goal}",
+        *_island_lines(rules),
+        "Of each day: " + "; ".join(_phase_texts(rules)) + ".",
+        f"Ship, built at the base by {ship}: {'; '.join(_part_text(rules, name) for name in rules.part)}.",
+        f"Energy {energy.full:g}; each night +{energy.fed:g} if you ate, else -{energy.unfed:g}; at 0 you die. "
+        f"Eating: {', '.join(f'{kind} +{gain:g}' for kind, gain in energy.food.items())}. Costs: {', '.join(costs)}.",
+        f"Pack {rules.pack}; GATHER at most {rules.gather_limit}; poison kills in {rules.poison.death} nights.",
+        f"You see {_sight_text(rules)} cells far, in fog {rules.fog_sight}; near is {near} away. "
+        f"The sailor with most VOTEs, {rules.least_votes} or more, is removed at night.",
+        "Actions: " + "; ".join(_action_text(form) for form in forms_of(rules, role)) + ".",
+        "Answer in two lines:",
+        "REASONING: one short sentence",
+        "ACTION: one action",
+    ]
+    return "\n".join(lines)
+
+
+def forms_of(rules: Rules, role: str) -> list[Form]:
+    """The actions that a role can ever do by these rules."""
+    return [
+        form
+        for form in ACTIONS.values()
+        if form.role in (None, role) and (rules.stairs or form.name not in ("UP", "DOWN"))
+    ]
+
+
+def _island_lines(rules: Rules) -> list[str]:
+    if len(rules.levels) == 1:
+        level = rules.levels[0]
+        size = f"x 0-{level.width - 1} to the EAST, y 0-{level.height - 1} to the SOUTH"
+        return [f"Places: {size}; base ({rules.base.x},{rules.base.y})."]
+    sizes = ", ".join(f"{level.name} {level.width}x{level.height}" for level in rules.levels)
+    stairs = ", ".join(f"{_place_text(rules, s.lower)} UP to {_place_text(rules, s.upper)}" for s in rules.stairs)
+    kinds = []
+    for level, size in enumerate(rules.levels):
+        found = dict.fromkeys(vein.kind for vein in rules.veins if vein.level == level and vein.kind != "TABLET")
+        kinds.append(f"{size.name}: {', '.join(found)}")
+    return [
+        f"Island: {sizes}; x grows to the EAST, y to the SOUTH; base {_place_text(rules, rules.base)}.",
+        f"Stairs: {stairs}.",
+        f"Found in {'; '.join(kinds)}.",
+    ]
+
+
+def _sight_text(rules: Rules) -> str:
+    """How far one sees without fog: one number, or one for each level."""
+    if len({level.sight for level in rules.levels}) == 1:
+        return str(rules.levels[0].sight)
+    return ", ".join(f"{level.name} {level.sight}" for level in rules.levels)
+
+
+def _place_text(rules: Rules, place: Place, level: int | None = None) -> str:
+    """A place with its level's name, unless that is the given level or the only one."""
+    known = place.level == level or len(rules.levels) == 1
+    return f"{'' if known else rules.levels[place.level].name + ' '}({place.x},{place.y})"
+
+
+def _phase_texts(rules: Rules) -> list[str]:
+    """What is not possible in which turns."""
+    texts, first = [], 1
+    for phase in rules.phases:
+        closed = [name for name in ACTIONS if name in phase.closed and (rules.stairs or name not in ("UP", "DOWN"))]
+        if closed:
+            turns = f"turns {first}-{phase.last}" if first < phase.last else f"turn {first}"
+            texts.append(f"{turns} no {', '.join(closed)}")
+        first = phase.last + 1
+    return texts
+
+
+def _part_text(rules: Rules, name: str) -> str:
+    part = rules.part[name]
+    after = f" after {part.after}" if part.after else ""
+    return f"{name}{after}, {part.share}%: {', '.join(f'{n} {kind}' for kind, n in part.material.items())}"
+
+
+def _action_text(form: Form) -> str:
+    return f"{form.example} ({form.note})" if form.note else form.example
+
+
+def decision_prompt(rules: Rules, view: Observation, show_rules: bool = True) -> list[dict[str, str]]:
+    """The chat messages that ask a sailor for a decision: the rules, if they are to be shown, and what the sailor knows
+    now."""
+    known = {"role": "user", "content": observation_text(rules, view)}
+    return [{"role": "system", "content": system_prompt(rules, view.role)}, known] if show_rules else [known]
+
+
+def observation_text(rules: Rules, view: Observation) -> str:
+    """What a sailor knows now, as text."""
+    lines = [f"You are sailor {view.seat}, {view.role}.", *_common_lines(rules, view), *_said_lines(view)]
+    return "\n".join([*lines, *_own_lines(rules, view)])
+
+
+def _own_lines(rules: Rules, view: Observation) -> list[str]:
+    """What the next action depends on most; it stands last, next to the answer."""
+    base = "base" if view.place == rules.base else f"base {way_text(rules, view.place, rules.base)}"
+    here = f"{_place_text(rules, view.place)}, {base}"
+    fed = "fed" if view.fed else "not fed"
+    hidden = f" (hidden: {pieces_text(view.hidden)})" if view.hidden else ""
+    lines = [f"In sight: {_sights(view, rules)}."]
+    if view.last_fault:
+        lines.append(f"Your last action failed: {view.last_fault}.")
+    lines.append(
+        f"Day {view.day}/{rules.days}, turn {view.turn}/{rules.turns}, "
+        f"{view.phase}{', fog' if view.foggy else ''}. "
+        f"Energy {view.energy:g}, {fed}{', ' + view.health if view.health else ''}."
+    )
+    stairs = [name for name in ("UP", "DOWN") if rules.way(view.place, name)]
+    lines.append(
+        f"You are at {here}{', stairs ' if stairs else ''}{', '.join(stairs)}. "
+        f"Pack {view.load}/{rules.pack}: {pieces_text(view.pack)}{hidden}. Here: {pieces_text(view.here)}."
+    )
+    lines.append(f"Nearest wanted: {nearest_text(view, rules)}. Ways: {ways_text(view, rules)}.")
+    lines.append(f"Possible here: {possible_text(view, rules)}.")
+    return lines
+
+
+def ways_text(view: Observation, rules: Rules) -> str:
+    """The directions in which a step is possible now, or `none`."""
+    steps = (direction for direction in DIRECTIONS if fault_in(view, rules, action_of("MOVE", direction)) is None)
+    return ", ".join(steps) or "none"
+
+
+def possible_text(view: Observation, rules: Rules) -> str:
+    """The actions of `BRINGS_ON` that the rules allow now, with the most pieces of each kind, or `nothing`. BUILD is
+    named for a single sailor, too: whether others build in the same turn is not known yet."""
+    possible = [action for action in possible_in(view, rules) if action.name in BRINGS_ON]
+    most = {(action.name, action.args[0]): action for action in sorted(possible, key=lambda each: each.args[1:])}
+    named = sorted(most, key=lambda each: (BRINGS_ON.index(each[0]), each[1]))
+    return ", ".join(format_action(most[each]) for each in named) or "nothing"
+
+
+def nearest_text(view: Observation, rules: Rules) -> str:
+    """What lies nearest of what the ship lacks, and the way there; `nothing` if none is in sight."""
+    piles = in_sight_for_ship(view, rules)
+    return f"{piles[0][1]} {way_text(rules, view.place, piles[0][0])}" if piles else "nothing"
+
+
+def pieces_text(pieces: Mapping[str, int]) -> str:
+    """Pieces by kind, as `1 APPLE, 3 WOOD`, or `nothing`."""
+    return ", ".join(f"{number} {kind}" for kind, number in sorted(pieces.items())) or "nothing"
+
+
+def _sights(view: Observation, rules: Rules) -> str:
+    """The nearest pile of each kind elsewhere, the nearest first."""
+    nearest: dict[str, Place] = {}
+    places = view.piles.keys() - {view.place}
+    for place in sorted(places, key=lambda each: (steps_between(view.place, each) or 0, each)):
+        for kind in sorted(view.piles[place]):
+            nearest.setdefault(kind, place)
+    sights = (
+        f"{view.piles[place][kind]} {kind} {way_text(rules, view.place, place)}" for kind, place in nearest.items()
+    )
+    return "; ".join(sights) or "nothing"
+
+
+def way_text(rules: Rules, place: Place, target: Place) -> str:
+    """The way to a place of the same level, the longer side first, as `3 EAST 1 NORTH`; else the place."""
+    if place.level != target.level:
+        return _place_text(rules, target, place.level)
+    east, south = target.x - place.x, target.y - place.y
+    sides = [(abs(east), "EAST" if east > 0 else "WEST"), (abs(south), "SOUTH" if south > 0 else "NORTH")]
+    sides.sort(key=lambda side: -side[0])
+    return " ".join(f"{steps} {direction}" for steps, direction in sides if steps) or "here"
+
+
+def _common_lines(rules: Rules, view: Observation) -> list[str]:
+    turns = {name: view.turns_built.get(name, 0) for name in rules.part}
+    built = [f"{name} {_turns_text(done, rules.build_turns)}" for name, done in turns.items() if done]
+    others = []
+    for other in view.others.values():
+        if other.status != ACTIVE:
+            others.append(f"{other.seat} {other.status}")
+            continue
+        where = f" {way_text(rules, view.place, other.place)}" if other.place else ""
+        others.append(f"{other.seat} ({other.energy:g}){where}{', ' + other.health if other.health else ''}")
+    return [
+        f"Store: {pieces_text(view.store)}. Ship {view.ship_percent:g}%: {', '.join(built) or 'nothing'}.",
+        f"Sailors (energy): {'; '.join(others)}.",
+    ]
+
+
+def _turns_text(turns: int, needed: int) -> str:
+    return "finished" if turns >= needed else f"{turns}/{needed}"
+
+
+def _said_lines(view: Observation) -> list[str]:
+    lines = [f"Sailor {giver} offers you {food}." for giver, food in view.offers]
+    for said in view.messages:
+        sender = "" if said.sender == 0 else "you" if said.sender == view.seat else f"sailor {said.sender}"
+        to = "" if said.to == 0 or said.sender == 0 else " to you" if said.to == view.seat else f" to sailor {said.to}"
+        lines.append(f"Day {said.day}, turn {said.turn}: {sender}{to}{': ' if sender else ''}{said.text}")
+    if view.evidence:
+        lines.append("Evidence: " + "; ".join(f"day {found.day}, {found.text}" for found in view.evidence) + ".")
+    if view.suspicion:
+        lines.append(
+            "Suspicion: " + ", ".join(f"{seat}: {score}" for seat, score in sorted(view.suspicion.items())) + "."
+        )
+    if view.votes:
+        lines.append("Votes: " + ", ".join(f"{voter} for {seat}" for voter, seat in sorted(view.votes.items())) + ".")
+    return lines

@@ -1,0 +1,304 @@
+"""The rules: every number of the game, and whether an island can hold what its ship needs."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from classroom_rl.environments.marooned.things import COLONIST, DIRECTIONS, FOODS, PARTS, THINGS, TRAITOR, Place
+from classroom_rl.errors import ConfigError
+
+
+class RulesError(ConfigError, ValueError):
+    """Rules by which nobody can play."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the island; `sight` is how many cells far a sailor sees on it in clear weather."""
+
+    name: str
+    width: int
+    height: int
+    sight: int
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """A way between two levels: UP leads from `lower` to `upper`, DOWN back."""
+
+    upper: Place
+    lower: Place
+
+
+@dataclass(frozen=True)
+class Vein:
+    """What lies about on a level: `piles` piles of `pieces` pieces each."""
+
+    kind: str
+    level: int
+    piles: int
+    pieces: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the day, up to and including turn `last`. The actions in `closed` are not possible in it."""
+
+    name: str
+    last: int
+    closed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the ship: its share in percent, its material, and the part that must be finished before it."""
+
+    name: str
+    share: int
+    material: Mapping[str, int]
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What sailors live on. `costs` is by action, and 0 for those that it does not name. At the day's end, a sailor who
+    ate that day gains `fed`, and one who did not loses `unfed`."""
+
+    full: float = 100
+    fed: float = 10
+    unfed: float = 20
+    costs: Mapping[str, float] = field(
+        default_factory=lambda: {"MOVE": 1, "UP": 3, "DOWN": 1, "GATHER": 5, "BUILD": 3, "SEARCH": 1, "SABOTAGE": 3}
+    )
+    food: Mapping[str, float] = field(default_factory=lambda: {"APPLE": 15, "BERRY": 10, "MUSHROOM": 8})
+
+
+@dataclass(frozen=True)
+class Poison:
+    """Nights after a poisoned meal until each stage, and the last stage in which an antidote still helps."""
+
+    symptoms: int = 1
+    severe: int = 2
+    death: int = 3
+    antidote_until: int = 2
+
+
+@dataclass(frozen=True)
+class Traitor:
+    """What the traitor can do: its costs by this factor; hidden pieces; false traces; turns that a sabotage undoes."""
+
+    cost_factor: float = 0.8
+    hidden_items: int = 2
+    frames: int = 1
+    sabotage_turns: int = 2
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """How much each kind of evidence adds to a sailor's suspicion. A sabotage that nobody saw leaves a trace with
+    `trace_chance`; a frame looks like such a trace."""
+
+    witness: int = 60
+    trace: int = 25
+    trace_chance: float = 0.5
+    tablet: int = 60
+    meal: int = 30
+    most: int = 100
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """The rewards. `gather` and `deposit` are per piece, `progress` per percent of the ship, `milestones` by percent of
+    the ship. The last four are the traitor's."""
+
+    turn: float = -0.01
+    failed: float = -0.1
+    gather: float = 0.1
+    deposit: float = 0.2
+    build: float = 0.5
+    progress: float = 1.0
+    milestones: tuple[tuple[int, float], ...] = ((25, 5.0), (50, 10.0), (75, 15.0))
+    escape: float = 100.0
+    death: float = -50.0
+    right_vote: float = 5.0
+    wrong_vote: float = -5.0
+    sabotage: float = 2.0
+    poisoning: float = 10.0
+    removed: float = -100.0
+    prevented: float = 100.0
+
+    def scaled(self, scale: float) -> dict[str, float | tuple[tuple[int, float], ...]]:
+        """The same rewards times `scale`, by name, as they are trained on."""
+        scaled = {name: value * scale for name, value in vars(self).items() if name != "milestones"}
+        return {**scaled, "milestones": tuple((percent, value * scale) for percent, value in self.milestones)}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Everything that one game is played by. `phases` end with the day's last turn. `reach` is how many steps away a
+    sailor can be to be given something or searched. `energy_shown` is in which steps others see one's energy. `room` is
+    how many times the ship's material the island must hold.
+    An episode's return times `reward_scale` is of the order of 1."""
+
+    name: str
+    levels: tuple[Level, ...]
+    base: Place
+    veins: tuple[Vein, ...]
+    phases: tuple[Phase, ...]
+    days: int
+    parts: tuple[Part, ...]
+    stairs: tuple[Stairs, ...] = ()
+    sailors: int = 5
+    fog_sight: int = 2
+    fog_chance: float = 0.2
+    energy_shown: int = 10
+    reach: int = 1
+    pack: int = 20
+    gather_limit: int = 5
+    builders: int = 2
+    build_turns: int = 5
+    least_votes: int = 2
+    messages_kept: int = 8
+    evidence_kept: int = 6
+    energy: Energy = Energy()
+    poison: Poison = Poison()
+    traitor: Traitor = Traitor()
+    suspicion: Suspicion = Suspicion()
+    rewards: RewardTable = RewardTable()
+    reward_scale: float = 0.005
+    room: float = 1.5
+
+    @property
+    def turns(self) -> int:
+        """Turns of a day."""
+        return self.phases[-1].last
+
+    @property
+    def seats(self) -> range:
+        """The sailors' numbers, from 1."""
+        return range(1, self.sailors + 1)
+
+    @cached_property
+    def part(self) -> dict[str, Part]:
+        """The parts by name, in building order."""
+        return {part.name: part for part in self.parts}
+
+    @cached_property
+    def needed(self) -> dict[str, int]:
+        """What the whole ship needs, by kind."""
+        total: Counter[str] = Counter()
+        for part in self.parts:
+            total.update(part.material)
+        return dict(total)
+
+    @cached_property
+    def lying_about(self) -> dict[str, int]:
+        """What the island holds at first, by kind."""
+        total: Counter[str] = Counter()
+        for vein in self.veins:
+            total[vein.kind] += vein.piles * vein.pieces
+        return dict(total)
+
+    @cached_property
+    def _phase_of_turn(self) -> tuple[Phase, ...]:
+        return tuple(next(p for p in self.phases if turn <= p.last) for turn in range(1, self.turns + 1))
+
+    def phase(self, turn: int) -> Phase:
+        """The phase of a turn, counted from 1."""
+        return self._phase_of_turn[turn - 1]
+
+    @cached_property
+    def _last_turns(self) -> dict[str, int]:
+        closed = {name for phase in self.phases for name in phase.closed}
+        return {name: max((p.last for p in self.phases if name not in p.closed), default=0) for name in closed}
+
+    def last_turn(self, name: str) -> int:
+        """The last turn of a day in which an action is possible."""
+        return self._last_turns.get(name, self.turns)
+
+    @cached_property
+    def costs(self) -> dict[str, dict[str, float]]:
+        """Energy by role and action, for the actions that cost some."""
+        factors = {COLONIST: 1.0, TRAITOR: self.traitor.cost_factor}
+        costs = self.energy.costs.items()
+        return {role: {name: round(cost * factor, 1) for name, cost in costs} for role, factor in factors.items()}
+
+    def cost(self, role: str, name: str) -> float:
+        """The energy that an action takes from a sailor of a role."""
+        return self.costs[role].get(name, 0.0)
+
+    def shown_energy(self, energy: float) -> int:
+        """A sailor's energy as the others see it: in steps, so that it does not betray who pays less for an action."""
+        return round(energy / self.energy_shown) * self.energy_shown
+
+    def sight(self, level: int, foggy: bool) -> int:
+        """How many cells far one sees on a level."""
+        clear = self.levels[level].sight
+        return min(clear, self.fog_sight) if foggy else clear
+
+    def neighbour(self, place: Place, direction: str) -> Place | None:
+        """The next cell in a direction; None beyond the edge."""
+        east, south = DIRECTIONS[direction]
+        level, x, y = place[0], place[1] + east, place[2] + south
+        size = self.levels[level]
+        return Place(level, x, y) if 0 <= x < size.width and 0 <= y < size.height else None
+
+    @cached_property
+    def _ways(self) -> dict[tuple[str, Place], Place]:
+        ups = {("UP", each.lower): each.upper for each in self.stairs}
+        return ups | {("DOWN", each.upper): each.lower for each in self.stairs}
+
+    def way(self, place: Place, name: str) -> Place | None:
+        """Where UP or DOWN leads from a place; None without stairs that lead there."""
+        return self._ways.get((name, place))
+
+    def check(self) -> None:
+        """Raises:
+        RulesError: if the island cannot hold what the ship needs with room to spare, or if the rules contradict each
+            other. The message gives the numbers.
+        """
+        self._check_island()
+        self._check_ship()
+        if [p.last for p in self.phases] != sorted({p.last for p in self.phases}) or self.phases[0].last < 1:
+            raise RulesError(f"{self.name}: the phases must end at growing turns: {[p.last for p in self.phases]}")
+        if self.reach > min(self.fog_sight, *(level.sight for level in self.levels)):
+            raise RulesError(f"{self.name}: a sailor in reach ({self.reach}) must be in sight, in fog too")
+
+    def _check_island(self) -> None:
+        cells = [level.width * level.height - 1 for level in self.levels]
+        for place in (self.base, *(end for each in self.stairs for end in (each.upper, each.lower))):
+            level = self.levels[place.level] if 0 <= place.level < len(self.levels) else None
+            if level is None or not (0 <= place.x < level.width and 0 <= place.y < level.height):
+                raise RulesError(f"{self.name}: {tuple(place)} is not on the island")
+            cells[place.level] -= 1
+        for vein in self.veins:
+            if vein.kind not in THINGS:
+                raise RulesError(f"{self.name}: nothing is called {vein.kind}; there are {', '.join(THINGS)}")
+            cells[vein.level] -= vein.piles
+        if min(cells) < 0:
+            raise RulesError(f"{self.name}: a level has more piles than cells; spread fewer piles, or enlarge it")
+        joined = {self.base.level} | {end.level for each in self.stairs for end in (each.upper, each.lower)}
+        apart = {vein.level for vein in self.veins} - joined
+        if apart:
+            raise RulesError(f"{self.name}: no stairs lead to {', '.join(self.levels[each].name for each in apart)}")
+
+    def _check_ship(self) -> None:
+        for kind, number in self.needed.items():
+            held = self.lying_about.get(kind, 0)
+            if held < self.room * number:
+                raise RulesError(
+                    f"{self.name}: the ship needs {number} {kind}, and the island holds {held}. It must hold "
+                    f"{self.room:g} times what the ship needs: add piles, or ask for less"
+                )
+        shares = sum(part.share for part in self.parts)
+        if shares != 100:
+            raise RulesError(f"{self.name}: the shares of the parts add up to {shares}, not 100")
+        known: set[str] = set()
+        for part in self.parts:
+            if part.name not in PARTS or part.name in known or (part.after is not None and part.after not in known):
+                raise RulesError(f"{self.name}: {part.name} must be one of {PARTS}, once, and after {part.after}")
+            known.add(part.name)
+        foods = {kind for kind in self.energy.food if kind not in FOODS}
+        if foods or not 1 <= self.builders < self.sailors:
+            raise RulesError(f"{self.name}: {self.builders} builders of {self.sailors} sailors; unknown foods: {foods}")

@@ -1,0 +1,300 @@
+"""Writes the tables of docs/marooned.md from the rules: what stands between their markers is made anew.
+
+python -m classroom_rl.environments.marooned.rules_docs docs/marooned.md
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from classroom_rl.environments.marooned.actions import ACTIONS, LONGEST_TEXT, WORDS, Form
+from classroom_rl.environments.marooned.game import Game
+from classroom_rl.environments.marooned.observation import Observation, observe
+from classroom_rl.environments.marooned.players import cast
+from classroom_rl.environments.marooned.presets import PRESETS, TINY
+from classroom_rl.environments.marooned.prompts import system_prompt
+from classroom_rl.environments.marooned.render import render
+from classroom_rl.environments.marooned.review import DEFAULT_PENALTIES, review_action
+from classroom_rl.environments.marooned.rewards import REWARDS
+from classroom_rl.environments.marooned.rules import RewardTable, Rules
+from classroom_rl.environments.marooned.things import COLONIST, THINGS, TRAITOR
+from classroom_rl.errors import DataError
+
+_BLOCK = re.compile(r"(<!-- made by the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SEEN: dict[str, str] = {
+    "seat": "own number",
+    "role": "own role",
+    "active": "whether the sailor still acts",
+    "day": "the day",
+    "turn": "the turn of the day",
+    "phase": "the phase of the day",
+    "foggy": "whether there is fog",
+    "sight": "how far the sailor sees now",
+    "place": "own place",
+    "energy": "own energy, exactly",
+    "health": "own symptoms; poison without symptoms is known to nobody",
+    "fed": "whether the sailor ate today",
+    "pack": "own pack",
+    "hidden": "own hidden pieces (traitor)",
+    "load": "pieces in the pack and on offer",
+    "frames_left": "false traces left (traitor)",
+    "others": "of each other: status, energy in steps, symptoms; the place if in sight, the traitor sees all places",
+    "piles": "what lies in sight; poison tablets are shown to the traitor alone",
+    "store": "the store, from everywhere",
+    "turns_built": "the building turns of each part",
+    "ship_percent": "how much of the ship is built",
+    "messages": "the last messages to all, and those to or from the sailor; what a search or a shown pack told",
+    "evidence": "the last evidence, the same for all",
+    "suspicion": "everybody's suspicion score, the same for all",
+    "votes": "today's votes, the same for all",
+    "offers": "food offered to the sailor, and by whom; not whether it is poisoned",
+    "offered_to": "whom the sailor's own offers wait for",
+    "last_fault": "why the sailor's last action failed",
+}
+"""What a sailor sees, by the field of the observation."""
+_VOTES = {
+    "right_vote": "A vote that removed the traitor.",
+    "wrong_vote": "A vote that removed a colonist.",
+    "removed": "Being removed, for the traitor.",
+}
+_TRAITORS = ("sabotage", "poisoning", "removed", "prevented")
+_EVERYBODYS = ("turn", "failed", "death")
+_FUNCTIONS = {"milestones": "milestone"}
+_UNITS = {"gather": "per piece", "deposit": "per piece", "progress": "per percent"}
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown."""
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def of_presets(value: Callable[[Rules], Any]) -> str:
+    """A value for all presets, or each one's with its name if they differ."""
+    values = {name: str(value(rules)) for name, rules in PRESETS.items()}
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return "; ".join(f"{name}: {each}" for name, each in values.items())
+
+
+def pieces(counts: Any) -> str:
+    """Such as `6 WOOD, 2 METAL`."""
+    return ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "–"
+
+
+def actions_block() -> str:
+    """All actions, numbered."""
+    heads = ("no.", "action", "arguments", "example", "what it does", "energy", "who")
+    return table(heads, (_action_row(number, form) for number, form in enumerate(ACTIONS.values(), start=1)))
+
+
+def _action_row(number: int, form: Form) -> tuple[Any, ...]:
+    arguments = ", ".join(form.types) or "–"
+    roles = (COLONIST, TRAITOR) if form.role is None else (form.role,)
+    costs = of_presets(lambda rules: " / ".join(dict.fromkeys(f"{rules.cost(role, form.name):g}" for role in roles)))
+    who = f"the {form.role}" if form.role else "all"
+    return number, form.name, arguments, f"`{form.example}`", form.meaning, costs, who
+
+
+def arguments_block() -> str:
+    """What the arguments can be."""
+    texts = {kind: ", ".join(words) for kind, words in WORDS.items() if kind != "sailor"}
+    texts |= {"sailor": "1 to " + of_presets(lambda rules: rules.sailors), "number": "1 to 99"}
+    texts["text"] = f"one line of at most {LONGEST_TEXT} characters"
+    return table(("argument", "can be"), texts.items())
+
+
+def phases_block() -> str:
+    """The phases of each preset's day."""
+    rows = []
+    for rules in PRESETS.values():
+        first = 1
+        for phase in rules.phases:
+            closed = ", ".join(name for name in ACTIONS if name in phase.closed)
+            rows.append((rules.name, phase.name, f"{first}–{phase.last}", closed))
+            first = phase.last + 1
+    return table(("preset", "phase", "turns of the day", "not possible"), rows)
+
+
+def ship_block() -> str:
+    """The parts of the ship, and what an island holds of what they need."""
+    parts = [
+        (name, f"{part.share} %", part.after or "–", *(pieces(rules.part[name].material) for rules in PRESETS.values()))
+        for name, part in TINY.part.items()
+    ]
+    heads = ("part", "share", "after", *(f"material in `{name}`" for name in PRESETS))
+    held = []
+    for kind in THINGS:
+        counts = ((rules.needed.get(kind, 0), rules.lying_about.get(kind, 0)) for rules in PRESETS.values())
+        held.append((kind, *(number for pair in counts for number in pair)))
+    columns = [f"`{name}`: {what}" for name in PRESETS for what in ("needed", "on the island")]
+    return f"{table(heads, parts)}\n\n{table(('thing', *columns), held)}"
+
+
+_NUMBERS: dict[str, Callable[[Rules], Any]] = {
+    "levels": lambda r: ", ".join(f"{each.name} {each.width}×{each.height}" for each in r.levels),
+    "sailors": lambda r: r.sailors,
+    "days × turns": lambda r: f"{r.days} × {r.turns}",
+    "cells that one sees": lambda r: ", ".join(f"{each.name} {each.sight}" for each in r.levels),
+    "cells that one sees in fog": lambda r: r.fog_sight,
+    "chance of fog, each day": lambda r: f"{r.fog_chance:g}",
+    "near: at most so many steps away": lambda r: r.reach,
+    "times what the ship needs, at least, on an island": lambda r: f"{r.room:g}",
+    "pieces in a pack": lambda r: r.pack,
+    "pieces gathered at a time": lambda r: r.gather_limit,
+    "builders in the same turn": lambda r: r.builders,
+    "building turns of a part": lambda r: r.build_turns,
+    "full energy": lambda r: f"{r.energy.full:g}",
+    "energy at night, fed / not fed": lambda r: f"+{r.energy.fed:g} / −{r.energy.unfed:g}",
+    "energy from food": lambda r: ", ".join(f"{kind} {gain:g}" for kind, gain in r.energy.food.items()),
+    "steps in which the energy of others is shown": lambda r: r.energy_shown,
+    "nights after poison: symptoms / severe / death": lambda r: " / ".join(
+        str(night) for night in (r.poison.symptoms, r.poison.severe, r.poison.death)
+    ),
+    "nights after poison in which an antidote helps": lambda r: r.poison.antidote_until,
+    "votes that remove a sailor, at least": lambda r: r.least_votes,
+    "pieces that the traitor can hide": lambda r: r.traitor.hidden_items,
+    "false traces of the traitor": lambda r: r.traitor.frames,
+    "building turns that a sabotage undoes": lambda r: r.traitor.sabotage_turns,
+    "suspicion of who was seen at sabotage": lambda r: r.suspicion.witness,
+    "suspicion by a trace (and its chance)": lambda r: f"{r.suspicion.trace} ({r.suspicion.trace_chance:g})",
+    "suspicion of whose pack held poison": lambda r: r.suspicion.tablet,
+    "suspicion of who fed a poisoned sailor": lambda r: r.suspicion.meal,
+    "messages / evidence that are kept": lambda r: f"{r.messages_kept} / {r.evidence_kept}",
+}
+
+
+def numbers_block() -> str:
+    """The other numbers of the rules."""
+    rows = ((what, *map(of, PRESETS.values())) for what, of in _NUMBERS.items())
+    return table(("", *(f"`{name}`" for name in PRESETS)), rows)
+
+
+def rewards_block() -> str:
+    """The rewards of each preset, raw and scaled."""
+    heads = ["reward", "paid to", "for"]
+    for rules in PRESETS.values():
+        heads += [f"`{rules.name}`, raw", f"`{rules.name}` × {rules.reward_scale:g}"]
+    return table(heads, (_reward_row(each.name) for each in fields(RewardTable)))
+
+
+def _reward_row(name: str) -> tuple[str, ...]:
+    whose = "the traitor" if name in _TRAITORS else "all" if name in _EVERYBODYS else "colonists"
+    functions = {function.__name__: function for function in REWARDS.values()}
+    meaning = _VOTES.get(name) or " ".join(functions[_FUNCTIONS.get(name, name)].__doc__.split())
+    values = []
+    for rules in PRESETS.values():
+        for scale in (1.0, rules.reward_scale):
+            paid = rules.rewards.scaled(scale)[name]
+            if isinstance(paid, tuple):
+                values.append(", ".join(f"{minus(value)} at {percent} %" for percent, value in paid))
+            else:
+                values.append(f"{minus(paid)} {_UNITS.get(name, '')}".strip())
+    return name, whose, meaning, *values
+
+
+def minus(number: float) -> str:
+    """A number with a minus sign that is no hyphen, and without an exponent."""
+    return ("−" if number < 0 else "") + f"{abs(number):.6f}".rstrip("0").rstrip(".")
+
+
+def _tired(game: Game) -> None:
+    game.state.sailors[1].energy = 0.5
+
+
+def _laden(game: Game) -> None:
+    game.state.sailors[1].pack = {"WOOD": 3}
+
+
+def _as_it_is(game: Game) -> None:
+    pass
+
+
+_EXAMPLES: tuple[tuple[Callable[[Game], None], str], ...] = (
+    (_as_it_is, "REASONING: I look north.\nACTION: MOVE NORTH"),
+    (_as_it_is, "ACTION: I will go north."),
+    (_as_it_is, "I think that we should MOVE NORTH"),
+    (_as_it_is, "REASONING: I climb.\nACTION: UP"),
+    (_tired, "REASONING: I walk on.\nACTION: MOVE NORTH"),
+    (_laden, "REASONING: I rest with 3 WOOD at the base.\nACTION: WAIT"),
+    (_as_it_is, "la la la"),
+)
+"""Messages of sailor 1 on the first morning, after a change of its state."""
+
+
+def penalties_block() -> str:
+    """The penalties by category, each with a message that the rules put there."""
+    rows = {}
+    for change, message in _EXAMPLES:
+        game = Game(TINY, 0)
+        change(game)
+        found = review_action(game, 1, message)
+        shown = "<br>".join(f"`{line}`" for line in message.splitlines())
+        rows[found.category] = (found.category, minus(DEFAULT_PENALTIES[found.category]), shown, found.critique or "–")
+    if rows.keys() != DEFAULT_PENALTIES.keys():
+        raise DataError(f"no example for {', '.join(DEFAULT_PENALTIES.keys() - rows.keys())}")
+    return table(("category", "penalty", "example", "what the supervisor says"), rows.values())
+
+
+def observation_block() -> str:
+    """What a sailor sees: every field of the observation."""
+    names = [each.name for each in fields(Observation)]
+    if set(names) != set(SEEN):
+        raise DataError(f"SEEN and Observation differ in {', '.join(set(names) ^ set(SEEN))}")
+    return table(("field", "what it holds"), ((f"`{name}`", SEEN[name]) for name in names))
+
+
+def island_block() -> str:
+    """An island on its second day: the whole, and what one sailor reads."""
+    game = Game(TINY, 4)
+    players, rng = cast(game), Random(0)
+    while game.state.day < 2 or game.state.turn < 8 or game.seat != 1:
+        game.step(players[game.seat].act(observe(game, game.seat), game.rules, rng))
+    whole, part = render(game), render(game, seat=1)
+    return f"The whole island:\n\n{_code(whole)}\n\nThe same moment for sailor 1:\n\n{_code(part)}"
+
+
+def prompt_block() -> str:
+    """The system prompt of a colonist."""
+    return _code(system_prompt(TINY, COLONIST))
+
+
+def _code(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    **{"actions": actions_block, "arguments": arguments_block, "phases": phases_block, "ship": ship_block},
+    **{"numbers": numbers_block, "rewards": rewards_block, "penalties": penalties_block},
+    **{"observation": observation_block, "island": island_block, "prompt": prompt_block},
+}
+"""What can stand between markers, by name."""
+
+
+def rewritten(page: str) -> str:
+    """The page with all its blocks made anew.
+
+    Raises:
+        DataError: if the page lacks the markers of a block, or has markers of one that does not exist.
+    """
+    names = [found[2] for found in _BLOCK.finditer(page)]
+    if sorted(names) != sorted(BLOCKS):
+        raise DataError(f"the page must have each of the blocks {', '.join(BLOCKS)} once; it has {', '.join(names)}")
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", page)
+
+
+def main() -> None:
+    """Write the page anew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    page = parser.parse_args().page
+    page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

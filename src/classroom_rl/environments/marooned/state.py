@@ -1,0 +1,176 @@
+"""The state of a game: sailors, island, store, ship, and what was said and found. It can be copied cheaply."""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from classroom_rl.environments.marooned.island import is_foggy, make_piles
+from classroom_rl.environments.marooned.rules import Rules
+from classroom_rl.environments.marooned.things import Place, in_sight
+
+ISLAND = 0
+"""The sender of notices that no sailor wrote."""
+
+
+class Event(NamedTuple):
+    """Something that happened. `seat` is who did it or whom it befell, `others` who else took part."""
+
+    kind: str
+    seat: int
+    what: str = ""
+    amount: float = 0.0
+    others: tuple[int, ...] = ()
+
+
+class Said(NamedTuple):
+    """A message to all (`to` is 0) or to one sailor; a `sender` of 0 is the island, which gives notice."""
+
+    day: int
+    turn: int
+    sender: int
+    to: int
+    text: str
+
+
+class Evidence(NamedTuple):
+    """What was found against a sailor (`suspect`), and how much it adds to the suspicion."""
+
+    day: int
+    turn: int
+    suspect: int
+    score: int
+    text: str
+
+
+class Offer(NamedTuple):
+    """Food on offer; it is in no pack until it is taken or refused."""
+
+    giver: int
+    taker: int
+    food: str
+    poisoned: bool
+
+
+@dataclass(slots=True)
+class Sailor:
+    """One sailor. `hidden` counts pieces of the pack that no search finds. `poison_nights` is None if the sailor is not
+    poisoned. `unpaid` counts pieces taken from the store: bringing them back earns nothing."""
+
+    seat: int
+    role: str
+    place: Place
+    energy: float
+    pack: dict[str, int] = field(default_factory=dict)
+    hidden: dict[str, int] = field(default_factory=dict)
+    unpaid: dict[str, int] = field(default_factory=dict)
+    poison_nights: int | None = None
+    fed: bool = False
+    alive: bool = True
+    removed: bool = False
+    frames_left: int = 0
+    fault: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether the sailor still acts: alive, and not removed by a vote."""
+        return self.alive and not self.removed
+
+    def copy(self) -> "Sailor":
+        """A copy that shares nothing that changes."""
+        return replace(self, pack=self.pack.copy(), hidden=self.hidden.copy(), unpaid=self.unpaid.copy())
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that changes in a game. `turns_built` counts the building turns of each started part, `most_built` its
+    highest value so far; only turns above it are paid. `building` holds who builds what in this round."""
+
+    rules: Rules
+    seed: int
+    sailors: dict[int, Sailor]
+    piles: dict[Place, dict[str, int]]
+    foggy: bool
+    day: int = 1
+    turn: int = 1
+    seat: int | None = 1
+    outcome: str | None = None
+    store: dict[str, int] = field(default_factory=dict)
+    turns_built: dict[str, int] = field(default_factory=dict)
+    most_built: dict[str, int] = field(default_factory=dict)
+    used_up: dict[str, int] = field(default_factory=dict)
+    milestones: int = 0
+    building: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    offers: tuple[Offer, ...] = ()
+    meals: tuple[tuple[int, int], ...] = ()
+    votes: dict[int, int] = field(default_factory=dict)
+    inbox: dict[int, tuple[Said, ...]] = field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
+    suspicion: dict[int, int] = field(default_factory=dict)
+    log: list[tuple[int, int, Event]] = field(default_factory=list)
+
+    def copy(self) -> "State":
+        """A copy that shares nothing that changes."""
+        return replace(
+            self,
+            sailors={seat: sailor.copy() for seat, sailor in self.sailors.items()},
+            piles={place: pile.copy() for place, pile in self.piles.items()},
+            store=self.store.copy(),
+            turns_built=self.turns_built.copy(),
+            most_built=self.most_built.copy(),
+            used_up=self.used_up.copy(),
+            building=self.building.copy(),
+            votes=self.votes.copy(),
+            inbox=self.inbox.copy(),
+            suspicion=self.suspicion.copy(),
+            log=self.log.copy(),
+        )
+
+    @property
+    def active(self) -> list[Sailor]:
+        """The sailors who still act."""
+        return [sailor for sailor in self.sailors.values() if sailor.active]
+
+    def finished(self, part: str) -> bool:
+        """Whether a part of the ship is built."""
+        return self.turns_built.get(part, 0) >= self.rules.build_turns
+
+    def ship_percent(self) -> float:
+        """How much of the ship is built, in percent."""
+        part = self.rules.part
+        return sum(part[name].share * turns for name, turns in self.turns_built.items()) / self.rules.build_turns
+
+    def load(self, seat: int) -> int:
+        """Pieces in a sailor's pack, with those that he offers."""
+        on_offer = sum(1 + offer.poisoned for offer in self.offers if offer.giver == seat)
+        return sum(self.sailors[seat].pack.values()) + on_offer
+
+    def sees(self, sailor: Sailor, place: Place) -> bool:
+        """Whether a sailor sees a place."""
+        return in_sight(sailor.place, place, self.rules.sight(sailor.place.level, self.foggy))
+
+    def tell(self, sender: int, to: int, text: str) -> None:
+        """Add a message to the inboxes of all, or of its receiver and its sender."""
+        said = Said(self.day, self.turn, sender, to, text)
+        for seat in self.sailors if to == 0 else {to, sender} - {ISLAND}:
+            self.inbox[seat] = (*self.inbox.get(seat, ()), said)[-self.rules.messages_kept :]
+
+    def accuse(self, suspect: int, score: int, text: str) -> None:
+        """Add public evidence, and its score to the suspicion of the suspect."""
+        kept = (*self.evidence, Evidence(self.day, self.turn, suspect, score, text))
+        self.evidence = kept[-self.rules.evidence_kept :]
+        self.suspicion[suspect] = min(self.rules.suspicion.most, self.suspicion.get(suspect, 0) + score)
+
+
+class Played(Protocol):
+    """A game, as far as one looks at it to see what is known and possible."""
+
+    rules: Rules
+    state: State
+
+
+def new_state(rules: Rules, seed: int, roles: dict[int, str]) -> State:
+    """The first morning: everybody at the base, with full energy and an empty pack."""
+    sailors = {
+        seat: Sailor(seat, role, rules.base, rules.energy.full, frames_left=rules.traitor.frames)
+        for seat, role in roles.items()
+    }
+    return State(rules, seed, sailors, make_piles(rules, seed), is_foggy(rules, seed, 1))

@@ -1,0 +1,213 @@
+"""Compares several tutors and the control arms on the same lessons, seeds and error schedules."""
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from classroom_rl.config.base import ApiModelConfig
+from classroom_rl.config.evaluation import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig, model_of_tutor
+from classroom_rl.config.load import record_run
+from classroom_rl.config.values import RULES_VERSION, SCRIPT
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
+from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
+from classroom_rl.evaluation.metrics.compared import FIGURES, READ, ByLesson, figures_by_lesson
+from classroom_rl.evaluation.metrics.language import ErrorLabels
+from classroom_rl.evaluation.metrics.readings import about_readers
+from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference
+from classroom_rl.evaluation.playing import play_all
+from classroom_rl.evaluation.report.comparison_report import write_comparison_report
+from classroom_rl.evaluation.report.comparison_table import comparison_text
+from classroom_rl.judges.plans import read_plan
+from classroom_rl.judges.post_test.examiner import check_exams
+from classroom_rl.judges.readings import MessageReaders
+from classroom_rl.models.lora import merge_adapter
+from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_compared
+from classroom_rl.results.paired_tests import differences
+from classroom_rl.results.statistics import lacks_verdict
+from classroom_rl.results.trackers import log_to_wandb
+from classroom_rl.rollout.intervals import mean_with_ci, share
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.server.open_models import open_readers
+from classroom_rl.system.storage import write_whole
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A tutor of a comparison. `config` is None for the untrained base; `script` names a control arm."""
+
+    name: str
+    config: TutorConfig | None = None
+    script: str | None = None
+
+
+@dataclass
+class ArmResult:
+    """The result of one arm: its entry in metrics.json, each conversation as (sampling, record), and the judge's
+    labels of the student's errors, if a judge was asked."""
+
+    about: dict[str, Any]
+    records: list[tuple[str, ConversationRecord]]
+    labels: ErrorLabels | None = None
+
+    def of(self, sampling: str) -> list[ConversationRecord]:
+        """The conversations of one sampling."""
+        return [record for name, record in self.records if name == sampling]
+
+
+def compare_tutors(config: EvalConfig) -> dict[str, Any]:
+    """Measure `teacher_model` (the untrained base), each of `tutors`, and the control arms, one after the other, and
+    write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`.
+
+    Returns:
+        The content of metrics.json.
+
+    Raises:
+        ConfigError, DataError: if a tutor's folder holds no model or adapter, or the trained readers are missing or
+            damaged.
+        The errors of `classroom_rl.evaluation.playing.play_all`.
+    """
+    problems, trained_on = load_measured_problems(config)
+    readers = open_readers(config.generation)
+    check_exams(config.generation, problems)
+    folder = record_run(config, "eval")
+    measured: dict[str, ArmResult] = {}
+    for arm in arms_of(config, problems):
+        logger.info("measuring the tutor %s", arm.name)
+        own = folder / "tutors" / arm.name
+        own.mkdir(parents=True, exist_ok=True)
+        with _config_of(arm, config, own) as its:
+            found = asyncio.run(play_all(its, problems, own))
+        measured[arm.name] = ArmResult(found.about, found.records, found.labels)
+    records = {name: [record for _, record in each.records] for name, each in measured.items()}
+    extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
+    metrics = summarise_comparison(config, measured, extra_scores, readers)
+    metrics["extra_judges_paid"] = paid
+    metrics |= {"problems_trained_on": trained_on} if trained_on else {}
+    write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+    write_compared(folder / CONVERSATIONS_NAME, {name: each.records for name, each in measured.items()})
+    report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
+    print(comparison_text(metrics))
+    print(f"\n{folder / 'metrics.json'}\n{folder / CONVERSATIONS_NAME}\n{report}")
+    for run, count in trained_on.items():
+        print(f"warning: {what_was_trained_on(run, count, len(problems))}")
+    log_to_wandb(config, metrics, folder)
+    return metrics
+
+
+def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
+    """The untrained base, the tutors, and the control arms: the tutor that only acknowledges, and the scripted ideal
+    tutor if all lessons are the quickstart's."""
+    arms = [Arm(BASE), *(Arm(tutor.name, tutor) for tutor in config.tutors), Arm(ACKNOWLEDGES, script=ACKNOWLEDGES)]
+    if all(read_plan(problem.text).lesson for problem in problems):
+        arms.append(Arm(IDEAL, script=IDEAL))
+    return arms
+
+
+@contextmanager
+def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
+    """The configuration of an evaluation of this arm alone. A merged adapter lasts as long as the context."""
+    alone = replace(config, tutors=[])
+    if arm.script is not None:
+        yield replace(alone, teacher_model=ApiModelConfig(SCRIPT + arm.script, vllm=config.teacher_model.vllm))
+    elif arm.config is None:
+        yield alone
+    elif arm.config.server_url is not None:
+        yield replace(alone, server_url=arm.config.server_url)
+    elif arm.config.adapter is not None:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="merged-") as merged:
+            merge_adapter(Path(arm.config.adapter), arm.config.model_name_or_path, Path(merged))
+            yield replace(alone, teacher_model=replace(config.teacher_model, model_name_or_path=merged))
+    else:
+        yield replace(alone, teacher_model=model_of_tutor(arm.config, config.teacher_model))
+
+
+def summarise_comparison(
+    config: EvalConfig,
+    measured: Mapping[str, ArmResult],
+    extra_scores: JudgeScores | None = None,
+    readers: MessageReaders | None = None,
+) -> dict[str, Any]:
+    """The content of metrics.json: `tutors`, and for each sampling the `figures` of each tutor, the `paired`
+    differences of each figure, the student's `fidelity` with each tutor, with `extra_scores` the scores of all
+    `judges`, and with `readers` what they are worth (`readings`). `supervised_minus_sampled` holds each tutor's
+    difference with and without its supervisor, if both were played.
+    """
+    first = next(iter(measured.values())).about
+    metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
+    metrics["base"] = BASE
+    metrics["tutors"] = {name: _about(each.about) for name, each in measured.items()}
+    metrics["seconds"] = round(sum(each.about["seconds"] for each in measured.values()), 3)
+    labelled = any(each.labels is not None for each in measured.values())
+    for sampling in config.samplings:
+        by_tutor: dict[str, ByLesson] = {}
+        fidelity = {}
+        for name, each in measured.items():
+            # The conversations of a tutor on a server have no labels: they enter no figure about errors.
+            labels = {} if labelled and each.labels is None else each.labels
+            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), labels, readers)
+        metrics[sampling] = {
+            "figures": {name: _estimates(found) for name, found in by_tutor.items()},
+            "paired": paired_figures(by_tutor),
+            "fidelity": fidelity,
+            "rules_version": RULES_VERSION,
+            **_judges(config, sampling, measured, extra_scores),
+            **_readings(by_tutor, readers),
+            "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
+        }
+    changes = {
+        name: supervised_difference({sampling: each.of(sampling) for sampling in config.samplings})
+        for name, each in measured.items()
+    }
+    if any(changes.values()):
+        metrics[DIFFERENCE] = changes
+    return metrics
+
+
+def _judges(
+    config: EvalConfig, sampling: str, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None
+) -> dict[str, Any]:
+    if not extra_scores:
+        return {}
+    records = {name: each.of(sampling) for name, each in measured.items()}
+    return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, extra_scores)}
+
+
+def _readings(by_tutor: Mapping[str, ByLesson], readers: MessageReaders | None) -> dict[str, Any]:
+    """Which readers took part, and how far to trust them; their figures stand among the others."""
+    if readers is None:
+        return {}
+    keys = dict.fromkeys(key for found in by_tutor.values() for key in found if key.startswith(READ))
+    return {"readings": about_readers(readers, [key.removeprefix(READ) for key in keys])}
+
+
+def _about(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: about[name] for name in ("tutor", "policy", "engine", "server_url", "seconds", "paid") if name in about
+    }
+
+
+def _estimates(found: ByLesson) -> dict[str, Any]:
+    return {figure.key: mean_with_ci(found[figure.key]) for figure in FIGURES if figure.key in found}
+
+
+def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
+    without, total = share(lacks_verdict(record) for record in records)
+    return {"share": without, "n": total}
+
+
+def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:
+    """The differences between every pair of tutors in every figure that at least one of them has."""
+    keys = [figure.key for figure in FIGURES if any(figure.key in found for found in by_tutor.values())]
+    return {
+        key: [asdict(each) for each in differences({name: found.get(key, {}) for name, found in by_tutor.items()})]
+        for key in keys
+    }

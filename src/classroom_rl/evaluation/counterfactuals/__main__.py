@@ -1,0 +1,57 @@
+"""Computes the figures of a counterfactual check again from its file, and checks the check with shuffled prices.
+
+python -m classroom_rl.evaluation.counterfactuals FOLDER [--shuffles 20]
+
+FOLDER is that of the evaluation, its logging.save_dir. Ends with status 1 if shuffled prices are found to predict
+nothing in fewer than 19 of 20 seeds.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from classroom_rl.errors import ClassroomError
+from classroom_rl.evaluation.counterfactuals.figures import SHUFFLES, counterfactual_figures, shuffled_check
+from classroom_rl.evaluation.counterfactuals.files import read_comparisons
+from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES
+from classroom_rl.evaluation.counterfactuals.table import counterfactual_table
+
+ENOUGH = 0.95
+"""The share of seeds in which shuffled prices have to be found to predict nothing."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line."""
+    options = _parser().parse_args(arguments)
+    compared = read_comparisons(options.folder)
+    print(counterfactual_table(counterfactual_figures(compared)))
+    wrong = 0
+    for outcome in OUTCOMES:
+        found = shuffled_check(compared.comparisons, outcome, options.shuffles)
+        said = f"{outcome}: shuffled prices predict nothing in {found['flagged']} of {found['seeds']} seeds"
+        passed = found["flagged"] >= ENOUGH * found["seeds"]
+        print(f"\n{said}" if passed else f"\nerror: {said}", file=sys.stdout if passed else sys.stderr)
+        wrong += not passed
+    return 1 if wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the folder of the evaluation")
+    parser.add_argument("--shuffles", type=_count, default=SHUFFLES, help=f"the number of seeds (default: {SHUFFLES})")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is no number of seeds: give at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ClassroomError as error:
+        sys.exit(f"error: {error}")

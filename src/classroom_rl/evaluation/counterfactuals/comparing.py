@@ -1,0 +1,238 @@
+"""Compares messages with others in their place: finds an alternative with another price, plays both branches, and takes
+the outcome of each from the messages that follow."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from classroom_rl.config.evaluation import EvalConfig, reward_weights
+from classroom_rl.config.values import GROUP, SCORING_RULES
+from classroom_rl.environments.classroom.classroom import classroom_rules
+from classroom_rl.environments.classroom.conversation import State
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.concurrency import gather_or_stop
+from classroom_rl.evaluation.counterfactuals.branches import BranchPlayer
+from classroom_rl.evaluation.counterfactuals.forks import Fork, Message, all_forks, corrected
+from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES, LaterOutcome, later_messages
+from classroom_rl.evaluation.counterfactuals.prices import SUPERVISOR, judge_scores, review_of_message
+from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.judges.post_test.examiner import EmbeddedExaminer
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.reviews import Review
+from classroom_rl.rollout.scheduler import Schedule
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.rollout.thoughts import visible_text
+
+CORRECTION, SIBLING = "correction", "sibling"
+JOURNAL_FOLDER = "counterfactuals"
+"""The folder of the playouts' journal, in that of the evaluation."""
+BRANCHES_IN_FLIGHT = 16
+_DIFFERENT = 1e-9
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A message of the tutor against another one in its place.
+
+    Attributes:
+        lesson, conversation, place: the problem's id, the played conversation's id, the message's position in it.
+        kind: whether the other message is the supervisor's `correction` or a `sibling` that the tutor sampled.
+        category: what the supervisor says is wrong with the dearer of the two.
+        said, other: the two messages.
+        price_said, price_other: by who sets it, the price of each message by itself: the supervisor's penalty, and the
+            judge's scores if there is a judge that scores. Higher is better.
+        outcome_said, outcome_other: by name of the outcome, its value in each pair of playouts; entry i of both comes
+            from the same seeds.
+    """
+
+    lesson: str
+    conversation: str
+    place: int
+    kind: str
+    category: str
+    said: str
+    other: str
+    price_said: dict[str, float]
+    price_other: dict[str, float]
+    outcome_said: dict[str, list[float]]
+    outcome_other: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All comparisons, and how many messages could not be compared.
+
+    Attributes:
+        unpriced: the supervisor gave no verdict on the message.
+        without_other: no correction, and no sampled message with another price.
+        lost: pairs of playouts of which one failed.
+    """
+
+    comparisons: list[Comparison]
+    unpriced: int = 0
+    without_other: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A fork with the two messages that are compared there, and the supervisor's reviews of both."""
+
+    fork: Fork
+    kind: str
+    other: Message
+    review_said: Review
+    review_other: Review
+
+
+def check_outcomes(config: EvalConfig, problems: Sequence[Problem]) -> None:
+    """Refuse problems on which no program can tell what the student produces.
+
+    Raises:
+        DataError: naming the problem.
+    """
+    examiner = EmbeddedExaminer(config.generation.post_test.siblings)
+    for problem in problems:
+        try:
+            examiner.exam(problem)
+        except DataError as error:
+            raise DataError(
+                f"counterfactuals.forks is {config.counterfactuals.forks}, so what the student produces later is read "
+                f"with the ledger of a post-test, but the problem {problem.text[:80]!r} has none: it needs phrases of "
+                "a lesson plan, or an answer and a column sibling_problems_column. Or set counterfactuals.forks=0."
+            ) from error
+
+
+async def compare_messages(
+    config: EvalConfig,
+    seats: Seats,
+    schedule: Schedule,
+    played: Journal,
+    records: Sequence[ConversationRecord],
+    problems: Sequence[Problem],
+    folder: Path,
+) -> Compared:
+    """Compare up to `counterfactuals.forks` messages of played conversations with others in their place.
+
+    Args:
+        played: the journal of the played conversations.
+        records: those whose messages may be forked at.
+        folder: where the evaluation writes.
+
+    Raises:
+        EngineFailure, ProviderFailure: if a model cannot be asked any more.
+    """
+    wanted, max_turns = config.counterfactuals.forks, config.generation.max_turns
+    forks = all_forks(records, problems, played.events, max_turns, config.seed)
+    with closing(Journal(folder / JOURNAL_FOLDER)) as journal:
+        comparer = _Comparer(config, seats, schedule, journal)
+        pairs: list[_Pair] = []
+        for first in range(0, len(forks), wanted):
+            found = await gather_or_stop(map(comparer.pair, forks[first : first + wanted]))
+            pairs += [pair for pair in found if pair is not None]
+            if len(pairs) >= wanted:
+                break
+        pairs = pairs[:wanted]
+        progress = EvaluationProgress(len(pairs), "comparing messages", "forks")
+        try:
+            compared = await gather_or_stop(comparer.compare(pair, progress) for pair in pairs)
+        finally:
+            progress.close()
+    comparisons = [comparison for comparison in compared if comparison is not None]
+    return Compared(comparisons, comparer.unpriced, comparer.without_other, comparer.lost)
+
+
+class _Comparer:
+    """Compares the messages of one evaluation. `unpriced`, `without_other` and `lost` are as in `Compared`."""
+
+    def __init__(self, config: EvalConfig, seats: Seats, schedule: Schedule, journal: Journal):
+        generation, teacher = config.generation, config.teacher_model
+        context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
+        rules = classroom_rules(generation, reward_weights(config), context, graded=False)
+        self.unpriced = self.without_other = self.lost = 0
+        self._config, self._seats, self._schedule = config, seats, schedule
+        self._player = BranchPlayer(generation, rules, seats, schedule, journal, config.seed)
+        self._examiner = EmbeddedExaminer(generation.post_test.siblings)
+        self._slots = asyncio.Semaphore(BRANCHES_IN_FLIGHT)
+        scoring = [rule for rule in generation.judge_rules if rule in SCORING_RULES]
+        judged = seats.judge is not None and config.judge_model.mode != GROUP
+        self._rule = scoring[0] if scoring and judged else None
+
+    async def pair(self, fork: Fork) -> _Pair | None:
+        """The fork with the message to compare with: the correction, or else of the sampled messages the one whose
+        price is furthest from the message's own. None if there is none."""
+        async with self._slots:
+            review = await self._review(fork, fork.said)
+            if review.penalty is None:
+                self.unpriced += 1
+                return None
+            correction = corrected(fork, review, self._seats.teacher, self._seats.teacher_has_tokens)
+            if correction is not None:
+                reviewed = await self._review(fork, correction)
+                if _differ(review, reviewed):
+                    return _Pair(fork, CORRECTION, correction, review, reviewed)
+            siblings = await self._player.siblings(fork, self._config.counterfactuals.siblings)
+            reviews = [await self._review(fork, sibling) for sibling in siblings]
+        priced = [pair for pair in zip(siblings, reviews, strict=True) if _differ(review, pair[1])]
+        if not priced:
+            self.without_other += 1
+            return None
+        sibling, reviewed = max(priced, key=lambda pair: _distance(review, pair[1]))
+        return _Pair(fork, SIBLING, sibling, review, reviewed)
+
+    async def compare(self, pair: _Pair, progress: EvaluationProgress) -> Comparison | None:
+        """The comparison; None if every pair of playouts failed."""
+        fork, outcome = pair.fork, LaterOutcome(self._examiner.exam(pair.fork.problem), pair.fork.before)
+        messages = (fork.said, pair.other)
+        prices = [await self._prices(fork, message) for message in messages]
+        count = self._config.counterfactuals.playouts
+        async with self._slots:
+            branches = [await self._player.playouts(fork, message, count) for message in messages]
+        progress.add(1)
+        kept = [both for both in zip(*branches, strict=True) if not any(record.failure for record in both)]
+        self.lost += count - len(kept)
+        if not kept:
+            return None
+        values = [[outcome.of(later_messages(record, fork)) for record in side] for side in zip(*kept, strict=True)]
+        said, other = ({name: [each[name] for each in side] for name in OUTCOMES} for side in values)
+        dearer = min(pair.review_said, pair.review_other, key=lambda review: review.penalty)
+        return Comparison(
+            fork.problem.id,
+            fork.conversation,
+            fork.place,
+            pair.kind,
+            dearer.category,
+            *(visible_text(message.turn.text) for message in messages),
+            {SUPERVISOR: pair.review_said.penalty} | prices[0],
+            {SUPERVISOR: pair.review_other.penalty} | prices[1],
+            said,
+            other,
+        )
+
+    async def _review(self, fork: Fork, message: Message) -> Review:
+        penalties, max_turns = self._config.generation.supervisor.penalties, self._config.generation.max_turns
+        with self._schedule.register(1) as registration:
+            await registration.wait_for_phase(State.SUPERVISOR_TURN)  # a supervisor on an engine is awake only then
+            return await review_of_message(self._seats, fork, message.turn, penalties, max_turns)
+
+    async def _prices(self, fork: Fork, message: Message) -> dict[str, float]:
+        """The judge's scores of a message; {} without a judge that scores, or without a verdict."""
+        if self._rule is None:
+            return {}
+        attempts = self._config.generation.number_judge_attempts
+        with self._schedule.register(1) as registration:
+            await registration.wait_for_phase(State.JUDGE_TURN)  # a judge on an engine is awake only then
+            return await judge_scores(self._seats, fork, message.turn, self._rule, attempts) or {}
+
+
+def _distance(review: Review, other: Review) -> tuple[float, float]:
+    """How far the price of another message is from a message's own; of two that are as far the lower price counts."""
+    return abs(other.penalty - review.penalty), -other.penalty
+
+
+def _differ(review: Review, other: Review) -> bool:
+    return other.penalty is not None and abs(other.penalty - review.penalty) > _DIFFERENT

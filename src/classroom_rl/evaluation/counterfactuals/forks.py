@@ -1,0 +1,134 @@
+"""Where conversations are forked: messages of the tutor, each with what came before it.
+
+A fork is at a message that the student could still answer. What came after it in the played conversation is no part of
+the fork.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.supervised_turn import target_of
+from classroom_rl.rollout.engine import Teacher
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.reviews import Review
+from classroom_rl.rollout.supervision import SampledDraft, settle
+from classroom_rl.rollout.tokens import Turn
+
+Event = Mapping[str, Any]
+"""An event of the journal."""
+_TURN = TypeAdapter(Turn)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of the tutor, and the event of the journal that puts it and its tokens into a conversation."""
+
+    turn: Turn
+    event: Event
+
+    @classmethod
+    def of(cls, event: Event) -> "Message":
+        """The message of a `turn` event."""
+        return cls(_TURN.validate_python(event["turn"]), event)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A message of the tutor in a played conversation, and what came before it.
+
+    Attributes:
+        conversation: the id of the played conversation.
+        copy: its number among the conversations on the same problem.
+        before: the messages before the forked one, those of the prompt template included.
+        events: the journal's events of the messages before it.
+        said: the forked message, as it was sent.
+    """
+
+    problem: Problem
+    conversation: str
+    copy: int
+    before: tuple[Turn, ...]
+    events: tuple[Event, ...]
+    said: Message
+
+    @property
+    def place(self) -> int:
+        """The position of the forked message in the conversation, from 0."""
+        return len(self.before)
+
+
+def forks_of(
+    record: ConversationRecord, problem: Problem, copy: int, events: Sequence[Event], max_turns: int
+) -> list[Fork]:
+    """The forks of a played conversation, in its order.
+
+    Args:
+        events: what the journal holds of it.
+        max_turns: the number of messages after which the teacher closes: nothing follows such a message.
+    """
+    spoken = [event for event in events if event["event"] == "turn"]
+    opening = len(record.turns) - len(spoken)
+    found = []
+    for number, event in enumerate(spoken):
+        place = opening + number
+        if record.turns[place].role == "teacher" and place + 1 < max_turns:
+            before = tuple(record.turns[:place])
+            found.append(Fork(problem, record.id, copy, before, tuple(spoken[:number]), Message.of(event)))
+    return found
+
+
+def all_forks(
+    records: Sequence[ConversationRecord],
+    problems: Sequence[Problem],
+    events_of: Callable[[str], Sequence[Event]],
+    max_turns: int,
+    seed: int,
+) -> list[Fork]:
+    """All forks of played conversations in a drawn order: first one of each conversation, then a second one of each,
+    and so on, because forks of one conversation resemble each other. Conversations that failed have none.
+
+    Args:
+        events_of: what the journal holds of a conversation, by its id.
+    """
+    by_id = {problem.id: problem for problem in problems}
+    draw = random.Random(f"{seed}|forks")
+    copies: Counter[str] = Counter()
+    conversations = []
+    for record in records:
+        copy = copies[record.problem_id]
+        copies[record.problem_id] += 1
+        if record.failure is None:
+            found = forks_of(record, by_id[record.problem_id], copy, events_of(record.id), max_turns)
+            conversations.append(draw.sample(found, len(found)))
+    draw.shuffle(conversations)
+    return [fork for forks in zip_longest(*conversations) for fork in forks if fork is not None]
+
+
+def corrected(fork: Fork, review: Review, teacher: Teacher, has_tokens: bool) -> Message | None:
+    """The supervisor's correction in place of the forked message, with the tokens that a supervised training gives it;
+    None if there is none, or if it cannot stand there.
+
+    Args:
+        has_tokens: whether the teacher works on token ids.
+    """
+    if review.correction is None:
+        return None
+    event, target = fork.said.event, None
+    sampled = len(event["logprobs"])
+    ids, given = tuple(event["ids"][:sampled]), tuple(event["ids"][sampled:])
+    draft = SampledDraft(fork.said.turn, ids, tuple(event["logprobs"]), given, mask=tuple(event.get("mask", ())))
+    if has_tokens:
+        target = target_of(draft, review.correction, teacher.tokenizer, teacher.frame.turn_end_id)
+        if target is None:
+            return None
+    message = settle([draft], review, True, (fork.place, 0), lambda *_: target)
+    turn = replace(message.turn, review=None, drafts=(), span=None)
+    opened = {name: event[name] for name in ("prompt_ids", "prompt_estimate") if name in event}
+    return Message(turn, {"event": "turn", "turn": turn, "ids": message.ids, "logprobs": (), **opened})

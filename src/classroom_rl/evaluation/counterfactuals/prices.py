@@ -1,0 +1,50 @@
+"""The price of a message by itself: what supervisor and judge say of it, knowing only what came before it."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.evaluation.counterfactuals.forks import Fork
+from classroom_rl.judges.verdicts import CRITERIA, ask_for_verdict, sum_up
+from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts
+from classroom_rl.rollout.reviews import MessageToReview, Review, reviewed
+from classroom_rl.rollout.thoughts import visible_messages, visible_text
+from classroom_rl.rollout.tokens import Turn
+
+SUPERVISOR, JUDGE = "supervisor", "judge"
+
+
+async def review_of_message(
+    seats: Seats, fork: Fork, turn: Turn, penalties: Mapping[str, float], max_turns: int
+) -> Review:
+    """The supervisor's priced review of a message at the fork.
+
+    Args:
+        max_turns: the number of messages after which the teacher closes.
+    """
+    about = MessageToReview(
+        visible_messages(fork.before),
+        visible_text(turn.text),
+        fork.problem.text,
+        fork.problem.answer,
+        ConversationFacts(tuple(each.persona for each in fork.before), max_turns),
+        cut=not turn.ended,
+    )
+    return await reviewed(seats.supervisor, about, penalties)
+
+
+async def judge_scores(seats: Seats, fork: Fork, turn: Turn, rule: str, attempts: int) -> dict[str, float] | None:
+    """The judge's scores of the conversation up to and including a message, as if it ended there: the reward under
+    `judge`, and each of `CRITERIA` as a share of its maximum. None without a verdict.
+
+    Two messages at one fork have the same messages before them, so their scores differ by the messages alone. The judge
+    is not told how long the lesson could have been, or it would count as missing what comes later.
+    """
+    about = (visible_messages([*fork.before, turn]), fork.problem.text)
+    asked = (ask_for_verdict(seats.judge, rule, attempt, about, NO_FACTS) for attempt in range(attempts))
+    judgement = sum_up(await asyncio.gather(*asked), (rule,))
+    if judgement is None or judgement.scores is None:
+        return None
+    shares = {name: value / CRITERIA[name].top for name, value in asdict(judgement.scores).items()}
+    return {JUDGE: judgement.scores.final_reward, **shares}

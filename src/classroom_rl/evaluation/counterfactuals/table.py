@@ -1,0 +1,78 @@
+"""The counterfactual check as a table for the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from classroom_rl.evaluation.counterfactuals.figures import LEVEL
+from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES
+from classroom_rl.evaluation.counterfactuals.prices import JUDGE, SUPERVISOR
+
+_NO_VALUE = "–"
+_COLUMNS = (30, 4, 8, 24, 9)
+
+
+def counterfactual_table(figures: Mapping[str, Any]) -> str:
+    """The figures as text: what was compared, then for each outcome the prices, the categories, and what predicts
+    nothing."""
+    if not figures["comparisons"]:
+        return f"Counterfactuals: no message could be compared with another one. {_left_out(figures)}"
+    kinds = ", ".join(f"{count} with a {kind}" for kind, count in figures["kinds"].items())
+    head = (
+        f"Counterfactuals: {figures['comparisons']} messages of {figures['lessons']} lessons, {kinds}; "
+        f"{figures['playouts']} playouts a branch. {_left_out(figures)}"
+    )
+    return "\n\n".join([head, *(_outcome(name, found) for name, found in figures["outcomes"].items())])
+
+
+def _left_out(figures: Mapping[str, Any]) -> str:
+    said = {
+        "without_other": "without another message of another price",
+        "unpriced": "without a verdict of the supervisor",
+        "lost_playouts": "pairs of playouts lost to failures",
+    }
+    return "; ".join(f"{figures[key]} {words}" for key, words in said.items() if figures[key])
+
+
+def _outcome(name: str, found: Mapping[str, Any]) -> str:
+    lines = [f"Outcome “{name}”: {OUTCOMES[name]}"]
+    lines.append(_row("price set by", "n", "", "rank correlation", "p", ""))
+    for source, each in found["prices"].items():
+        lines.append(_price(source, each))
+        if source in (SUPERVISOR, JUDGE):
+            lines.append(_price("  its size alone", each["size"]))
+    lines.append(_row("a message faulty by", "n", "price", "outcome against a better", "", ""))
+    for category, each in found["categories"].items():
+        value = _estimate(each["mean"], each["ci95"])
+        lines.append(_row(category, str(each["n"]), f"{each['price']:+.2f}", value, "", each["verdict"]))
+    nothing = ", ".join(found["predict_nothing"]) or "none was found to"
+    lines.append(f"Predict nothing: {nothing}.")
+    reliability = found["reliability"]
+    reliable = _NO_VALUE if reliability is None else f"{reliability:.2f}"
+    shuffled = found["shuffled"]
+    lines.append(
+        f"Reliability of the outcome differences {reliable}. Shuffled prices were found to predict nothing (p ≥ "
+        f"{LEVEL:g}) in {shuffled['flagged']} of {shuffled['seeds']} seeds."
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _price(label: str, found: Mapping[str, Any]) -> str:
+    value = _estimate(found["rank_correlation"], found["ci95"])
+    return _row(label, str(found["n"]), "", value, _p(found["p"]), found["verdict"])
+
+
+def _row(*cells: str) -> str:
+    *first, last = cells
+    return " ".join([*(cell.ljust(width) for cell, width in zip(first, _COLUMNS, strict=True)), last])
+
+
+def _estimate(value: float | None, interval: list[float] | None) -> str:
+    if value is None:
+        return _NO_VALUE
+    return f"{value:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"

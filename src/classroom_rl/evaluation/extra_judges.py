@@ -1,0 +1,117 @@
+"""Scores of finished conversations by further judges, and the agreement between judges."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Optional
+
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.verdicts import ask_for_verdict, sum_up
+from classroom_rl.results.agreement import krippendorff_alpha, rank_correlation
+from classroom_rl.results.evaluation_files import group_by_problem
+from classroom_rl.results.statistics import judgement_of
+from classroom_rl.rollout.engine import ConversationFacts, Judge
+from classroom_rl.rollout.intervals import mean_with_ci
+from classroom_rl.rollout.thoughts import visible_messages
+from classroom_rl.server.open_models import open_second_judge
+
+SpendingByJudge = dict[str, dict[str, float]]
+"""Judge → tokens and dollars it cost, as the fields of `Spending`."""
+
+JudgeScores = dict[str, dict[str, Optional[float]]]
+"""Judge → conversation (its `conversation_key`) → the judge's score in [0, 1]; None without a verdict."""
+
+
+def conversation_key(tutor: str, record: ConversationRecord) -> str:
+    """The name of a conversation, unique across tutors."""
+    return f"{tutor}/{record.id}"
+
+
+async def ask_extra_judges(
+    config: EvalConfig, records: Mapping[str, Sequence[ConversationRecord]], folder: Path
+) -> tuple[JudgeScores, SpendingByJudge]:
+    """Have each of `extra_judges` judge every conversation once, by the configured judge's rules.
+
+    Args:
+        records: each tutor's conversations.
+
+    Returns:
+        The scores, and the spending of the judges behind an API.
+
+    Raises:
+        ProviderFailure: if a judge cannot be asked at all.
+    """
+    extra_scores: JudgeScores = {}
+    paid: SpendingByJudge = {}
+    for number, judge in enumerate(config.extra_judges):
+        ledger_path = folder / f"extra_judge_{number}_calls.sqlite"
+        seat, api = open_second_judge(judge, config.generation, ledger_path, "extra judge")
+        try:
+            keys = [conversation_key(tutor, record) for tutor, group in records.items() for record in group]
+            asked = (_score(seat, config, record) for group in records.values() for record in group)
+            extra_scores[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
+        finally:
+            if api is not None:
+                paid[judge.model_name_or_path] = asdict(api.ledger.spending())
+                api.ledger.close()
+    return extra_scores, paid
+
+
+async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
+    rules = list(config.generation.judges_rules_prompts_paths)
+    facts = ConversationFacts(tuple(turn.persona for turn in record.turns), record.max_turns)
+    about = (visible_messages(record.turns), record.problem)
+    verdicts = await asyncio.gather(*(ask_for_verdict(judge, rule, 0, about, facts) for rule in rules))
+    judgement = sum_up(verdicts, rules)
+    return None if judgement is None else judgement.score
+
+
+def summarise_judges(
+    name: str, records: Mapping[str, Sequence[ConversationRecord]], extra_scores: JudgeScores
+) -> dict[str, Any]:
+    """Summarise the scores of several judges on the conversations of one sampling, for metrics.json.
+
+    Args:
+        name: the judge that the rewards come from.
+        records: each tutor's conversations.
+
+    Returns:
+        `scores`: judge → tutor → estimate of the score in [0, 1], without penalties and the reward's other parts;
+        `spearman`: the rank correlation of each extra judge with the first judge, over the `pairs` conversations that
+        both scored; `krippendorff_alpha` of all judges, over the `n` conversations with at least two scores.
+    """
+    firsts = {
+        conversation_key(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
+        for tutor, group in records.items()
+        for record in group
+    }
+    judges: JudgeScores = {name: firsts}
+    for each, found in extra_scores.items():  # an extra judge may be the same model as the first
+        judges[each if each not in judges else f"{each} (again)"] = {key: found[key] for key in firsts}
+    pairs = {
+        each: [(firsts[key], found[key]) for key in firsts if None not in (firsts[key], found[key])]
+        for each, found in judges.items()
+        if each != name
+    }
+    units = [[found[key] for found in judges.values()] for key in firsts]
+    return {
+        "scores": {
+            each: {t: _estimate(t, group, found) for t, group in records.items()} for each, found in judges.items()
+        },
+        "spearman": {each: rank_correlation(found) for each, found in pairs.items()},
+        "pairs": {each: len(found) for each, found in pairs.items()},
+        "krippendorff_alpha": krippendorff_alpha(units),
+        "n": sum(len(unit) - unit.count(None) > 1 for unit in units),
+    }
+
+
+def _estimate(
+    tutor: str, records: Sequence[ConversationRecord], scores: Mapping[str, Optional[float]]
+) -> dict[str, Any]:
+    by_lesson = {
+        lesson: [score for record in group if (score := scores[conversation_key(tutor, record)]) is not None]
+        for lesson, group in group_by_problem(records).items()
+    }
+    return mean_with_ci(by_lesson)

@@ -1,0 +1,208 @@
+"""Figures of language lessons that need no judge: they come from the text of the messages and from the personas.
+
+Each figure is a mean over messages, turns or conversations. Its interval is bootstrapped over lessons.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from classroom_rl.config.values import ERROR_PERSONA, RULES_VERSION
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
+from classroom_rl.judges.feedback import (
+    GIVING_KINDS,
+    KINDS,
+    falsely_corrects,
+    feedback_kind,
+    hands_over,
+    repairs,
+    shows_uptake,
+)
+from classroom_rl.judges.messages import RETRY, holds, own_words, read_message
+from classroom_rl.judges.plans import ParsedPlan, answers, questions_asked, read_plan
+from classroom_rl.results.evaluation_files import group_by_problem
+from classroom_rl.rollout.intervals import Estimate, mean_with_ci
+from classroom_rl.rollout.text import normal
+from classroom_rl.rollout.thoughts import visible_text
+
+Values = dict[str, list[float]]
+"""Figure → the values that its mean is taken over."""
+ErrorLabels = Mapping[tuple[str, int], bool]
+"""(conversation id, position of a student's turn) → whether a judge found an error in it."""
+
+_ENGLISH = frozenset(
+    "the a an you your i it is are was do does did what which who how when where to of in on at for and or not now say "
+    "tell ask that this with means mean good yes no one two can could would like want here there".split()
+)
+_ENGLISH_SHARE = 0.25
+"""A text counts as English if at least this share of its words is in `_ENGLISH`."""
+
+
+@dataclass
+class ConversationFigures:
+    """What the rules read in one conversation: the `values` of its figures, and its student turns in order."""
+
+    values: Values = field(default_factory=dict)
+    students: list[StudentTurn] = field(default_factory=list)
+
+    def add(self, name: str, value: float) -> None:
+        """Add one value to a figure."""
+        self.values.setdefault(name, []).append(float(value))
+
+
+def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None = None) -> ConversationFigures:
+    """Compute the figures of one conversation.
+
+    Whether a student's turn holds an error is decided by rules where the language allows it (the quickstart's), else
+    by the judge's `labels`; a turn without a label enters no figure about errors. If `labels` is None, the turn's
+    persona decides.
+    """
+    plan, reading = read_plan(record.problem), ConversationFigures()
+    texts = [visible_text(turn.text) for turn in record.turns]
+    errors = errors_in(record, plan, labels)
+    for place, turn in enumerate(record.turns):
+        heard = texts[place - 1] if place else ""
+        if turn.role == "student":
+            told = errors[place] if labels is not None else plan.find_error(texts[place])
+            flips = flips_role(texts[place], heard, plan)
+            reading.students.append(StudentTurn(turn.persona, told, flips, parrots(texts[place], heard)))
+        elif not turn.given:
+            said = [texts[each] for each in errors if each < place]
+            unknown = place - 1 in errors and errors[place - 1] is None
+            _read_message(reading, texts[place], said, plan, errors.get(place - 1), unknown)
+    _read_reactions(reading, texts, errors, plan)
+    _read_whole(reading, record, texts, plan)
+    return reading
+
+
+def errors_in(
+    record: ConversationRecord, plan: ParsedPlan, labels: ErrorLabels | None = None
+) -> dict[int, bool | None]:
+    """For the position of each student's turn, whether it holds an error; None if nobody can tell. See
+    `conversation_figures`."""
+    found: dict[int, bool | None] = {}
+    for place, turn in enumerate(record.turns):
+        if turn.role == "student":
+            told = plan.find_error(visible_text(turn.text))
+            if told is None:
+                told = turn.persona == ERROR_PERSONA if labels is None else labels.get((record.id, place))
+            found[place] = told
+    return found
+
+
+def _read_message(
+    reading: ConversationFigures, text: str, said: Sequence[str], plan: ParsedPlan, error: bool | None, unknown: bool
+) -> None:
+    """Add the figures of one teacher message.
+
+    Args:
+        said: the student's messages before it.
+        error: whether the student's last message holds an error; None for a first message, and if `unknown`.
+    """
+    message = read_message(text)
+    reading.add("teacher_words", message.words)
+    reading.add("tasks_per_message", len(message.tasks))
+    if message.tasks:
+        reading.add("ends_with_task", message.ends_with_task)
+    reading.add("in_english", _is_english(message.text))
+    if unknown:
+        return
+    if error:
+        kind = feedback_kind(said[-1], text, plan)
+        for each in KINDS:
+            reading.add(f"feedback/{each}", kind == each)
+        reading.add("hands_over", kind in GIVING_KINDS)
+        return
+    reading.add("hands_over", hands_over(text, lambda form: any(holds(each, form) for each in said), plan))
+    if error is False:
+        reading.add("false_corrections", falsely_corrects(text))
+
+
+def _read_reactions(
+    reading: ConversationFigures, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
+) -> None:
+    """Add uptake and repair: the student's turn after the teacher's reply to an error."""
+    for place, error in errors.items():
+        if error and place + 2 in errors:
+            wrong, reply, answer = texts[place : place + 3]
+            kind = feedback_kind(wrong, reply, plan)
+            reading.add("uptake", shows_uptake(wrong, kind, answer, plan))
+            reading.add("repair", repairs(wrong, kind, answer, plan))
+
+
+def _read_whole(
+    reading: ConversationFigures, record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan
+) -> None:
+    sides = {role: [t for t, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES}
+    words = {role: sum(len(text.split()) for text in side) for role, side in sides.items()}
+    if sum(words.values()):
+        reading.add("talk_ratio", words["teacher"] / sum(words.values()))
+    introduced, produced = plan_progress(plan, sides["teacher"], sides["student"])
+    if plan.items:
+        reading.add("plan_introduced", introduced / plan.items)
+        reading.add("plan_produced", produced / plan.items)
+    seen: set[str] = set()
+    for text in sides["teacher"]:
+        task = read_message(text).task_text
+        repeated = bool(task) and normal(task) in seen and not RETRY.search(task)
+        reading.add("repeats", repeated)
+        seen.add(normal(task))
+
+
+_ROLES = ("teacher", "student")
+
+
+def plan_progress(plan: ParsedPlan, teacher: Sequence[str], student: Sequence[str]) -> tuple[int, int]:
+    """How many items of the plan the teacher introduced (said or showed the phrase, asked the question), and how many
+    the student produced (said the phrase verbatim, answered the question without an error)."""
+    if plan.lesson:
+        planned = {question.text for question in plan.lesson.questions}
+        asked = set().union(*map(questions_asked, teacher)) & planned
+        answered = set().union(*(answers(text, plan.lesson) for text in student)) & planned
+        return len(asked), len(answered)
+    introduced = sum(any(holds(text, phrase.text) for text in teacher) for phrase in plan.phrases)
+    return introduced, sum(any(holds(text, phrase.text) for text in student) for phrase in plan.phrases)
+
+
+def _is_english(text: str) -> bool:
+    words = re.findall(r"[^\W\d_]+", own_words(text).casefold())
+    return bool(words) and sum(word in _ENGLISH for word in words) / len(words) >= _ENGLISH_SHARE
+
+
+@dataclass(frozen=True)
+class TutorFigures:
+    """The figures of a tutor's conversations: figure → lesson → values, and the student's fidelity."""
+
+    by_lesson: dict[str, dict[str, list[float]]]
+    fidelity: dict[str, Any]
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Each figure's mean with its interval."""
+        return {name: mean_with_ci(values) for name, values in self.by_lesson.items()}
+
+
+def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> TutorFigures:
+    """Compute the figures of a tutor's conversations; `labels` as in `conversation_figures`."""
+    by_lesson: dict[str, dict[str, list[float]]] = {}
+    students: list[StudentTurn] = []
+    for lesson, group in group_by_problem(records).items():
+        for record in group:
+            reading = conversation_figures(record, labels)
+            students += reading.students
+            for name, values in reading.values.items():
+                by_lesson.setdefault(name, {}).setdefault(lesson, []).extend(values)
+    by_rules = any(read_plan(record.problem).lesson for record in records)
+    labelled_by = "rules" if by_rules else "judge" if labels else "nobody"
+    if labels is not None and labelled_by == "nobody":
+        by_lesson.pop("hands_over", None)  # unlabelled replies are left out, and openings alone would be another figure
+    labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
+    unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
+    return TutorFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
+
+
+def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:
+    """The part of metrics.json about language: `language` (figure → estimate), `fidelity`, and `rules_version`."""
+    figures = tutor_figures(records, labels)
+    return {"language": figures.estimates(), "fidelity": figures.fidelity, "rules_version": RULES_VERSION}

@@ -1,0 +1,227 @@
+"""Plays the conversations of an evaluation with one tutor, in this process or on a running server.
+
+Every tutor gets the same problems, seeds and error schedules. All conversations on one problem are in one request,
+because a conversation's seed depends on its position in the request.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+from uuid import uuid4
+
+from classroom_rl.config.evaluation import EvalConfig, is_measured_by_solutions, reward_weights
+from classroom_rl.config.values import GREEDY, SAMPLED, SUPERVISED
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.errors import ConfigError, DeadlineExceeded, PolicyMismatch
+from classroom_rl.evaluation.concurrency import gather_or_stop
+from classroom_rl.evaluation.counterfactuals.comparing import Compared, compare_messages
+from classroom_rl.evaluation.error_labels import label_errors
+from classroom_rl.evaluation.metrics.language import ErrorLabels
+from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.evaluation.solve_alone import InitialSolutions, initial_solutions
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import EngineHealth
+from classroom_rl.rollout.problem import Problem, material_of
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.scheduler import Schedule
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.server.schemas import Health
+
+if TYPE_CHECKING:
+    from classroom_rl.server.client import ClassroomClient
+
+CONVERSATIONS_PER_REQUEST = 16
+REQUESTS_IN_FLIGHT = 16
+
+
+@dataclass
+class EvaluatedTutor:
+    """The tutor that is measured: the function that plays its conversations, its engine and policy version, and, if it
+    runs in this process, the seats of all models, their schedule and the journal."""
+
+    sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
+    teacher: EngineHealth
+    policy: PolicyVersion
+    seats: Optional[Seats] = None
+    schedule: Optional[Schedule] = None
+    journal: Optional[Journal] = None
+
+
+@dataclass
+class EvaluationResult:
+    """The result of an evaluation: each conversation as (sampling, record), the entries of metrics.json about the whole
+    evaluation, the student's solutions before the dialogue, if known, the judge's labels of the student's errors, if a
+    judge was asked, and messages compared with others in their place, if `counterfactuals` asks for it."""
+
+    records: list[tuple[str, ConversationRecord]]
+    about: dict[str, Any]
+    initial: Optional[InitialSolutions] = None
+    labels: Optional[ErrorLabels] = None
+    compared: Optional[Compared] = None
+
+
+async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> EvaluationResult:
+    """Play all conversations of one tutor, and shut its models down.
+
+    Raises:
+        ConfigError: if the tutor was to be supervised and nobody read its messages.
+        PolicyMismatch: if the server's tutor changed while it was measured.
+        EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
+    """
+    async with _open_tutor(config, folder) as tutor:
+        started = time.monotonic()
+        found = EvaluationResult(
+            [],
+            {
+                "tutor": tutor.teacher.model,
+                "policy": {"run_id": tutor.policy.run_id, "version": tutor.policy.version},
+                "engine": {"name": tutor.teacher.engine, "version": tutor.teacher.engine_version},
+                "server_url": config.server_url,
+                "seed": config.seed,
+                "problems": len(problems),
+                "num_samples_per_problem": config.num_samples_per_problem,
+            },
+        )
+        if is_measured_by_solutions(config):
+            found.initial = await initial_solutions(config, problems, tutor.seats, folder)
+        run = uuid4().hex[:12]
+        for sampling in config.samplings:
+            requests = list(make_requests(problems, config, sampling, tutor.policy, run))
+            played = await _play(tutor, requests, sampling)
+            if sampling == SUPERVISED:
+                _check_reviewed(played)
+            found.records += [(sampling, record) for record in played]
+        if tutor.seats is not None and not is_measured_by_solutions(config):
+            records = [record for _, record in found.records]
+            found.labels = await label_errors(config, tutor.seats, tutor.schedule, records)
+        if config.counterfactuals.forks > 0:
+            sampled = [record for sampling, record in found.records if sampling == SAMPLED]
+            here = (tutor.seats, tutor.schedule, tutor.journal)
+            found.compared = await compare_messages(config, *here, sampled, problems, folder)
+        if tutor.seats is not None:
+            found.about["paid"] = {seat: asdict(api.ledger.spending()) for seat, api in tutor.seats.apis.items()}
+        found.about["seconds"] = round(time.monotonic() - started, 3)
+    return found
+
+
+def make_requests(
+    problems: Sequence[Problem], config: EvalConfig, sampling: str, policy: PolicyVersion, run: str
+) -> Iterator[SampleRequest]:
+    """The requests for all conversations of one sampling. Apart from their ids, they are the same for every tutor.
+
+    Args:
+        run: the name of this evaluation. It keeps a second evaluation of the same tutor from being answered with the
+            first one's batches.
+    """
+    samples = config.num_samples_per_problem
+    per_request = max(1, CONVERSATIONS_PER_REQUEST // samples)
+    for number, first in enumerate(range(0, len(problems), per_request)):
+        group = problems[first : first + per_request]
+        repeated = [problem for problem in group for _ in range(samples)]
+        yield SampleRequest(
+            problems=[problem.text for problem in repeated],
+            answers=[problem.answer for problem in repeated],
+            post_test_material=material_of(repeated),
+            request_id=f"eval-{run}-v{policy.version}-{sampling}-seed{config.seed}-{number:04d}",
+            seed=config.seed,
+            step=0,
+            greedy=sampling == GREEDY,
+            fixed_seeds=True,
+            supervised=sampling == SUPERVISED,
+        )
+
+
+async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
+    """Send the requests; returns the records of all of them, in order."""
+    slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
+    total = sum(len(request.problems) for request in requests)
+    progress = EvaluationProgress(total, f"evaluating ({sampling})", "conversations")
+
+    async def ask(request: SampleRequest) -> list[ConversationRecord]:
+        async with slots:
+            response = await tutor.sample(request)
+        if response.policy != tutor.policy:
+            raise PolicyMismatch(
+                f"The tutor changed while it was measured: from {tutor.policy} to {response.policy}. "
+                "Evaluate when no training publishes to this server."
+            )
+        progress.add(len(response.conversations))
+        return response.conversations
+
+    try:
+        answers = await gather_or_stop(map(ask, requests))
+    finally:
+        progress.close()
+    return [record for records in answers for record in records]
+
+
+def _check_reviewed(records: Sequence[ConversationRecord]) -> None:
+    """Refuse supervised conversations in which no message of the tutor was reviewed: they would pass for a measurement
+    with a supervisor."""
+    written = [turn for record in records for turn in record.turns if turn.role == "teacher" and not turn.given]
+    if written and all(turn.review is None for turn in written):
+        raise ConfigError(
+            "samplings names supervised, but not one message of the tutor was reviewed: the server has no supervisor "
+            "(start it with supervisor_model.model_name_or_path), or generation.supervisor.share is 0. Or leave "
+            "supervised out."
+        )
+
+
+@asynccontextmanager
+async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
+    if config.server_url is not None:
+        async with _tutor_on_server(config) as tutor:
+            yield tutor
+    else:
+        async with _tutor_in_process(config, folder) as tutor:
+            yield tutor
+
+
+@asynccontextmanager
+async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[EvaluatedTutor]:
+    from classroom_rl.server.client import ClassroomClient
+
+    client = ClassroomClient(config.server_url, sample_timeout_s=config.generation.sample_timeout_s)
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(REQUESTS_IN_FLIGHT) as threads:
+        health = await loop.run_in_executor(threads, _health, client)
+
+        async def sample(request: SampleRequest) -> SampleResponse:
+            return await loop.run_in_executor(threads, client.sample, request)
+
+        yield EvaluatedTutor(sample, health.seats["teacher"], health.policy)
+
+
+def _health(client: "ClassroomClient") -> Health:
+    try:
+        return client.health()
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(
+            f"{error} Start a server with: python vllm_server.py --config-name …, or measure a model without one: "
+            "server_url=null teacher_model.model_name_or_path=FOLDER"
+        ) from error
+
+
+@asynccontextmanager
+async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
+    from classroom_rl.server.sampling_service import open_service
+
+    service = await open_service(config, reward_weights(config), folder)
+    seats = service.environment.seats
+    try:
+        yield EvaluatedTutor(
+            service.sample,
+            seats.health()["teacher"],
+            seats.teacher.policy,
+            seats,
+            service.runner.schedule,
+            service.journal,
+        )
+    finally:
+        seats.shutdown()

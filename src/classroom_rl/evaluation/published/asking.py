@@ -1,0 +1,147 @@
+"""Asks a judge model closed questions about single replies. A call without a readable answer is no verdict, never a
+default: it is counted by its cause."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from classroom_rl.config.base import JudgeModelConfig
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
+from classroom_rl.engines.api.responses import Answer
+from classroom_rl.errors import ContentRefused, JudgeOutputError, RequestRefused, RequestTooLong
+from classroom_rl.evaluation.concurrency import gather_or_stop
+from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.judges.json_answer import find_object, quote
+from classroom_rl.judges.model_judge import KeptReplies, first_usable, wanted_schema
+from classroom_rl.rollout.engine import Sampling
+
+Choices = Mapping[str, Sequence[str]]
+"""Question → the answers that may be given."""
+
+UNREADABLE, CONTENT, TOO_LONG, REFUSED = "unreadable", "content refused", "too long", "refused"
+"""Why a call brought no verdict."""
+
+Result = TypeVar("Result")
+_REASONING = "reasoning"
+
+
+@dataclass
+class JudgeAnswers:
+    """What a judge answered.
+
+    Attributes:
+        found: for each prompt the answer to every question; None without a verdict.
+        failures: cause → how many calls it left without a verdict.
+        paid: tokens and dollars of all calls in this folder, also of earlier attempts.
+    """
+
+    found: list[dict[str, str] | None]
+    failures: Counter[str]
+    paid: dict[str, float]
+
+    def about(self) -> dict[str, Any]:
+        """What is known of the calls, for metrics.json."""
+        answered = sum(found is not None for found in self.found)
+        return {
+            "asked": len(self.found),
+            "answered": answered,
+            "failures": dict(self.failures.most_common()),
+            "paid": self.paid,
+        }
+
+
+async def ask_judge(
+    judge: JudgeModelConfig, prompts: Sequence[str], choices: Choices, max_tokens: int, folder: Path
+) -> JudgeAnswers:
+    """Ask a judge behind an API all questions about each reply, one call for each prompt.
+
+    Answers are kept in the judge's ledger in `folder`: the same question is not paid for twice, also after a restart. A
+    call that brought no verdict is asked again then.
+
+    Raises:
+        ProviderFailure: if the judge cannot be asked at all, or its spending cap is reached.
+        StorageError: if the ledger cannot be used.
+    """
+    name = judge.model_name_or_path
+    ledger = CallLedger(folder / ledger_name(name), judge.max_cost_usd)
+    schema = wanted_schema(judge, choice_schema(choices))
+    sampling = Sampling(judge.vllm.temperature, judge.vllm.top_p, max_tokens=max_tokens)
+    progress = EvaluationProgress(len(prompts), f"asking {name}", "replies")
+    failures: Counter[str] = Counter()
+    try:
+        api = ChatApi(judge, ledger, "judge")
+        replies = KeptReplies(judge, ledger, api)
+
+        async def ask(prompt: str) -> dict[str, str] | None:
+            async def reply(number: int) -> tuple[Answer, bool]:
+                request = ChatRequest([{"role": "user", "content": prompt}], sampling, schema, ("label", number))
+                return await replies.get(request, lambda text: can_be_read(text, choices))
+
+            try:
+                text = await first_usable(reply, lambda text: can_be_read(text, choices), judge.replies_per_attempt)
+                return read_choices(text, choices)
+            except (JudgeOutputError, RequestRefused) as error:
+                failures[cause_of(error)] += 1
+                return None
+            finally:
+                progress.add(1)
+
+        try:
+            found = await gather_or_stop(map(ask, prompts))
+        finally:
+            await api.drain()
+        return JudgeAnswers(found, failures, asdict(ledger.spending()))
+    finally:
+        progress.close()
+        ledger.close()
+
+
+def cause_of(error: JudgeOutputError | RequestRefused) -> str:
+    """Why a call brought nothing, as it is counted."""
+    kinds = {ContentRefused: CONTENT, RequestTooLong: TOO_LONG, RequestRefused: REFUSED, JudgeOutputError: UNREADABLE}
+    return next(cause for kind, cause in kinds.items() if isinstance(error, kind))
+
+
+def ledger_name(model: str) -> str:
+    """The file name of a judge's ledger, which depends on its name alone, not on its place in a list."""
+    plain = re.sub(r"[^A-Za-z0-9.]+", "-", model).strip("-.")[:80]
+    return f"{plain}-{hashlib.sha256(model.encode()).hexdigest()[:8]}_calls.sqlite"
+
+
+def choice_schema(choices: Choices) -> dict[str, Any]:
+    """The JSON schema of an answer: a short reasoning first, then every question with its allowed answers."""
+    questions = {key: {"type": "string", "enum": list(answers)} for key, answers in choices.items()}
+    properties = {_REASONING: {"type": "string"}, **questions}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def read_choices(text: str, choices: Choices) -> dict[str, str]:
+    """The answer to every question.
+
+    Raises:
+        JudgeOutputError: if one has no answer, or another one than those allowed.
+    """
+    given = find_object(text)
+    answers = {}
+    for key, allowed in choices.items():
+        value = given.get(key)
+        plain = value.strip().lower() if isinstance(value, str) else None
+        if plain not in allowed:
+            said = "missing" if value is None else quote(value, 60)
+            raise JudgeOutputError(f"The judge's {key} is {said}, none of {'; '.join(allowed)}: {quote(text)}")
+        answers[key] = plain
+    return answers
+
+
+def can_be_read(text: str, choices: Choices) -> bool:
+    """Whether a reply answers every question."""
+    try:
+        read_choices(text, choices)
+    except JudgeOutputError:
+        return False
+    return True

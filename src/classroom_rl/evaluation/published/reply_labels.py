@@ -1,0 +1,89 @@
+"""MRBench: judges label tutors' replies on eight dimensions, and are compared with the people who labelled them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from classroom_rl.config.base import JudgeModelConfig
+from classroom_rl.config.benchmark import JUDGE, BenchmarkConfig
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.values import EMBEDDED_JUDGES
+from classroom_rl.evaluation.published.asking import ask_judge
+from classroom_rl.evaluation.published.checked_rows import draw
+from classroom_rl.evaluation.published.label_agreement import (
+    ReplyLabels,
+    judge_agreement,
+    kappa_differences,
+    people_answers,
+)
+from classroom_rl.evaluation.published.message_labels import MessageLabels
+from classroom_rl.evaluation.published.mrbench import DIMENSIONS, READ_AS, LabelledReply, read_mrbench
+from classroom_rl.rollout.prompts import render
+from classroom_rl.system.storage import write_whole
+
+CHOICES = {name: dimension.answers for name, dimension in DIMENSIONS.items()}
+ANSWERS_NAME = "answers.jsonl"
+
+
+async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
+    """Have each of `judges` label every reply once, and compare it with people. What each of them said of each reply
+    goes into `answers.jsonl`.
+
+    Returns:
+        The entries of metrics.json: the answers of `people`, `judges`, each with its agreement, failures and costs, and
+        `differences`.
+
+    Raises:
+        DataError: if the benchmark cannot be read.
+        ConfigError: if a key is missing, or the readers were trained on this benchmark.
+        ProviderFailure: if a judge cannot be asked at all.
+    """
+    everything = read_mrbench(benchmark.path, benchmark.split)
+    replies = draw(everything, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
+    prompts = [judge_prompt(benchmark.prompts_paths[JUDGE], reply) for reply in replies]
+    # First the judges without a model: a mistake in the readers shows before anything is paid.
+    judges = sorted(config.judges, key=lambda judge: judge.model_name_or_path not in EMBEDDED_JUDGES)
+    by_judge, about = {}, {}
+    for judge in judges:
+        name = judge.model_name_or_path
+        by_judge[name], about[name] = await _label(judge, config, replies, prompts, folder)
+        about[name] |= judge_agreement(replies, by_judge[name])
+    configured = [judge.model_name_or_path for judge in config.judges]
+    _write_answers(folder / ANSWERS_NAME, replies, {name: by_judge[name] for name in configured})
+    return {
+        "replies": len(replies),
+        "dialogues": len({reply.history for reply in replies}),
+        "people": people_answers(replies),
+        "judges": {name: about[name] for name in configured},
+        "differences": kappa_differences(replies, {name: by_judge[name] for name in configured}),
+    }
+
+
+async def _label(
+    judge: JudgeModelConfig, config: EvalConfig, replies: list[LabelledReply], prompts: list[str], folder: Path
+) -> tuple[ReplyLabels, dict[str, Any]]:
+    """A judge's labels, and what is known of its calls."""
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        reader = MessageLabels(config.generation, config.benchmark.path)
+        labels = [{name: reader.reads(label, each.exchange) for name, label in READ_AS.items()} for each in replies]
+        return labels, {"read_by": reader.about([*READ_AS.values()])}
+    most = config.generation.max_tokens_per_judge_attempt
+    answers = await ask_judge(judge, prompts, CHOICES, most, folder / "judges")
+    return answers.found, answers.about()
+
+
+def judge_prompt(path: str, reply: LabelledReply) -> str:
+    """What a judge model is asked about a reply."""
+    return render(path, history=reply.history, solution=reply.solution, reply=reply.text)
+
+
+def _write_answers(path: Path, replies: list[LabelledReply], by_judge: dict[str, ReplyLabels]) -> None:
+    lines = [
+        {
+            "id": reply.id,
+            "people": dict(reply.labels),
+            "judges": {name: found[place] for name, found in by_judge.items()},
+        }
+        for place, reply in enumerate(replies)
+    ]
+    write_whole(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))

@@ -1,0 +1,153 @@
+"""The tutor that answers a benchmark: an engine here, a model behind an API, or a running server's `/v1`."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from classroom_rl.config.base import ApiModelConfig
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.engines.api.chat_api import ChatApi
+from classroom_rl.errors import ContextOverflow, PolicyMismatch, RequestRefused
+from classroom_rl.evaluation.concurrency import gather_or_stop
+from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.evaluation.published.asking import TOO_LONG, cause_of
+from classroom_rl.judges.model_judge import ApiChatEngine
+from classroom_rl.rollout.engine import ChatEngine, Sampling
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.server.auth import TOKEN_VARIABLE, token_from_environment
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.server.open_models import open_chat_engine
+from classroom_rl.server.openai_routes import TEACHER
+
+EMPTY = "empty"
+"""A reply with nothing in it that a student would see."""
+
+
+@dataclass
+class Replies:
+    """What a tutor said.
+
+    Attributes:
+        texts: its reply to each prompt, as a student sees it; None without one.
+        failures: cause → how many prompts it left without a reply.
+        cut: how many replies ran into the limit of tokens.
+    """
+
+    texts: list[str | None] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    cut: int = 0
+
+
+@dataclass
+class BenchmarkTutor:
+    """The tutor that is measured.
+
+    Attributes:
+        name: the model's.
+        policy: the policy version of a running server; None elsewhere.
+        api: the client of a model behind an API; None for an engine here.
+    """
+
+    name: str
+    engine: ChatEngine
+    sampling: Sampling
+    policy: str | None = None
+    api: ChatApi | None = None
+
+    async def answer(self, prompts: Sequence[str], label: str) -> Replies:
+        """The tutor's reply to each prompt, one user's message. A refused prompt has no reply, and is counted.
+
+        Raises:
+            EngineFailure, ProviderFailure: if the tutor cannot be asked at all.
+        """
+        replies, progress = Replies(), EvaluationProgress(len(prompts), label, "replies")
+
+        async def ask(prompt: str) -> str | None:
+            try:
+                found = await self.engine.chat([{"role": "user", "content": prompt}], self.sampling)
+            except (RequestRefused, ContextOverflow) as error:
+                replies.failures[TOO_LONG if isinstance(error, ContextOverflow) else cause_of(error)] += 1
+                return None
+            finally:
+                progress.add(1)
+            replies.cut += not found.ended
+            text = visible_text(found.text)
+            replies.failures[EMPTY] += not text
+            return text or None
+
+        try:
+            replies.texts = await gather_or_stop(map(ask, prompts))
+        finally:
+            progress.close()
+        replies.failures = +replies.failures  # without causes that never occurred
+        return replies
+
+    def about(self) -> dict[str, object]:
+        """The entries of metrics.json about the tutor."""
+        paid = None if self.api is None else asdict(self.api.ledger.spending())
+        return {"tutor": self.name, "policy": self.policy, "temperature": self.sampling.temperature, "paid": paid}
+
+
+@asynccontextmanager
+async def open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[BenchmarkTutor]:
+    """Open `teacher_model`, or the tutor of the server at `server_url`.
+
+    A model behind an API is not paid twice for the same prompt in the same folder. A server's answers are kept by its
+    policy version.
+
+    Raises:
+        ConfigError: if a model's folder is missing or damaged, or a key is missing.
+        DeadlineExceeded: if the server does not answer.
+        PolicyMismatch: if the server's tutor changed while it was measured.
+    """
+    model, generation = config.teacher_model, config.generation
+    sampling = Sampling.of(model.vllm, generation.max_tokens_per_turn)
+    if config.server_url is not None:
+        client = ClassroomClient(config.server_url)
+        policy = client.health().policy
+        async with _behind_api(_served(config), folder, replace(sampling, draw=(str(policy), config.seed))) as tutor:
+            tutor.policy = str(policy)
+            yield tutor
+        if (now := client.health().policy) != policy:
+            raise PolicyMismatch(
+                f"The tutor changed while it was measured: from {policy} to {now}. Evaluate when no training publishes "
+                "to this server."
+            )
+    elif model.is_remote:
+        async with _behind_api(model, folder, replace(sampling, draw=(config.seed,))) as tutor:
+            yield tutor
+    else:
+        engine = await open_chat_engine("teacher", model, generation, config.seed)
+        try:
+            yield BenchmarkTutor(model.model_name_or_path, engine, replace(sampling, seed=config.seed))
+        finally:
+            engine.shutdown()
+
+
+def _served(config: EvalConfig) -> ApiModelConfig:
+    """A server's tutor behind its `/v1`, with the limits and the temperature of `teacher_model`."""
+    return replace(
+        config.teacher_model,
+        model_name_or_path=TEACHER,
+        base_url=f"{config.server_url.rstrip('/')}/v1",
+        use_openrouter=False,
+        use_gemini=False,
+        api_key_env=None if token_from_environment() is None else TOKEN_VARIABLE,
+        fallback_models=[],
+    )
+
+
+@asynccontextmanager
+async def _behind_api(model: ApiModelConfig, folder: Path, sampling: Sampling) -> AsyncIterator[BenchmarkTutor]:
+    ledger = CallLedger(folder / "teacher_calls.sqlite", model.max_cost_usd)
+    try:
+        api = ChatApi(model, ledger, "teacher")
+        try:
+            yield BenchmarkTutor(model.model_name_or_path, ApiChatEngine(model, api), sampling, api=api)
+        finally:
+            await api.drain()
+    finally:
+        ledger.close()

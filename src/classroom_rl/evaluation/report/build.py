@@ -1,0 +1,381 @@
+"""Writes `report.html`, a run on one self-contained page: `python -m classroom_rl.evaluation.report RUN_FOLDER`.
+
+The page holds its styles and plots and loads nothing. All text of conversations is escaped; special tokens and control
+characters that a model wrote are shown as text.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Optional
+
+import jinja2
+from markupsafe import Markup, escape
+
+from classroom_rl.config.values import RULES, SAMPLINGS
+from classroom_rl.errors import ClassroomError
+from classroom_rl.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
+from classroom_rl.evaluation.report.summary import MISMATCH, write_summary
+from classroom_rl.evaluation.report.tables import (
+    MEASURES,
+    Cell,
+    cell,
+    compare_run,
+    comparison_table,
+    reading_lines_of_run,
+    supervised_lines_of_run,
+)
+from classroom_rl.judges.verdicts import CRITERIA
+from classroom_rl.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
+from classroom_rl.results.learning import describe_learning, learning_of, write_learning
+from classroom_rl.results.plots import write_plots
+from classroom_rl.results.run_folder import STAGES, RunData, error_share, is_number, load_run, look_up
+from classroom_rl.results.supervision_summary import describe_supervision, summarise_supervision
+from classroom_rl.system.keys import print_error
+
+SAMPLING_NAMES = {name: name.capitalize() for name in SAMPLINGS}
+_SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
+_CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+"""All control characters except tab and line feed. The last two ranges change the direction of the text."""
+
+_MARKED = re.compile(f"{_SPECIAL_TOKENS}|{_CONTROLS}")
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write `report.html`, the plots and, for a trained run, `learning.json` into the run folder; returns the path of
+    the page.
+
+    Raises:
+        DataError: if the folder holds neither an evaluation nor a step of training.
+    """
+    data = load_run(Path(run_folder))
+    if data.steps:
+        write_learning(data.folder)
+    path = data.folder / "report.html"
+    path.write_text(render_report(data), encoding="utf-8", errors="replace")
+    write_plots(data)
+    return path
+
+
+def render_report(data: RunData) -> str:
+    """The page as HTML."""
+    return page_template("report.html.j2").render(
+        name=data.folder.resolve().name,
+        answer=answer(data),
+        facts=facts(data),
+        tiles=tiles(data),
+        table=table(data),
+        notes=reading_lines_of_run(data) + supervised_lines_of_run(data),
+        charts=charts(data),
+        time_split=time_split(data),
+        showcases=showcases(data),
+        measured=bool(data.before and data.after),
+        scored=_any_metric(data, "scores"),
+        marked=_any_metric(data, "error_turns"),
+    )
+
+
+def page_template(name: str) -> jinja2.Template:
+    """Load a page template of this folder. Everything that it renders is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["as_text"] = as_text
+    environment.globals["scores_of"] = scores_of
+    return environment.get_template(name)
+
+
+def as_text(text: str) -> Markup:
+    """A model's text for the page: escaped, with special tokens and control characters marked and spelled out."""
+    text = text.replace("\r\n", "\n")
+    parts, position = [], 0
+    for found in _MARKED.finditer(text):
+        name = f"U+{ord(found[0]):04X}" if len(found[0]) == 1 else found[0]
+        parts += [escape(text[position : found.start()]), Markup('<span class="token">{}</span>').format(name)]
+        position = found.end()
+    return Markup("").join([*parts, escape(text[position:])])
+
+
+def _any_metric(data: RunData, name: str) -> bool:
+    return any(side.metrics[sampling].get(name) for side in data.measurements.values() for sampling in side.samplings)
+
+
+# What was run ----------------------------------------------------------------------------------------------------
+
+
+def facts(data: RunData) -> list[tuple[str, str]]:
+    """(name, value) pairs that describe the run, as far as the folder holds them."""
+    config, environment = data.config, data.environment
+    train = config.get("train", {})
+    batch = [train.get("number_of_problems_per_batch"), train.get("num_samples_per_problem")]
+    found = {
+        "Teacher": look_up(config, "teacher_model", "model_name_or_path"),
+        "Student": look_up(config, "student_model", "model_name_or_path"),
+        "Judge": _judge(config, environment),
+        "Engine": _engine(data),
+        "Steps": len(data.steps) or None,
+        "Batch": f"{batch[0]} lessons × {batch[1]} conversations" if None not in batch else None,
+        "Learning rate": _learning_rate(train),
+        "Loss": train.get("loss_type"),
+        "Seed": config.get("seed"),
+        "Student errs in": _share(error_share(config), "of its turns"),
+        "Total time": format_duration(look_up(data.summary, "training", "seconds_total")),
+        "Commit": (environment.get("git_commit") or "")[:10] or None,
+    }
+    return [(name, str(value)) for name, value in found.items() if value is not None]
+
+
+def _engine(data: RunData) -> Optional[str]:
+    for measured in data.measurements.values():
+        engine = measured.metrics["engine"]
+        return f"{engine['name']} {engine['version']}"
+    return None
+
+
+def _judge(config: Mapping[str, Any], environment: Mapping[str, Any]) -> Optional[str]:
+    """The judge's name; for the `rules` judge also the version of its rules, because its verdicts depend on it."""
+    name, version = look_up(config, "judge_model", "model_name_or_path"), environment.get("rules_version")
+    return f"{name}, version {version}" if name == RULES and version else name
+
+
+def _learning_rate(train: Mapping[str, Any]) -> Optional[str]:
+    rate = train.get("learning_rate")
+    return None if rate is None else f"{rate:g}, {train.get('lr_scheduler_type', 'constant')}"
+
+
+def _share(value: Any, of_what: str) -> Optional[str]:
+    return f"{100 * value:g} % {of_what}" if is_number(value) else None
+
+
+def format_duration(seconds: Any) -> Optional[str]:
+    """Format seconds: "42 s", "7 min 5 s"."""
+    if not is_number(seconds):
+        return None
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+# Before and after ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LearningHeadline:
+    """Whether the tutor learned: a short answer, and the reasons as sentences."""
+
+    word: str
+    reasons: tuple[str, ...]
+
+
+def answer(data: RunData) -> Optional[LearningHeadline]:
+    """The conclusion of `classroom_rl.results.learning`; None for a run that was neither trained nor measured twice."""
+    if not data.steps and not data.reward_changes():
+        return None
+    learning, _ = learning_of(data)
+    return LearningHeadline("Yes." if learning.learned else "No evidence of it.", learning.reasons)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline figure, with its value before training if both were measured."""
+
+    label: str
+    before: Optional[Cell]
+    after: Cell
+
+
+def tiles(data: RunData) -> list[Tile]:
+    """The headline figures of the last evaluation: the reward of each sampling, then the reactions to errors."""
+    last = data.after or data.before
+    if last is None:
+        return []
+    found = []
+    for label, sampling, key in (
+        ("Held-out reward, sampled", "sampled", "reward"),
+        ("Held-out reward, greedy", "greedy", "reward"),
+        ("Error turns scaffolded", "sampled", "error_turns"),
+        ("Clean turns falsely corrected", "sampled", "clean_turns"),
+    ):
+        measure = next(each for each in MEASURES if each.path[0] == key)
+        after = cell(measure, last.metrics.get(sampling, {}))
+        before = cell(measure, data.before.metrics.get(sampling, {})) if data.before and data.after else None
+        if look_up(last.metrics, sampling, *measure.path) is not None:
+            found.append(Tile(label, before, after))
+    return found
+
+
+def table(data: RunData) -> Optional[dict[str, Any]]:
+    """The before/after table: the samplings, and for each measure one line per sampling; None without an evaluation."""
+    by_sampling = compare_run(data)
+    rows = [lines for lines in zip(*by_sampling.values(), strict=True) if not all(line.is_empty for line in lines)]
+    return {"samplings": [SAMPLING_NAMES.get(name, name) for name in by_sampling], "rows": rows} if rows else None
+
+
+# Training --------------------------------------------------------------------------------------------------------
+
+
+def charts(data: RunData) -> list[Drawing]:
+    """The training's charts, as far as metrics.jsonl holds their values."""
+    drawn = [_reward_chart(data), _held_out_chart(data), _parts_chart(data), _mismatch_chart(data), _time_chart(data)]
+    return [chart for chart in drawn if chart is not None]
+
+
+def _reward_chart(data: RunData) -> Optional[Drawing]:
+    points = data.series("reward")
+    if not points:
+        return None
+    found = dict(data.series("reward_std"))
+    spread = [found.get(x, 0.0) for x, _ in points]
+    series = [
+        Series("this batch", "a", points, faint=True, spread=spread),
+        Series("training, running mean", "a", smooth(points)),
+    ]
+    reached = [y + sign * reach for (_, y), reach in zip(points, spread, strict=True) for sign in (-1, 1)]
+    return line_chart(
+        "Reward",
+        series,
+        note="Each batch's mean; the band is its standard deviation.",
+        y_range=(min(0.0, *reached), max(1.0, *reached)),
+    )
+
+
+def _held_out_chart(data: RunData) -> Optional[Drawing]:
+    """A chart of its own: other lessons, another sampling, perhaps another judge than the training's reward."""
+    colours = {"sampled": "b", "greedy": "c", "supervised": "d"}
+    places = {"before": 0.0, "after": float(max((line["step"] for line in data.steps), default=1))}
+    lines: dict[str, list[tuple[float, float]]] = {}
+    marks = []
+    for when, measured in data.measurements.items():
+        for sampling in measured.samplings:
+            reward = measured.metrics[sampling]["reward"]
+            if is_number(reward["mean"]):
+                label, colour = f"{sampling}, {when} training", colours.get(sampling, "b")
+                lines.setdefault(sampling, []).append((places[when], reward["mean"]))
+                marks.append(Mark(label, sampling, colour, places[when], reward["mean"], reward["ci95"]))
+    if not data.steps or not marks:
+        return None
+    reached = [y for mark in marks for y in mark.interval or (mark.y, mark.y)]
+    return line_chart(
+        "Reward on held-out lessons",
+        [Series(sampling, colours.get(sampling, "b"), points, faint=True) for sampling, points in lines.items()],
+        note="Before and after the training, with 95 % intervals.",
+        y_range=(min(0.0, *reached), max(1.0, *reached)),
+        marks=marks,
+    )
+
+
+def _parts_chart(data: RunData) -> Optional[Drawing]:
+    series = []
+    for colour, (name, criterion) in zip(cycle("abc"), CRITERIA.items(), strict=False):
+        points = [(step, value / criterion.top) for step, value in data.series(f"judge/{name}")]
+        if points:
+            label = criterion.label
+            series += [Series(label, colour, points, faint=True), Series(label, colour, smooth(points))]
+    if not series:
+        return None
+    note = "The judge's scores, each as a share of its maximum; running means over the batches' own values."
+    return line_chart("What the reward is made of", series, note=note, y_range=(0.0, 1.0))
+
+
+def _mismatch_chart(data: RunData) -> Optional[Drawing]:
+    points = data.series(MISMATCH)
+    if not points:
+        return None
+    note = (
+        "Mean |Δ log-prob| of the sampled tokens, engine against trainer: near 0 means that both hold the same weights."
+    )
+    return line_chart("Engine against trainer", [Series("mean |Δ log-prob|", "a", points)], note=note)
+
+
+def _time_chart(data: RunData) -> Optional[Drawing]:
+    stages = {stage: dict(data.series(f"seconds/{stage}")) for stage in ("rollout", "publish", "train")}
+    steps = [step for step, _ in data.series("seconds/rollout") if all(step in found for found in stages.values())]
+    if not steps:
+        return None
+    series = [
+        Series(stage, colour, [(step, found[step]) for step in steps])
+        for colour, (stage, found) in zip("abc", stages.items(), strict=True)
+    ]
+    return area_chart("Where a step's time goes", series, note="Wall-clock seconds of each step.", unit=" s")
+
+
+@dataclass(frozen=True)
+class TimeShare:
+    """A stage's part of the run's total time; `share` is in percent."""
+
+    stage: str
+    text: str
+    share: float
+
+
+def time_split(data: RunData) -> list[TimeShare]:
+    """The run's total time by stage, from summary.json."""
+    seconds = look_up(data.summary, "training", "seconds") or {}
+    names = {"sft": "fine-tuning the base", "server_start": "starting the server", "eval": "evaluations"}
+    known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
+    total = sum(known.values())
+    return [
+        TimeShare(names.get(stage, stage), format_duration(each), 100 * each / total) for stage, each in known.items()
+    ]
+
+
+# Lessons ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Showcase:
+    """The lessons shown for one sampling, each with its conversations before and after training."""
+
+    sampling: str
+    lessons: list[tuple[Pair, Optional[ShownConversation], Optional[ShownConversation]]]
+
+
+def showcases(data: RunData) -> list[Showcase]:
+    """The lessons to show, sampled first."""
+    found = []
+    for name, title in SAMPLING_NAMES.items():
+        sides = [measured.records.get(name, []) if measured else [] for measured in (data.before, data.after)]
+        pairs = choose_pairs(*sides)
+        if pairs:
+            found.append(Showcase(title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
+    return found
+
+
+def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
+    """(criterion, value, percent of its maximum, reason) for each score of a verdict; [] for one without scores."""
+    if verdict.scores is None:
+        return []
+    reasons = verdict.reasons or {}
+    values = [(name, each, getattr(verdict.scores, name)) for name, each in CRITERIA.items()]
+    return [(each.label, value, 100 * value / each.top, reasons.get(name, "")) for name, each, value in values]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line: write the page, and for a complete run the summary, and print the table."""
+    if len(arguments) != 1:
+        print("usage: python -m classroom_rl.evaluation.report RUN_FOLDER", file=sys.stderr)
+        return 2
+    try:
+        data = load_run(Path(arguments[0]))
+        if data.before and data.after and data.steps:
+            training = data.summary.get("training", {})
+            seconds = {stage: value for stage, value in training.get("seconds", {}).items() if value is not None}
+            total = {"total": training["seconds_total"]} if "seconds_total" in training else {}
+            write_summary(data.folder, {**seconds, **total})
+        path = write_report(data.folder)
+    except ClassroomError as error:
+        print_error(error)
+        return 2
+    print(comparison_table(data))
+    if data.steps:
+        print(f"\n{describe_learning(learning_of(data)[0])}")
+    if (supervision := summarise_supervision(data)) is not None:
+        print(describe_supervision(supervision))
+    print(f"\n{path}")
+    return 0

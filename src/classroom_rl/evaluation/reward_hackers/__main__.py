@@ -1,0 +1,89 @@
+"""Plays scripted reward hackers and honest tutors before the embedded judges, and prints what they earn.
+
+python -m classroom_rl.evaluation.reward_hackers [--rooms quickstart …] [--tutors honest …] [--lessons 40]
+    [--save MEANS] [--before MEANS] [--page PAGE]
+
+Ends with status 1 if a hacker earns more than 0.6 on the mean over lessons, or an honest tutor less than 0.85.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from classroom_rl.errors import ClassroomError, DataError
+from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS, maths_config, maths_problems, play_maths
+from classroom_rl.evaluation.reward_hackers.playing import ROOMS, PlayedLesson, play
+from classroom_rl.evaluation.reward_hackers.table import TUTORS, breaches, maths_table, means, tables
+from classroom_rl.system.storage import write_whole
+
+MATHS = "maths"
+DRAWS = 2
+_BLOCK = re.compile(r"(<!-- made by the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line."""
+    options = _parser().parse_args(arguments)
+    rooms = [ROOMS[name] for name in options.rooms if name != MATHS]
+    results: dict[str, dict[str, list[PlayedLesson]]] = {name: {} for name in options.tutors}
+    for room in rooms:
+        problems = room.problems()[: options.lessons]
+        print(f"{room.name}: {len(problems)} lessons, {options.draws} draws each", file=sys.stderr, flush=True)
+        for name in options.tutors:
+            results[name][room.name] = play(room, TUTORS[name], problems, options.draws)
+    before = json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}
+    found = {"lessons": tables(results, rooms, before)} if rooms else {}
+    if MATHS in options.rooms:
+        problems, config = maths_problems()[: options.lessons], maths_config()
+        found[MATHS] = maths_table({name: play_maths(config, each, problems) for name, each in MATHS_TUTORS.items()})
+    print("\n\n".join(found.values()))
+    wrong = breaches(results)
+    for each in wrong:
+        print(f"error: {each}", file=sys.stderr)
+    if options.save is not None:
+        write_whole(options.save, json.dumps(means(results), indent=1) + "\n")
+    if options.page is not None:
+        write_whole(options.page, filled_in(options.page.read_text(encoding="utf-8"), found))
+    return 1 if wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = [*ROOMS, MATHS]
+    parser.add_argument(
+        "--rooms", nargs="+", choices=every, default=every, help="the configurations whose lessons to play"
+    )
+    parser.add_argument("--tutors", nargs="+", choices=list(TUTORS), default=list(TUTORS), metavar="NAME")
+    parser.add_argument("--lessons", type=int, help="the most lessons of each room (default: all)")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="how often each lesson is played, with other personas")
+    parser.add_argument("--save", type=Path, help="a JSON file for the mean rewards")
+    parser.add_argument("--before", type=Path, help="mean rewards that were saved, to be shown beside those of now")
+    parser.add_argument("--page", type=Path, help="a page to write the tables into, between its markers")
+    return parser
+
+
+def filled_in(page: str, found: dict[str, str]) -> str:
+    """The page with these tables between the markers of their names.
+
+    Raises:
+        DataError: if it has no marker for one of them.
+    """
+    absent = set(found) - {name for _, name, _ in _BLOCK.findall(page)}
+    if absent:
+        raise DataError(f"The page has no marker for {', '.join(sorted(absent))}: <!-- made by the code: NAME -->.")
+
+    def made(block: re.Match) -> str:
+        before, name, after = block.groups()
+        return f"{before}\n{found[name]}\n\n{after}" if name in found else block[0]
+
+    return _BLOCK.sub(made, page)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ClassroomError as error:
+        sys.exit(f"error: {error}")

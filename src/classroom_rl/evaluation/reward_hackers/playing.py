@@ -1,0 +1,191 @@
+"""Plays whole lessons of scripted tutors through the real classroom: its states, prompts, draws, judge and rewards."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from classroom_rl.config.base import DatasetSource
+from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import ERROR_PERSONA
+from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules, setup_options
+from classroom_rl.environments.classroom.conversation import ClassroomRules
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.setup import draw_setup
+from classroom_rl.environments.toy_language.lessons import make_lessons, parse_problem, render_problem
+from classroom_rl.evaluation.reward_hackers.lessons import Script, View, view_of_lesson, view_of_plan
+from classroom_rl.evaluation.reward_hackers.seats import ScriptedStudent, ScriptedTutor
+from classroom_rl.evaluation.reward_hackers.students import Reply, student_of_lesson, student_of_plan
+from classroom_rl.judges.plans import read_plan
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.server.open_models import embedded_judge
+from classroom_rl.system.shipped import ROOT
+
+SEED = 42
+_NO_TOKEN_LIMIT = 10**7
+
+
+@dataclass(frozen=True)
+class Room:
+    """A configuration whose lessons are played, with a script in the seats of teacher and student.
+
+    Attributes:
+        name: of the configuration in config/train_rl.
+        judge: the embedded judge, as `judge_model.model_name_or_path` names it.
+        problems: loads the lessons.
+        view: what a scripted tutor sees of a lesson, from its text.
+        student: the scripted student of a lesson, from its text.
+    """
+
+    name: str
+    judge: str
+    problems: Callable[[], list[Problem]]
+    view: Callable[[str], View]
+    student: Callable[[str], Reply]
+
+    @cached_property
+    def config(self) -> TrainRLConfig:
+        """The configuration, with one attempt of the embedded judge, whose attempts are all alike."""
+        own = [f"judge_model.model_name_or_path={self.judge}", "generation.number_judge_attempts=1"]
+        return load(TrainRLConfig, "train_rl", ["--config-name", self.name, *own], check_train_rl)
+
+    @cached_property
+    def rules(self) -> ClassroomRules:
+        """The rules of its conversations. Token limits are lifted: the judge has to notice a message without end."""
+        config = self.config
+        rules = classroom_rules(config.generation, reward_weights(config), _NO_TOKEN_LIMIT, graded=False)
+        return replace(rules, max_tokens_in_conversation=_NO_TOKEN_LIMIT, max_tokens_per_turn=_NO_TOKEN_LIMIT // 10)
+
+    def holds_error(self, problem: Problem, step: int) -> bool:
+        """Whether the error persona is drawn for at least one message of a whole lesson."""
+        generation = self.config.generation
+        personas = draw_setup(problem, SEED, step, setup_options(generation)).personas
+        return ERROR_PERSONA in personas[: (generation.max_turns - 1) // 2]
+
+
+def _held_out_lessons() -> list[Problem]:
+    return [Problem.of(render_problem(lesson)) for lesson in make_lessons(SEED)[1]]
+
+
+def _shipped(*files: str, template: str) -> Callable[[], list[Problem]]:
+    sources = [DatasetSource(str(ROOT / file), answer_column=None, problem_template=template) for file in files]
+    return lambda: load_problems(sources)
+
+
+def _ask_small(meaning: str) -> str:
+    """As the template of the small tutor asks."""
+    return f"Tell me, {meaning}?"
+
+
+def _ask_moment(meaning: str) -> str:
+    return f'You would like to say "{meaning}" now. What do you say?'
+
+
+def _plan_view(ask: Callable[[str], str]) -> Callable[[str], View]:
+    return lambda problem: lambda messages: view_of_plan(read_plan(problem), messages, ask)
+
+
+ROOMS: dict[str, Room] = {
+    each.name: each
+    for each in (
+        Room(
+            "quickstart",
+            "rubric",
+            _held_out_lessons,
+            lambda problem: lambda messages: view_of_lesson(parse_problem(problem), messages),
+            lambda problem: student_of_lesson(parse_problem(problem)),
+        ),
+        Room(
+            "small_tutor",
+            "rules",
+            _shipped(
+                "data/english_lessons/train.jsonl",
+                "data/english_lessons/test.jsonl",
+                template="prompt_templates/small_tutor/lesson.txt",
+            ),
+            _plan_view(_ask_small),
+            lambda problem: student_of_plan(read_plan(problem), speaks_french=True),
+        ),
+        Room(
+            "language_tutor",
+            "rules",
+            _shipped("data/lesson_plans/test.jsonl", template="prompt_templates/lesson_plan.txt"),
+            _plan_view(_ask_moment),
+            lambda problem: student_of_plan(read_plan(problem)),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class PlayedLesson:
+    """A lesson that was played: its record, its reward, and whether the student was to make an error in it."""
+
+    record: ConversationRecord
+    reward: float
+    holds_error: bool
+
+
+def play(room: Room, script: Script, problems: Sequence[Problem], draws: int = 1) -> list[PlayedLesson]:
+    """Play each lesson `draws` times, each time with other personas, and judge it. The draws are those of a training's
+    first steps, the same for every script."""
+    with TemporaryDirectory() as folder, closing(Journal(Path(folder))) as journal:
+        return [
+            lesson
+            for number, problem in enumerate(problems)
+            for lesson in asyncio.run(_play_lesson(room, script, problem, draws, journal, number))
+        ]
+
+
+async def _play_lesson(
+    room: Room, script: Script, problem: Problem, draws: int, journal: Journal, number: int
+) -> list[PlayedLesson]:
+    runner = _runner(room, script, problem, journal)
+    played = []
+    for step in range(draws):
+        request = SampleRequest(
+            problems=[problem.text], answers=[problem.answer], request_id=f"{number}-{step}", seed=SEED, step=step
+        )
+        (record,) = (await runner.sample(request)).conversations
+        if record.reward is None:
+            raise RuntimeError(f"{room.name}: a lesson got no reward: {record.failure or record.judge_error}")
+        played.append(PlayedLesson(record, record.reward, room.holds_error(problem, step)))
+    return played
+
+
+def _runner(room: Room, script: Script, problem: Problem, journal: Journal) -> Runner:
+    """A classroom for one lesson: its student knows the lesson."""
+    generation, weights = room.config.generation, reward_weights(room.config)
+    view = room.view(problem.text)
+    student = ScriptedStudent(room.student(problem.text), _personas(room, problem))
+    seats = Seats(
+        ScriptedTutor(lambda messages: script(view(messages))),
+        Sampling(1.0),
+        student,
+        Sampling(1.0),
+        embedded_judge(room.judge),
+    )
+    return Runner(Classroom(generation, seats, journal, weights, room.rules), journal, weights)
+
+
+def _personas(room: Room, problem: Problem) -> Mapping[str, str]:
+    """The persona of each system prompt of the student, as the classroom renders them with each of its names."""
+    generation = room.config.generation
+    variables = {"problem": problem.text, "include_thinking": generation.use_thinking}
+    return {
+        render(path, student_name=name, **variables): persona
+        for persona, path in generation.student_personas_prompts_paths.items()
+        for name in generation.student_names or (None,)
+    }

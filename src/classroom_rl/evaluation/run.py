@@ -1,0 +1,122 @@
+"""Evaluates a tutor: plays fixed conversations with it and writes metrics and conversations into a run folder.
+
+A maths tutor is also measured by the student's solutions before and after the dialogue, and its messages by a
+pedagogical reward model, which is loaded after the other models have shut down.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from classroom_rl.config.evaluation import EvalConfig, is_measured_by_solutions
+from classroom_rl.config.load import record_run
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.evaluation.compare import compare_tutors
+from classroom_rl.evaluation.counterfactuals.comparing import check_outcomes
+from classroom_rl.evaluation.counterfactuals.figures import counterfactual_figures
+from classroom_rl.evaluation.counterfactuals.files import write_comparisons
+from classroom_rl.evaluation.counterfactuals.table import counterfactual_table
+from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
+from classroom_rl.evaluation.metrics.language import language_metrics
+from classroom_rl.evaluation.metrics.maths import summarise_maths
+from classroom_rl.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
+from classroom_rl.evaluation.metrics.post_test import POST_TEST, post_test_figures
+from classroom_rl.evaluation.metrics.readings import reading_metrics
+from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
+from classroom_rl.evaluation.playing import EvaluationResult, play_all
+from classroom_rl.evaluation.published.run import run_benchmark
+from classroom_rl.evaluation.report.tables import measurement_table
+from classroom_rl.judges.post_test.examiner import check_exams
+from classroom_rl.judges.readings import MessageReaders
+from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_records
+from classroom_rl.results.statistics import summarise
+from classroom_rl.results.trackers import log_to_wandb
+from classroom_rl.results.turn_pairs import read_exchanges
+from classroom_rl.server.open_models import open_readers
+from classroom_rl.system.storage import write_whole
+
+
+def evaluate(config: EvalConfig) -> dict[str, Any]:
+    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, and with
+    `counterfactuals` `counterfactuals.json`. If the configuration names `tutors`, compare them with `compare_tutors`;
+    if it names a `benchmark`, measure that with `run_benchmark`.
+
+    Returns:
+        The content of metrics.json.
+
+    Raises:
+        DataError: if the datasets hold no problem, or one without a post-test that is configured; or if the trained
+            readers are missing or damaged.
+        PolicyMismatch: if the server's tutor changed while it was measured.
+        EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
+    """
+    if config.benchmark is not None:
+        return run_benchmark(config)
+    if config.tutors:
+        return compare_tutors(config)
+    problems, trained_on = load_measured_problems(config)
+    readers = open_readers(config.generation)
+    if config.server_url is None:
+        check_exams(config.generation, problems)
+    if config.counterfactuals.forks > 0:
+        check_outcomes(config, problems)
+    folder = record_run(config, "eval")
+    scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
+    if scored:
+        check_scorer(config)
+    found = asyncio.run(play_all(config, problems, folder))
+    conversations = folder / CONVERSATIONS_NAME
+    write_records(conversations, found.records, found.initial)
+    scores = None
+    if scored:
+        started = time.monotonic()
+        scores = asyncio.run(score_messages(config, [record for _, record in found.records]))
+        found.about["seconds"] += round(time.monotonic() - started, 3)
+        write_records(conversations, found.records, found.initial, scores)
+    metrics = _summarise(config, found, scores, readers)
+    metrics |= {"problems_trained_on": trained_on} if trained_on else {}
+    write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+    print(measurement_table(metrics))
+    written = [folder / "metrics.json", conversations]
+    if found.compared is not None:
+        print(f"\n{counterfactual_table(metrics['counterfactuals'])}")
+        written.append(write_comparisons(folder, found.compared))
+    print("\n" + "\n".join(map(str, written)))
+    for run, count in trained_on.items():
+        print(f"warning: {what_was_trained_on(run, count, len(problems))}")
+    log_to_wandb(config, metrics, folder)
+    return metrics
+
+
+def _summarise(
+    config: EvalConfig,
+    found: EvaluationResult,
+    scores: Optional[Sequence[Sequence[float]]],
+    readers: Optional[MessageReaders],
+) -> dict[str, Any]:
+    """The content of metrics.json."""
+    metrics = dict(found.about)
+    by_sampling: dict[str, list[ConversationRecord]] = {}
+    for sampling in config.samplings:
+        places = [place for place, (name, _) in enumerate(found.records) if name == sampling]
+        records = by_sampling[sampling] = [found.records[place][1] for place in places]
+        metrics[sampling] = summarise(records, read_exchanges)
+        if is_measured_by_solutions(config):
+            here = None if scores is None else [scores[place] for place in places]
+            by_answer = not config.reward_model.is_model
+            metrics[sampling] |= summarise_maths(records, found.initial, here, by_answer)
+        else:
+            metrics[sampling] |= language_metrics(records, found.labels)
+        if readers is not None:
+            metrics[sampling]["readings"] = reading_metrics(records, readers, found.labels)
+        if figures := post_test_figures(records):
+            metrics[sampling][POST_TEST] = figures
+        if figures := supervision_figures(records):
+            metrics[sampling]["supervision"] = figures
+    if found.compared is not None:
+        metrics["counterfactuals"] = counterfactual_figures(found.compared)
+    if difference := supervised_difference(by_sampling):
+        metrics[DIFFERENCE] = difference
+    return metrics

@@ -1,0 +1,88 @@
+"""Forwards the import names of version 0.1, `src.…` and `tutor_rollouts.…`, to `classroom_rl`: for one version, with a
+warning. Covers the rooms and the modules that people import or start with `python -m`."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+
+_FORMER_PACKAGES = ("src", "tutor_rollouts")
+_PACKAGE = __name__.rpartition(".")[0]
+_NEW_NAMES = {
+    "classroom": "environments.classroom",
+    "classroom.verdicts": "judges.verdicts",
+    "grpo": "trainer.grpo",
+    "inference_providers": "engines.api",
+    "inference_providers.model_supervisor": "supervision.model_supervisor",
+    "inference_providers.open_router_inference": "judges.model_judge",
+    "marooned": "environments.marooned",
+    "message_rules": "judges",
+    "message_rules.rules_judge": "judges.rule_judge",
+    "post_test": "judges.post_test",
+    "ppo": "trainer.ppo",
+    "readers": "judges.moves",
+    "rejudge": "evaluation.rejudge",
+    "rollout": "",  # its public names are the package's own now
+    "rollout.__main__": "launch.rollouts",
+    "rollout.api_engine": "engines.api_engine",
+    "rollout.command": "launch.rollouts",
+    "rollout.engines": "rollout.engine",
+    "rollout.hf_engine": "engines.hf_engine",
+    "rollout.journal": "rollout.store.journal",
+    "rollout.set_files": "rollout.store.set_files",
+    "rollout.tools": "rollout.tools.tool",
+    "sft": "trainer.sft",
+    "toy_language": "environments.toy_language",
+    "toy_language.rubric_judge": "judges.toy_judge",
+    "training": "trainer",
+    "vllm": "engines.vllm",
+    "vllm.client": "server.client",
+}
+"""Maps names below `src` to names below `classroom_rl`; names that are not listed are those of their parent, moved."""
+
+
+def new_name(name: str) -> str:
+    """The present name of a module that was called `src.…` or `tutor_rollouts.…`."""
+    parts = name.split(".")[1:]
+    for length in range(len(parts), 0, -1):
+        room = ".".join(parts[:length])
+        if room in _NEW_NAMES and not (room == "rollout" and parts[1:]):
+            return ".".join(filter(None, [_PACKAGE, _NEW_NAMES[room], *parts[length:]]))
+    return ".".join([_PACKAGE, *parts])
+
+
+class _Forward(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in _FORMER_PACKAGES or "." not in fullname:
+            return None
+        found = find_spec(new_name(fullname))
+        if found is None:
+            return None
+        return ModuleSpec(fullname, self, origin=found.origin, is_package=found.submodule_search_locations is not None)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        _warn(name)
+        sys.modules[name] = import_module(new_name(name))  # the same module under both names, never a second copy
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m` runs."""
+        _warn(fullname)
+        found = find_spec(new_name(fullname))
+        return found.loader.get_code(found.name)  # type: ignore[union-attr]
+
+
+def _warn(name: str) -> None:
+    warnings.warn(f"{name} is called {new_name(name)} now; the old name goes with version 0.3", FutureWarning, 2)
+
+
+def forward() -> None:
+    """Let the former names be imported."""
+    if not any(isinstance(finder, _Forward) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Forward())

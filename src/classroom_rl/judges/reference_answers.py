@@ -1,0 +1,260 @@
+"""Finds the reference answer of a maths problem in a text: as a number in any notation, as an expression, or as a set.
+
+The rules decide surely or not at all. They calculate with numbers; expressions are compared as texts.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import permutations
+
+from classroom_rl.grading.forms import compare_as_text, extract_boxed
+from classroom_rl.judges.arithmetic import NUMBER, read_number
+
+SMALL = 20
+"""Whole numbers up to this size occur in any text; they count as the answer only where they are stated as a result."""
+
+_ROUND = frozenset({24, 25, 30, 40, 45, 50, 60, 70, 80, 90, 100, 120, 180, 360, 365, 500, 1000})
+"""Larger numbers that occur in any text, too: hours, minutes, degrees, days, whole tens."""
+
+_CLOSE = Fraction(1, 100)
+_SHORTEST_EXPRESSION = 4
+_UNIT = re.compile(r"\s*(?:\\ )?(?:\\text\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\\?%|\^\s*\{?\s*\\circ\s*\}?)\s*$")
+_NAME = re.compile(r"^\s*[A-Za-z]\s*=\s*(?=\S)")
+_PLAIN_FRACTION = r"[-−]?(?:\d+\s+)?\d+\s*/\s*\d+"
+_NUMBER_IN_TEXT = re.compile(rf"(?<![\w.^\\])(?:{_PLAIN_FRACTION}|{NUMBER})(?!\w|\^(?!\s*\{{?\s*\\circ)|[.,]\d)")
+_UNITS_DOWN = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+_WORDS = (_UNITS_DOWN + "seventeen eighteen nineteen twenty").split()
+_TENS = {word: 10 * place for place, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), 3)}
+_VALUES = {word: Fraction(place) for place, word in enumerate(_WORDS)} | {w: Fraction(n) for w, n in _TENS.items()}
+_NUMBER_WORD = re.compile(
+    rf"\b(twenty|{'|'.join(_TENS)})[- ]({'|'.join(_WORDS[1:10])})\b|\b({'|'.join(_VALUES)})\b", re.I
+)
+
+_STATES_RESULT = re.compile(
+    r"(?:\b(?:answer|result|solution)s?\b[^.?!\n\d]{0,30}?(?:\bis|\bare|\bbe|:|=)|\\boxed\s*\{)"
+    r"\s*[\"'“*$(]*\s*(?:\w\s*=\s*)?(?:exactly |just |simply )?[\"'“*$(]*$",
+    re.IGNORECASE,
+)
+_STATES_VALUE = re.compile(
+    r"(?:\byou(?: will| should| would|'ll)? (?:get|obtain)|\bgives(?: you| us)?|\bmakes|\bleaves|\bequals|"
+    r"\bit is|\bit's|\bit be|\b(?<!')[a-z] is|(?<![\w}])[a-zA-Z]\s*=)\s*[$*(]*\s*(?:exactly |just |simply )?[$*]*$",
+    re.IGNORECASE,
+)
+_NUMBERS_ALONE = re.compile(
+    r"(?:^|[^\w)}\s+*/×·÷.,(-])?\s*(?:(?:\\(?:times|cdot|div)|[\d\s.,+*/×·⋅÷()−-])+)=\s*\$?\s*$"
+)
+_CLAUSE_ENDS = re.compile(
+    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?)?[$*)}\\]*\s*(?:\\?%|°|[.,;:!?)]|$|\n|(?:and|or|so|because|which|that|right|isn't|doesn't|"
+    r"cm|mm|m|km|g|kg|l|ml|min|h|units?|euros?|dollars?|degrees?|percent|hours?|minutes?|days?|metres?|meters?|lit\w+)\b)",
+    re.IGNORECASE,
+)
+_EXAMPLE = re.compile(
+    r"\b(?:example|suppose|imagine|e\.g\.|for instance|smaller|simpler|other numbers)\b", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A parsed reference answer.
+
+    Attributes:
+        text: the answer as given, without a box.
+        value: its value if it is a plain number, with or without a unit or a name such as "x =".
+        elements: the values of a set of numbers, as texts; () for anything else.
+        expressions: the answer in the form that expressions are compared in, with and without a name.
+        words: the answer if it is words, such as "Wednesday".
+    """
+
+    text: str
+    value: Fraction | None
+    elements: tuple[str, ...]
+    expressions: tuple[str, ...]
+    words: str
+
+    @property
+    def is_common(self) -> bool:
+        """Whether the value is a number that occurs in any text."""
+        value = self.value
+        if value is None:
+            return False
+        if value.denominator == 1:
+            return abs(value) <= SMALL or abs(int(value)) in _ROUND
+        return value.denominator <= 4 and abs(value) < 1
+
+
+@lru_cache(maxsize=512)
+def read_reference(answer: str) -> Reference:
+    """Parse a reference answer."""
+    text = (extract_boxed(answer) or answer).strip().strip("$").strip().removesuffix(".")
+    bare = _NAME.sub("", text)
+    words = re.fullmatch(r"\\text\s*\{([A-Za-z][A-Za-z ]+)\}|([A-Za-z][A-Za-z ]{2,})", bare)
+    value = None if words else _value(_UNIT.sub("", bare))
+    inside = re.fullmatch(r"(?:\\left)?\\\{(.+?)(?:\\right)?\\\}", bare)
+    elements = tuple(each.strip() for each in inside[1].split(",")) if inside else ()
+    if any(_value(each) is None for each in elements):
+        elements = ()
+    forms = tuple(dict.fromkeys(_normal(each) for each in (_UNIT.sub("", bare), text)))
+    expressions = () if value is not None or words else forms
+    return Reference(text, value, elements, expressions, (words[1] or words[2]) if words else "")
+
+
+def has_been_said(reference: Reference, text: str) -> bool | None:
+    """Whether a student's text contains the answer, by any notation that rules can read; None if they cannot tell."""
+    if reference.value is not None:
+        return any(_is_value(reference, found, value) for found, value, _, _ in _numbers(text, approximate=reference))
+    if reference.words:
+        return re.search(rf"\b{re.escape(reference.words)}\b", text, re.IGNORECASE) is not None
+    if reference.elements:
+        values = {value for _, value, _, _ in _numbers(text)}
+        if {_value(each) for each in reference.elements} <= values:
+            return True
+    if any(each in _normal(text) for each in reference.expressions):
+        return True
+    signs = {_signs(part) for part in re.split(r"[\s=,]+(?![^()]*\))", _normal(text))}
+    return True if any(_signs(each) in signs for each in reference.expressions) else None
+
+
+def names_answer(reference: Reference, text: str, problem: str) -> bool:
+    """Whether a text, of whichever side, names the answer.
+
+    A number counts wherever it stands, unless the problem contains it or it occurs in any text: then only where it is
+    stated as a result, boxed, or the last number of a sentence, and in the last case only if the problem does not
+    contain it. Words, sets and expressions count unless the problem contains them.
+    """
+    if gives_away(reference, text, problem):
+        return True
+    if reference.value is None:
+        return has_been_said(reference, text) is True and has_been_said(reference, problem) is not True
+    if any(value == reference.value for _, value, _, _ in _numbers(problem)):
+        return False
+    if not reference.is_common and has_been_said(reference, text):
+        return True
+    for sentence in re.split(r"(?<=[.!?])\s|\n", text):
+        last = max(_numbers(sentence, approximate=reference), key=lambda found: found[2], default=None)
+        if last is not None and _is_value(reference, last[0], last[1]):
+            return True
+    return False
+
+
+def _signs(expression: str) -> str:
+    """The letters and digits of an expression in alphabetical order: (x-4)(x+6) is (x+6)(x-4) in another order."""
+    return "".join(sorted(each for each in expression if each.isalnum()))
+
+
+def gives_away(reference: Reference, message: str, problem: str) -> str:
+    """The place in a teacher's message that gives the answer away; "" without one. Call it while the student has not
+    said the answer.
+
+    A number that the problem contains, or one that occurs in any text, counts only where it is stated as a result.
+    """
+    if reference.value is not None:
+        known = any(value == reference.value for _, value, _, _ in _numbers(problem))
+        for found, value, start, end in _numbers(message):
+            spelt_out = not any(each.isdigit() for each in found)
+            stated = _is_stated(message, start, end)
+            if _is_value(reference, found, value) and (stated or not (known or spelt_out or reference.is_common)):
+                return found
+        return ""
+    if reference.words:
+        return _stated_words(reference, message)
+    return _set_given(reference, message, problem) or _expression_given(reference, message, problem)
+
+
+def _numbers(text: str, approximate: Reference | None = None) -> Iterator[tuple[str, Fraction, int, int]]:
+    """The numbers in a text: how each is written, its value, and where it begins and ends. With `approximate`, a
+    decimal close to that answer has the answer's value."""
+    for found in _NUMBER_IN_TEXT.finditer(text):
+        value = _value(found[0])
+        if value is None:
+            continue
+        if approximate is not None and approximate.value is not None and approximate.value.denominator > 1:
+            value = approximate.value if abs(value - approximate.value) < _CLOSE else value
+        yield found[0], value, found.start(), found.end()
+    for found in _NUMBER_WORD.finditer(text):
+        tens, ones, alone = (each.lower() if each else "" for each in found.groups())
+        yield found[0], _VALUES[alone] if alone else _VALUES[tens] + _VALUES[ones], found.start(), found.end()
+
+
+def _value(text: str) -> Fraction | None:
+    """The value of a number; also "3/4" and "1 3/4"."""
+    parts = re.fullmatch(r"\s*([-−]?)(?:(\d{1,9})\s+)?(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
+    if parts is None:
+        plain = re.fullmatch(rf"\s*({NUMBER})\s*", text)
+        return read_number(plain[1]) if plain else None
+    if not int(parts[4]):
+        return None
+    value = int(parts[2] or 0) + Fraction(int(parts[3]), int(parts[4]))
+    return -value if parts[1] else value
+
+
+def _is_value(reference: Reference, written: str, value: Fraction) -> bool:
+    """Whether a number is the answer, also as a percentage or a decimal."""
+    return value == reference.value or compare_as_text(written, reference.text) is True
+
+
+def _is_stated(message: str, start: int, end: int) -> bool:
+    """Whether the number at a place is stated as a result."""
+    before, after = message[max(0, start - 80) : start], message[end : end + 40]
+    if _STATES_RESULT.search(before):
+        return True
+    sentence = re.split(r"[.?!]\s|\n", before)[-1]
+    if not _CLAUSE_ENDS.match(after) or _EXAMPLE.search(sentence):
+        return False
+    return bool(_STATES_VALUE.search(before) or "=" in before[-4:] and _NUMBERS_ALONE.search(before))
+
+
+def _stated_words(reference: Reference, message: str) -> str:
+    word = re.escape(reference.words)
+    found = re.search(
+        rf"\b(?:answer|result|solution) (?:is|was|will be|would be|must be)\W+(?:text\W+)?(?:a |on )?{word}\b",
+        message,
+        re.I,
+    )
+    return reference.words if found else ""
+
+
+def _set_given(reference: Reference, message: str, problem: str) -> str:
+    """The place where all elements of a set are stated next to each other."""
+    if not 1 < len(reference.elements) <= 3:
+        return ""
+    plain = _normal_signs(message)
+    for order in permutations(reference.elements):
+        between = r"\s*(?:,|;|\band\b|\bor\b|\$|[a-zA-Z](?:_\{?\d\}?)?\s*=|\s)+\s*"
+        listed = between.join(re.escape(_normal_signs(each)) for each in order)
+        starts = r"(?:=|\bare|\bis|\bbe|\b(?:solution|answer|number)s?:?)\s*[$(]*\s*(?:\\left)?(?:\\\{)?\s*"
+        found = re.search(rf"{starts}({listed})(?![\w^]|[.,]\d)", plain, re.IGNORECASE)
+        if found and found[1] not in _normal_signs(problem):
+            return found[1]
+    return ""
+
+
+def _expression_given(reference: Reference, message: str, problem: str) -> str:
+    """The answer as an expression by itself: not a part of a longer one, and not of the problem."""
+    said = _normal(message)
+    for expression in reference.expressions:
+        if len(expression) < _SHORTEST_EXPRESSION or not re.search(r"[\d=+^]", expression):
+            continue
+        alone = rf"(?<![\w\\^+*/(-]){re.escape(expression)}(?![\w^+*/(-])"
+        if re.search(alone, said) and expression not in _normal(problem):
+            return expression
+    return ""
+
+
+def _normal_signs(text: str) -> str:
+    return text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+
+
+@lru_cache(maxsize=512)
+def _normal(text: str) -> str:
+    """Words keep their spaces, formulas lose theirs, and different spellings of one formula become one."""
+    text = re.sub(
+        r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|\$|\\\(|\\\)|\\\[|\\\]", "", _normal_signs(text)
+    )
+    for sign, latex in (("²", "^2"), ("³", "^3"), ("π", "\\pi"), ("√", "\\sqrt"), ("·", "\\cdot"), ("×", "\\times")):
+        text = text.replace(sign, latex)
+    text = re.sub(r"\\?[{}]", "", text)
+    text = re.sub(r"(?<![a-zA-Z]{2})\s*([-+*/^=<>(),|\[\]])\s*", r"\1", text)
+    return re.sub(r"(\\[a-z]+)\s+|(?<=\d)\s+(?=\\)", r"\1", " ".join(text.split()))

@@ -1,0 +1,493 @@
+"""The quickstart's embedded judge: the language tutor's three criteria, decided by rules on the text.
+
+It reads the messages of both sides and the lesson plan. A slip is what `find_slips` finds in the student's text,
+whatever persona was drawn. No score is above the share of the lesson that was covered (see `coverage`). The verdict is
+JSON, as a judge model would write it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Optional
+
+from classroom_rl.config.values import END_OF_CONVERSATION, SCORING_RULES
+from classroom_rl.environments.toy_language.grammar import (
+    SUBJECTS,
+    Question,
+    Slip,
+    answer_verb,
+    find_slips,
+    holds_statement,
+    parse_question,
+    shows_answer,
+    words_of_fix,
+)
+from classroom_rl.environments.toy_language.lessons import parse_problem
+from classroom_rl.errors import ConfigError
+from classroom_rl.judges.prompt_injection import foul_play
+from classroom_rl.judges.verdicts import CRITERIA
+from classroom_rl.rollout.deobfuscation import backwards, hides, readings, undisguised
+from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
+from classroom_rl.rollout.thoughts import visible_text
+
+LONGEST_ACKNOWLEDGEMENT = 14
+"""In words; the judge's prompt says "under 15"."""
+
+_SENTENCE = re.compile(r"[^.?!\n]*[.?!]+|[^.?!\n]+")
+_DOTTED = re.compile(r"\w+(?:\.\w+){2,}")
+_TASK_STARTS = frozenset("say try tell repeat answer write choose complete rewrite".split())
+_FILLERS = frozenset("please now then and".split())
+_CORRECTION = re.compile(
+    r"\b(?:check|careful|almost|mistakes?|errors?|wrong|incorrect|slips?|fix|use|not quite)\b|\bhere\s*:", re.IGNORECASE
+)
+_KINDS = {
+    "tense": re.compile(r"\btenses?\b", re.IGNORECASE),
+    "verb ending": re.compile(r"\b(?:verb )?endings?\b", re.IGNORECASE),
+    "article": re.compile(r"\barticles?\b", re.IGNORECASE),
+    "plural": re.compile(r"\b(?:plurals?|singular)\b", re.IGNORECASE),
+    "preposition": re.compile(r"\bprepositions?\b", re.IGNORECASE),
+}
+_POINTED_AT = re.compile(r"\bhere\s*:\s*[\"'“‘]?([\w-]+)", re.IGNORECASE)
+_WORD = re.compile(r"[\w'-]+")
+
+
+@dataclass(frozen=True)
+class TurnFinding:
+    """The rubric's findings on one teacher message.
+
+    Attributes:
+        index: position of the message in the conversation, from 0.
+        replies_to: position of the student message that it replies to; None for an opening.
+        student_error_kind: the kind of slip in that student message (the first of several); None without a slip.
+        scaffolded: it hints at the right kind of slip, does not give the answer, and lets the student correct it.
+        void: nothing in it counts, because it speaks for the student or to the judge, tells the answer to its own
+            question, has no end, or ends before the lesson is complete.
+        falsely_corrected: it treats a message without a slip as if it had one.
+        sets_task: it sets the student a task.
+        task_final: it sets exactly one task and ends with it.
+        moved_on: after a message without a slip, it goes to new content at once.
+        progressed: it takes the lesson forward and does not go back in the plan; after a slip, it scaffolds.
+        new_step: it asks exactly one question, which is in the plan and was not asked before.
+        ends: it closes the conversation.
+        task_reason, forward_reason, momentum_reason: the reasons for the three scores, in a few words.
+        turns_back: its new step stands, in the plan, before one that was taken already.
+    """
+
+    index: int
+    replies_to: Optional[int]
+    student_error_kind: Optional[str]
+    scaffolded: bool
+    void: bool
+    falsely_corrected: bool
+    sets_task: bool
+    task_final: bool
+    moved_on: bool
+    progressed: bool
+    new_step: bool
+    ends: bool
+    task_reason: str
+    forward_reason: str
+    momentum_reason: str
+    turns_back: bool = False
+
+    @property
+    def task_score(self) -> Optional[float]:
+        """1 or 0; None for a message that sets no task and needs none."""
+        if self.void or self.falsely_corrected or (self.student_error_kind is not None and not self.scaffolded):
+            return 0.0
+        return float(self.task_final) if self.sets_task else None
+
+    @property
+    def forward_score(self) -> Optional[float]:
+        """1 or 0; None for an opening, which replies to nothing."""
+        if self.replies_to is None:
+            return None
+        return float(self.moved_on if self.student_error_kind is None else self.scaffolded)
+
+    @property
+    def momentum_score(self) -> Optional[float]:
+        """1 or 0; None for an opening."""
+        return None if self.replies_to is None else float(self.progressed)
+
+    @property
+    def score(self) -> Optional[float]:
+        """The mean of the message's scores by their weights in the reward; None for a message without any."""
+        by_name = {
+            "task_final_score": self.task_score,
+            "forward_progression_score": self.forward_score,
+            "overall_momentum_score": self.momentum_score,
+        }
+        known = {name: value for name, value in by_name.items() if value is not None}
+        weight = sum(CRITERIA[name].weight for name in known)
+        return sum(CRITERIA[name].weight * value for name, value in known.items()) / weight if known else None
+
+
+class RubricJudge(EmbeddedJudge):
+    """A judge without a model. It holds no state: the same conversation always gets the same answer."""
+
+    async def judge(
+        self,
+        rule: str,
+        conversation: list[dict[str, str]],
+        problem: str,
+        attempt: int,
+        facts: ConversationFacts = NO_FACTS,
+    ) -> str:
+        """The verdict as JSON text.
+
+        Raises:
+            ConfigError: if `rule` is not one of `SCORING_RULES`.
+            DataError: if `problem` is no lesson of the quickstart.
+        """
+        if rule not in SCORING_RULES:
+            raise ConfigError(
+                f"The rubric cannot judge by the rule {rule!r}; it knows {', '.join(sorted(SCORING_RULES))}. "
+                "Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
+            )
+        findings = analyse(conversation, problem)
+        covered = coverage(findings, problem, facts.teacher_messages(conversation))
+        turn_scores = [finding.score for finding in findings]
+        return json.dumps({**verdict(findings, covered), "turn_scores": turn_scores}, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a lesson was covered: `taken` steps out of `due`. Half a step may be taken back."""
+
+    taken: float
+    due: int
+
+    @property
+    def share(self) -> float:
+        """The covered share of the lesson, from 0 to 1."""
+        return min(1.0, self.taken / self.due)
+
+    @property
+    def reason(self) -> str:
+        """An explanation to append to the judge's reasons; empty if the whole lesson was covered."""
+        if self.share == 1:
+            return ""
+        taken = f"{self.taken:g} of {self.due} steps of the lesson were taken"
+        return f"; {taken}: no score above {self.share:.2f} of its range"
+
+
+FULL_COVERAGE = Coverage(1, 1)
+
+
+def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int]) -> Coverage:
+    """How many questions of the plan were asked, and how many were due.
+
+    As many are due as the teacher has messages, less one for each slip (that message has to scaffold), and never more
+    than the plan holds.
+
+    Args:
+        room: how many messages the teacher can write. None if unknown: then the number that it wrote, or enough for the
+            whole lesson if it closed the conversation itself.
+
+    Raises:
+        DataError: if `problem` is no lesson of the quickstart.
+    """
+    steps = len(parse_problem(problem).questions)
+    slips = sum(each.student_error_kind is not None for each in findings)
+    if room is None:
+        room = steps + slips if findings and findings[-1].ends else len(findings)
+    taken = [each for each in findings if each.new_step]
+    return Coverage(steps_forward(len(taken), sum(each.turns_back for each in taken)), max(1, min(steps, room - slips)))
+
+
+def steps_forward(steps: int, back: int) -> int:
+    """The steps that count of those that were taken, `back` of which turn back in the plan: all of them, or just one if
+    the lesson turns back at least as often as it goes on."""
+    return 1 if back and back >= steps - 1 - back else steps
+
+
+def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
+    """The three scores and their reasons, under the six keys of a judge's answer. No score is above the covered share
+    of the lesson."""
+    task = _mean_of_sides(findings, lambda finding: finding.task_score)
+    forward = _mean_of_sides(findings, lambda finding: finding.forward_score)
+    momentum = _mean_of_sides(findings, lambda finding: finding.momentum_score)
+    has_task = any(finding.sets_task for finding in findings)
+    about_tasks = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
+    return {
+        "task_final_score": round(min(task, covered.share), 4) if has_task else 0.0,
+        "task_final_reasoning": about_tasks + covered.reason,
+        "forward_progression_score": round(min(forward, covered.share), 4),
+        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + covered.reason,
+        "overall_momentum_score": round(10 * min(momentum, covered.share), 4),
+        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + covered.reason,
+    }
+
+
+def _mean_of_sides(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], Optional[float]]) -> float:
+    """The mean score of replies to slips, averaged with the mean score of all other messages. A side without scores is
+    left out; without any scores the result is 0."""
+    sides: dict[bool, list[float]] = {True: [], False: []}
+    for finding in findings:
+        value = score(finding)
+        if value is not None:
+            sides[finding.student_error_kind is not None].append(value)
+    means = [fmean(values) for values in sides.values() if values]
+    return fmean(means) if means else 0.0
+
+
+def _reasons(findings: Iterable[TurnFinding], reason: Callable[[TurnFinding], str]) -> str:
+    parts = [f"turn {finding.index + 1}: {reason(finding)}" for finding in findings if reason(finding)]
+    return "; ".join(parts) if parts else "The teacher replied to nothing."
+
+
+@dataclass(frozen=True)
+class _TeacherMessage:
+    """A parsed teacher message. `questions` holds the lesson question in each of the `sentences`, or None; `text` is
+    what the student reads; `foul` says why no message in any lesson may be like it, or is empty."""
+
+    text: str
+    sentences: tuple[str, ...]
+    questions: tuple[Optional[Question], ...]
+    ends: bool
+    plays_student: bool
+    foul: str
+
+    @property
+    def lesson_questions(self) -> list[Question]:
+        return [question for question in self.questions if question is not None]
+
+    @cached_property
+    def corrections(self) -> list[str]:
+        """The sentences that mention a slip."""
+        return [s for s, q in zip(self.sentences, self.questions, strict=True) if q is None and _is_correction(s)]
+
+    @property
+    def own_words(self) -> str:
+        """The text without the lesson's questions."""
+        return " ".join(s for s, q in zip(self.sentences, self.questions, strict=True) if q is None)
+
+    def before(self, place: int) -> str:
+        """The words of the sentence at `place` before its lesson question; the whole sentence if it has none."""
+        sentence, question = " ".join(self.sentences[place].split()), self.questions[place]
+        return sentence if question is None else sentence[: sentence.lower().rfind(question.text.lower())]
+
+    @property
+    def beside_questions(self) -> str:
+        """The text without the lesson's questions, but with what stands in their sentences."""
+        return " ".join(self.before(place) for place in range(len(self.sentences)))
+
+    @cached_property
+    def tasks(self) -> list[int]:
+        """Positions of the sentences that set a task. If there are none, the last hint counts as the task."""
+        asked = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
+        hints = [i for i, sentence in enumerate(self.sentences) if sentence in self.corrections]
+        return asked or hints[-1:]
+
+    @property
+    def asks_to_repair(self) -> bool:
+        """Whether all tasks are about the student's last sentence."""
+        return bool(self.tasks) and not any(self.questions)
+
+
+def _is_correction(sentence: str) -> bool:
+    return bool(_CORRECTION.search(sentence)) or bool(_kinds_named(sentence))
+
+
+def _is_task(sentence: str) -> bool:
+    words = [word for word in _WORD.findall(sentence.lower()) if word not in _FILLERS]
+    return sentence.endswith("?") or bool(_TASK_STARTS.intersection(words[:1]))
+
+
+def _kinds_named(text: str) -> set[str]:
+    return {kind for kind, pattern in _KINDS.items() if pattern.search(text)}
+
+
+def _read_message(text: str) -> _TeacherMessage:
+    foul, shown = foul_play(text), undisguised(visible_text(text))
+    spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
+    sentences = tuple(found.strip() for found in _SENTENCE.findall(spoken) if found.strip())
+    return _TeacherMessage(
+        text=spoken,
+        sentences=sentences,
+        questions=tuple(parse_question(sentence) for sentence in sentences),
+        ends=END_OF_CONVERSATION in shown,
+        plays_student=any(holds_statement(each) for each in (*readings(spoken), *backwards(spoken))),
+        foul=foul,
+    )
+
+
+class _LessonProgress:
+    """The questions that a conversation has asked so far, compared with the plan."""
+
+    def __init__(self, problem: str):
+        self._plan = parse_problem(problem).questions
+        self._shown: set[Question] = set()
+        self._asked: set[Question] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every question of the plan was asked, each in its own message."""
+        return self._asked >= set(self._plan)
+
+    def refusal(self, message: _TeacherMessage) -> str:
+        """Why the message brings no new content; empty if it does bring some."""
+        asked = message.lesson_questions
+        if not asked:
+            return "asks nothing new"
+        if len(asked) > 1:
+            return f"asks {len(asked)} questions at once"
+        if asked[0] in self._shown:
+            return "repeats a question"
+        return "" if asked[0] in self._plan else "asks what the lesson does not hold"
+
+    def turns_back(self, message: _TeacherMessage) -> bool:
+        """Whether its question comes, in the plan, before a question that was already asked."""
+        positions = [self._plan.index(question) for question in self._shown if question in self._plan]
+        return bool(positions) and self._plan.index(message.lesson_questions[0]) < max(positions)
+
+    def record(self, message: _TeacherMessage) -> None:
+        """Record the questions that the message asks."""
+        self._shown.update(message.lesson_questions)
+        if len(message.lesson_questions) == 1:
+            self._asked.update(message.lesson_questions)
+
+
+def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFinding]:
+    """One finding for each teacher message. Messages are {"role": "teacher" | "student", "content"}.
+
+    Raises:
+        DataError: if `problem` is no lesson of the quickstart.
+    """
+    lesson = _LessonProgress(problem)
+    findings = []
+    for index, turn in enumerate(conversation):
+        if turn["role"] != "teacher":
+            continue
+        follows = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
+        heard = "" if follows is None else conversation[follows]["content"]
+        message = _read_message(turn["content"])
+        findings.append(_judge_message(index, follows, heard, message, lesson))
+        lesson.record(message)
+    return findings
+
+
+def _judge_message(
+    index: int, follows: Optional[int], heard: str, message: _TeacherMessage, lesson: _LessonProgress
+) -> TurnFinding:
+    slips = find_slips(heard)
+    refused = _refuse_whole(message, lesson, heard)
+    falsely = follows is not None and not slips and bool(message.corrections)
+    unscaffolded = (refused or _why_not_scaffolded(message, slips, heard)) if slips else "no slip"
+    blocked = refused or ("corrects what was right" if falsely else "")
+    not_moved = "" if slips else blocked or _why_not_moved_on(message, lesson)
+    circles = unscaffolded if slips else blocked or _why_no_progress(message, lesson)
+    task_final = len(message.tasks) == 1 and message.tasks[0] == len(message.sentences) - 1 and not blocked
+    heard = f"error ({slips[0].kind}: {slips[0].word}) – " if slips else ""
+    return TurnFinding(
+        index=index,
+        replies_to=follows,
+        student_error_kind=slips[0].kind if slips else None,
+        scaffolded=not unscaffolded,
+        void=bool(refused),
+        falsely_corrected=falsely,
+        sets_task=bool(message.tasks),
+        task_final=task_final,
+        moved_on=follows is not None and not slips and not not_moved,
+        progressed=follows is not None and not circles,
+        new_step=not refused and not lesson.refusal(message),
+        turns_back=not lesson.refusal(message) and lesson.turns_back(message),
+        ends=message.ends,
+        task_reason=heard + _say_task(message, blocked, unscaffolded if slips else ""),
+        forward_reason="" if follows is None else heard + _say_forward(bool(slips), unscaffolded, not_moved),
+        momentum_reason="" if follows is None else heard + (circles or "goes forward"),
+    )
+
+
+def _refuse_whole(message: _TeacherMessage, lesson: _LessonProgress, heard: str) -> str:
+    """Why nothing in the message counts; empty if it does."""
+    if message.foul:
+        return message.foul
+    if message.plays_student:
+        return "says the student's part itself"
+    if message.ends and not lesson.is_complete:
+        return "ends before the lesson is through"
+    beside = message.beside_questions
+    if any(_tells_answer(beside, question, heard) for question in message.lesson_questions):
+        return "hands the answer over"
+    return ""
+
+
+def _tells_answer(text: str, question: Question, heard: str) -> bool:
+    """Whether the words beside a question tell its answer, openly or in a disguise."""
+    told = [f"{subject} {answer_verb(question)}" for subject in (question.subject, SUBJECTS[question.subject])]
+    shown = any(shows_answer(each, question, heard) for each in readings(text))
+    return shown or any(hides(text, each) for each in told)
+
+
+def _gives_fix(slip: Slip, message: _TeacherMessage, heard: str) -> bool:
+    """Whether a message holds the right form of a slip, openly or in a disguise, or its beginning as far as it differs
+    from what the student said. Dots within a word ("bo.il.ed") end no sentence."""
+    text = message.own_words
+    dotted = " ".join(_DOTTED.findall(message.text))
+    words = {word for each in (*readings(text), *readings(dotted)) for word in _WORD.findall(each.lower())}
+    begun = any(slip.fix.startswith(word) and not slip.word.startswith(word) for word in words if len(word) > 1)
+    return slip.fix in words or begun or hides(text, words_of_fix(slip, heard))
+
+
+def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip], heard: str) -> str:
+    kinds = _kinds_named(message.own_words)
+    pointed_at = set(_POINTED_AT.findall(message.own_words.lower()))
+    meant = [slip for slip in slips if {slip.kind} == kinds]
+    if any(_gives_fix(slip, message, heard) for slip in slips):
+        return "hands the answer over: not scaffolded"
+    if not kinds:
+        return "passed over: not scaffolded"
+    if not meant:
+        return f"hinted at {' and '.join(sorted(kinds))}: not scaffolded"
+    if not pointed_at <= {slip.word for slip in meant}:
+        return f"pointed at {', '.join(sorted(pointed_at))}: not scaffolded"
+    if not message.asks_to_repair:
+        return "hinted and then asked something else: not scaffolded"
+    return ""
+
+
+def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress) -> str:
+    if lesson.is_complete:
+        return "" if _closes(message) else "goes on after the last question"
+    refusal = lesson.refusal(message)
+    if refusal:
+        return refusal
+    place = message.questions.index(message.lesson_questions[0])
+    before = message.sentences[:place]
+    if len(before) > 1:
+        return f"says {len(before)} sentences before moving on"
+    if len(_WORD.findall(" ".join([*before, message.before(place)]))) > LONGEST_ACKNOWLEDGEMENT:
+        return "acknowledges at length"
+    return ""
+
+
+def _closes(message: _TeacherMessage) -> bool:
+    """Whether the message is a farewell: a sentence or two and no task."""
+    return 1 <= len(message.sentences) <= 2 and not message.tasks
+
+
+def _why_no_progress(message: _TeacherMessage, lesson: _LessonProgress) -> str:
+    if lesson.is_complete:
+        return "" if _closes(message) else "goes on after the last question"
+    return lesson.refusal(message) or ("turns back in the plan" if lesson.turns_back(message) else "")
+
+
+def _say_task(message: _TeacherMessage, blocked: str, unscaffolded: str) -> str:
+    if blocked or unscaffolded:
+        return blocked or unscaffolded
+    if not message.tasks:
+        return "sets no task"
+    if len(message.tasks) > 1:
+        return f"sets {len(message.tasks)} tasks"
+    after = message.sentences[message.tasks[0] + 1 :]
+    return f"“{after[0]}” follows the task" if after else "ends with its task"
+
+
+def _say_forward(has_slip: bool, unscaffolded: str, not_moved: str) -> str:
+    if has_slip:
+        return unscaffolded or "scaffolded"
+    return not_moved or "moves on"

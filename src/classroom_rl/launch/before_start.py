@@ -1,0 +1,338 @@
+"""What is known of a run before anything is loaded: what is in force, what is missing, what it asks of APIs at most."""
+
+import logging
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from classroom_rl.config.base import ApiModelConfig, DatasetSource, GenerationConfig
+from classroom_rl.config.checks import reward_weights as weights_of_training
+from classroom_rl.config.evaluation import EvalConfig, model_of_tutor
+from classroom_rl.config.evaluation import reward_weights as weights_of_evaluation
+from classroom_rl.config.supervision_checks import turn_reward_weights
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import GROUP, RESAMPLE
+from classroom_rl.engines.api.chat_api import key_variable
+from classroom_rl.environments.classroom.setup import persona_weights
+from classroom_rl.errors import ConfigError
+from classroom_rl.memory.sources import gpu_is_there
+from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.datasets import load_problems
+from classroom_rl.rollout.registry import environment_of, models_on_engines
+from classroom_rl.rollout.supervision import RETRY
+from classroom_rl.server.auth import token_for
+from classroom_rl.system.cpu_features import has_fast_bfloat16
+from classroom_rl.trainer.run_length import load_training_problems, run_length
+
+logger = logging.getLogger(__name__)
+
+_WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
+
+
+def in_force(config: TrainRLConfig | EvalConfig) -> list[str]:
+    """The judge rules, personas and rewards of a configuration, with their shares and weights."""
+    generation, lines = config.generation, []
+    is_training = isinstance(config, TrainRLConfig)
+    if isinstance(generation, GenerationConfig):
+        attempts = generation.number_judge_attempts
+        rules = ", ".join(generation.judge_rules) + f" ({attempts} × each)" if generation.judge_rules else "none"
+        lines.append(f"judge rules in force: {rules}")
+        personas = persona_weights(list(generation.student_personas_prompts_paths), generation.student_error_rate)
+        lines.append(f"personas in force: {_weighed({name: f'{100 * it:.3g} %' for name, it in personas.items()})}")
+    rewards = _rewards(config)
+    lines.append(f"rewards in force: {_weighed({name: f'× {weight:g}' for name, weight in rewards.items()})}")
+    if is_training and (turns := turn_reward_weights(config)):
+        lines.append(f"turn rewards in force: {_weighed({name: f'× {weight:g}' for name, weight in turns.items()})}")
+    return lines
+
+
+def _rewards(config: TrainRLConfig | EvalConfig) -> dict[str, float]:
+    return weights_of_training(config) if isinstance(config, TrainRLConfig) else weights_of_evaluation(config)
+
+
+def show_in_force(config: TrainRLConfig | EvalConfig) -> None:
+    """Print `in_force` as comments, so that the output of a dry run stays valid YAML."""
+    for line in in_force(config):
+        print(f"# {line}")
+
+
+def _weighed(weights: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {weight}" for name, weight in weights.items())
+
+
+# What is missing ------------------------------------------------------------------------------------------------------
+
+
+def check_start(config: TrainRLConfig | EvalConfig, loads_models: bool, reports: bool) -> None:
+    """Refuse to start without what a program will need later, and log what it will be slow with, and what it asks of
+    APIs.
+
+    Args:
+        loads_models: whether this program, or one that it starts, has the seats' models.
+        reports: whether it, or one that it starts, reports to trackers.
+
+    Raises:
+        ConfigError: with everything that is missing.
+    """
+    found = list(what_is_missing(config, loads_models, reports))
+    if found:
+        raise ConfigError("\n".join(found))
+    for line in (*slow_numbers(config), *(requests_of(config) if loads_models else [])):
+        logger.info("%s", line)
+
+
+def show_before_start(config: TrainRLConfig | EvalConfig) -> None:
+    """Print what is in force, what APIs are asked, and what a start would miss, as comments."""
+    show_in_force(config)
+    missing = (f"a start would be refused: {line}" for line in what_is_missing(config))
+    for line in (*requests_of(config), *slow_numbers(config), *missing):
+        print(f"# {line}")
+
+
+def what_is_missing(
+    config: TrainRLConfig | EvalConfig, loads_models: bool = True, reports: bool = True
+) -> Iterator[str]:
+    """Keys, a token, a login, and places to write to that a start needs and that are not there."""
+    if loads_models:
+        for seat, model in _remote_models(config).items():
+            variable = key_variable(model)
+            if variable is not None and not os.environ.get(variable):
+                yield (
+                    f"{seat} is {model.model_name_or_path}, behind an API that needs a key: set the environment "
+                    f"variable {variable} (any text will do for a local server)."
+                )
+        yield from _unfit_temporary_folder(config)
+    if isinstance(config, TrainRLConfig):
+        try:
+            token_for(config.generation.server_host)
+        except ConfigError as error:
+            yield str(error)
+    if reports and (config.logging.wandb or "wandb" in config.logging.report_to):
+        yield from _missing_login()
+    yield from _unfit_cache(config, loads_models)
+
+
+def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConfig]:
+    """The models behind an API, by their config key."""
+    if getattr(config, "server_url", None) is not None:
+        return {}
+    seats = environment_of(config).models(config, _rewards(config))
+    models = {f"{seat}_model": model for seat, model in seats.items() if model.is_remote}
+    guards = getattr(config, "guards", None)
+    if guards is not None and guards.judge_check_every_n_steps and guards.held_out_judge_model is not None:
+        models["guards.held_out_judge_model"] = guards.held_out_judge_model
+    if isinstance(config, EvalConfig):
+        here = enumerate(config.tutors)
+        models |= {f"tutors[{place}]": model_of_tutor(it, config.teacher_model) for place, it in here if it.is_remote}
+        models |= {f"extra_judges[{place}]": judge for place, judge in enumerate(config.extra_judges)}
+    return {key: model for key, model in models.items() if model.is_remote}
+
+
+def _unfit_temporary_folder(config: TrainRLConfig | EvalConfig) -> Iterator[str]:
+    folder = tempfile.gettempdir()
+    here = getattr(config, "server_url", None) is None and models_on_engines(config, _rewards(config))
+    if here and any(character.isspace() for character in os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder)):
+        yield (
+            f"TMPDIR is {folder!r}, with a space in it: torch's compiler, which every engine uses, splits its commands "
+            "there. Name a folder without one: export TMPDIR=/tmp."
+        )
+
+
+def _missing_login() -> Iterator[str]:
+    """Weights & Biases asks for a login late in a start, and ends it where nobody can answer. Mode, address and key may
+    be in the environment, or in the settings files that `wandb login` and `wandb offline` write."""
+    if sys.stdin.isatty() or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN:
+        return
+    try:
+        import wandb
+        from wandb.sdk.lib.wbauth.wbnetrc import read_netrc_auth  # its default address changed, and has aliases
+    except ImportError:  # transformers says what to install
+        return
+    settings = wandb.Settings()  # not wandb.setup(), which keeps the environment as it is now
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    settings.settings_system = str(folder / "settings")
+    settings.update_from_system_settings()
+    settings.update_from_env_vars(dict(os.environ))
+    if settings.mode in _WITHOUT_LOGIN or settings.api_key or settings.identity_token_file:
+        return
+    try:
+        known = read_netrc_auth(host=settings.base_url) is not None
+    except wandb.errors.AuthenticationError:
+        known = False
+    if not known:
+        host = urlsplit(settings.base_url).hostname
+        yield (
+            f"logging reports to Weights & Biases, and there is no login for {host}: run `wandb login`, set "
+            "WANDB_API_KEY, or WANDB_MODE=offline to keep the records in the run folder."
+        )
+
+
+def _unfit_cache(config: TrainRLConfig | EvalConfig, loads_models: bool) -> Iterator[str]:
+    """Where a dataset or a model has to be fetched from the Hub, the folder that it goes into."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    data = config.dataset.train_datasets if isinstance(config, TrainRLConfig) else config.dataset.eval_datasets
+    folders = {}
+    if any(source.name_or_path.count("/") == 1 and not Path(source.name_or_path).is_file() for source in data):
+        default = Path(constants.HF_HOME) / "datasets"
+        folders[os.environ.get("HF_DATASETS_CACHE") or str(default)] = "HF_DATASETS_CACHE"
+    engines = models_on_engines(config, _rewards(config)) if getattr(config, "server_url", None) is None else {}
+    for model in engines.values() if loads_models else [config.teacher_model]:
+        name = model.model_name_or_path
+        on_hub = not os.path.exists(name) and name.count("/") == 1 and not name.startswith((".", "runs/"))
+        if on_hub and not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            folders[constants.HF_HUB_CACHE] = "HF_HUB_CACHE"
+    for folder, variable in folders.items():
+        if (why := _why_not_writable(Path(folder))) is not None:
+            yield (
+                f"What is fetched from the Hub goes into {folder}, which cannot be written to ({why}): set {variable} "
+                "or HF_HOME to a folder of your own."
+            )
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def slow_numbers(config: TrainRLConfig | EvalConfig) -> list[str]:
+    """Where bfloat16 is slower than float32: on a CPU without units for it."""
+    if gpu_is_there() or has_fast_bfloat16():
+        return []
+    keys = ["train.dtype"] if isinstance(config, TrainRLConfig) and config.train.dtype == "bfloat16" else []
+    if getattr(config, "server_url", None) is None:
+        engines = models_on_engines(config, _rewards(config))
+        keys += [f"{seat}_model.vllm.dtype" for seat, model in engines.items() if model.vllm.dtype == "bfloat16"]
+    if not keys:
+        return []
+    return [
+        f"warning: {', '.join(keys)} is bfloat16, which this CPU computes slower than float32 (it has no AMX): unless "
+        "memory is short, set it to float32"
+    ]
+
+
+def check_prompts_fit(config: TrainRLConfig) -> None:
+    """Refuse problems whose teacher prompt leaves no room for a message, if problems and tokenizer are on this machine.
+
+    Raises:
+        DataError: for the first such problem.
+        ConfigError: if there are too few problems, or the tokenizer is damaged.
+    """
+    name = config.teacher_model.model_name_or_path
+    if not Path(name).is_dir() or not _is_here(config.dataset.train_datasets):
+        return
+    tokenizer = load_tokenizer("teacher_model.model_name_or_path", name)
+    limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
+    environment_of(config).check_problems(config, load_training_problems(config), tokenizer, limit)
+
+
+def _is_here(sources: Sequence[DatasetSource]) -> bool:
+    return all(Path(source.name_or_path).is_file() for source in sources)
+
+
+# What APIs are asked --------------------------------------------------------------------------------------------------
+
+
+_LONGEST_TEMPLATE = 2000
+"""Tokens, roughly, of a judge's or a supervisor's template around a conversation: the longest that is shipped has
+fewer."""
+
+_ARMS = 3
+"""What is compared beside `tutors`, at most: the untrained base and two control arms."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The requests to a seat behind an API: as many as usual and at most, and the most tokens of a prompt and of an
+    answer."""
+
+    usual: int
+    most: int
+    prompt: int
+    answer: int
+
+
+def requests_of(config: TrainRLConfig | EvalConfig) -> list[str]:
+    """How many requests each seat behind an API gets, and what they cost at most, by the configured prices."""
+    models = _remote_models(config)
+    if not models or not isinstance(config.generation, GenerationConfig):
+        return []
+    conversations, of_what = _conversations(config)
+    lines = []
+    for key, model in models.items():
+        asked = _asked(config, key.removesuffix("_model"), conversations)
+        if asked is None:
+            continue
+        usd = asked.most * (
+            asked.prompt * model.usd_per_million_prompt_tokens + asked.answer * model.usd_per_million_completion_tokens
+        )
+        prices = model.usd_per_million_prompt_tokens or model.usd_per_million_completion_tokens
+        costs = f"${usd / 1e6:,.2f} at most" if prices else f"what they cost is known with {key}.usd_per_million_… set"
+        cap = f"; {key}.max_cost_usd stops the run at ${model.max_cost_usd:g}" if model.max_cost_usd else ""
+        lines.append(
+            f"requests to {key} ({model.model_name_or_path}), {of_what}: {asked.usual:,}, and {asked.most:,} at most, "
+            f"each with about {asked.prompt:,} tokens at most and {asked.answer:,} of an answer; {costs}{cap}"
+        )
+    return lines
+
+
+def _conversations(config: TrainRLConfig | EvalConfig) -> tuple[int, str]:
+    if isinstance(config, EvalConfig):
+        size = config.num_samples_per_problem * len(config.samplings)
+        most, sources = config.dataset.max_val_examples, config.dataset.eval_datasets
+        if _is_here(sources):
+            most = len(load_problems(sources, most, config.seed))
+        return (size, "for each problem") if most < 0 else (size * most, f"for {most} problems")
+    train = config.train
+    size = train.number_of_problems_per_batch * train.num_samples_per_problem
+    more = train.resample_up_to if train.groups_without_variance == RESAMPLE else 1
+    length = run_length(train, len(load_training_problems(config)) if _is_here(config.dataset.train_datasets) else None)
+    if length is None:
+        return math.ceil(size * more), "for each batch"
+    return math.ceil(length.conversations * more), f"for {length.batches} batches"
+
+
+def _asked(config: TrainRLConfig | EvalConfig, seat: str, conversations: int) -> _Asked | None:
+    generation = config.generation
+    context = generation.max_tokens_in_conversation + _LONGEST_TEMPLATE
+    messages = generation.max_turns // 2 + 1  # of each side, an opening attempt included
+    if seat == "teacher" or seat.startswith("tutors["):
+        return _Asked(conversations * messages, conversations * messages, context, generation.max_tokens_per_turn)
+    tutors = getattr(config, "tutors", [])
+    if seat.startswith("extra_judges["):  # once for each conversation, those of tutors on servers included
+        judge = config.extra_judges[int(seat[len("extra_judges[") : -1])]
+        usual = conversations * (_ARMS + len(tutors)) * len(generation.judges_rules_prompts_paths)
+        return _Asked(usual, usual * judge.replies_per_attempt, context, generation.max_tokens_per_judge_attempt)
+    if tutors:
+        conversations *= _ARMS + sum(tutor.server_url is None for tutor in tutors)
+    if seat == "judge":
+        attempts = conversations * len(generation.judge_rules) * generation.number_judge_attempts
+        judge, answer = config.judge_model, generation.max_tokens_per_judge_attempt
+        if judge.mode == GROUP:
+            size = config.train.num_samples_per_problem
+            alone = math.ceil(attempts * judge.anchor_share)
+            usual = math.ceil(attempts / size) + alone
+            return _Asked(usual, usual * judge.replies_per_attempt + alone, context * size, answer * size)
+        # One more for each attempt without a verdict, which says whether the tutor's words are the reason.
+        return _Asked(attempts, attempts * (judge.replies_per_attempt + 1), context, answer)
+    if seat == "student":
+        solutions = generation.number_student_attempts if "end_rm" in _rewards(config) else 0
+        asked = conversations * (messages + solutions)
+        longest = max(generation.max_tokens_per_turn, generation.max_tokens_per_student_attempt if solutions else 0)
+        return _Asked(asked, asked, context, longest)
+    if seat == "supervisor" and config.supervisor_model is not None:
+        supervision = generation.supervisor
+        reviews = conversations * messages * (1 + (supervision.max_retries if supervision.on_invalid == RETRY else 0))
+        most = reviews * config.supervisor_model.replies_per_review
+        usual = math.ceil(conversations * messages * supervision.share)
+        return _Asked(usual, most, context, supervision.max_tokens)
+    return None

@@ -1,0 +1,143 @@
+"""Runs server and trainer in one command.
+
+    ./start_rl_training.sh                                           the quickstart, from nothing to its report
+    ./start_rl_training.sh seed=2 logging.save_dir=runs/second       the quickstart with overrides
+    ./start_rl_training.sh --config-name quickstart train.mu=2       server and trainer, on this machine's GPU or CPU
+    ./start_rl_training.sh --config_file config/deepspeed/zero3_4GPU.yaml --config-dir my_configs --config-name mine \\
+        --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 train.learning_rate=1e-6
+
+--config-name and --config-dir are Hydra's: they choose the YAML file that configures both programs (config/train_rl/…).
+All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml, or without a GPU
+config/accelerate/1CPU.yaml. Overrides key=value reach both programs. On several machines, run this command on each:
+every machine has its own server, and generation.server_urls lists the servers in the order of --machine_rank.
+dry_run=true starts nothing. It renders the prompts, and shows the configuration, the length of the training, the GPU
+memory that it needs, and the two commands.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from classroom_rl.config.checks import check_environment, check_train_rl
+from classroom_rl.config.load import USER_ERRORS, command_line, load, read_keys, to_yaml
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.launch.arguments import OVERRIDE, split_arguments
+from classroom_rl.launch.before_start import check_prompts_fit, check_start, show_before_start
+from classroom_rl.launch.commands import (
+    check_accelerate_flags,
+    logged_steps,
+    server_command,
+    trainer_command,
+    with_accelerate_config,
+    with_precision,
+)
+from classroom_rl.launch.server_process import ServerProcess, SupervisedServer
+from classroom_rl.results.hub import check_push
+from classroom_rl.system.keys import print_error
+from classroom_rl.system.processes import Child, Interrupted, Signals
+from classroom_rl.trainer.resume import check_resume
+
+
+def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str], rank: str, signals: Signals) -> int:
+    """Run the server, and the trainer once the server is ready; stop the server when the trainer has ended.
+
+    Args:
+        server, trainer: their commands.
+        rank: this machine's rank; "0" if there is only one machine.
+
+    Returns:
+        The trainer's exit status.
+
+    Raises:
+        ConfigError: if the server's port is taken.
+        EngineFailure: if the server ends while it loads, or too often before the trainer is done.
+        DeadlineExceeded: if the server is not ready in time.
+        Interrupted: on a signal.
+    """
+    folder = Path(config.logging.save_dir)
+    suffix = "" if rank == "0" else f".{rank}"
+    log = folder / f"server{suffix}.log"
+    with SupervisedServer(
+        lambda: ServerProcess(server, config.generation, signals, log), logged_steps(folder)
+    ) as supervised:
+        supervised.process.wait_until_ready()
+        print(f"the server is ready at {supervised.process.url}; the trainer starts", flush=True)
+        with Child("the trainer", trainer, signals, folder / f"trainer{suffix}.log", echo=True) as running_trainer:
+            status = running_trainer.wait(check=supervised.restart_if_ended)
+    if status:
+        print(f"error: the trainer ended with status {status}. Its log is {running_trainer.log}.", file=sys.stderr)
+    return status
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit status."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__ or "Python runs with -OO, which removes this text.")
+        return 0
+    if all(OVERRIDE.match(argument) for argument in arguments):
+        from classroom_rl.launch.quickstart import main as quickstart
+
+        return quickstart(arguments)
+    read_keys()
+    try:
+        with Signals() as signals:
+            return _launch_from(arguments, signals)
+    except Interrupted as interruption:
+        print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
+        return interruption.status
+    except USER_ERRORS as error:
+        print_error(error)
+        return 2
+
+
+def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
+    split = split_arguments(arguments)
+    file = command_line("train_rl", split.hydra).file
+    config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
+    check_push(config.huggingface)
+    flags = with_accelerate_config(split.accelerate)
+    check_accelerate_flags(flags)
+    flags = with_precision(flags, config.train.dtype)
+    hydra_arguments = [each for each in split.hydra if not each.lstrip("+").startswith("dry_run=")]
+    rank = split.accelerate_value("--machine_rank")
+    own = [f"generation.server_index={rank}"] if rank is not None and config.generation.server_urls is not None else []
+    server = server_command([*hydra_arguments, *own])
+    trainer = trainer_command(flags, hydra_arguments)
+    if config.dry_run:
+        from classroom_rl.memory.report import show_launch_budget
+        from classroom_rl.trainer.run_length import report_length_before_training
+
+        print(f"# configuration: {file}\n{to_yaml(config)}")
+        check_environment(config)
+        show_before_start(config)
+        check_prompts_fit(config)
+        report_length_before_training(config).show()
+        show_launch_budget(config, flags)
+        print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
+        return 0
+    print(f"configuration: {file}", flush=True)
+    check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer reports changes
+    _tell_of_checkpoints(Path(config.logging.save_dir))
+    from classroom_rl.launch.quickstart import ensure_models
+    from classroom_rl.memory.report import check_launch_start
+
+    check_start(config, loads_models=True, reports=True)
+    check_launch_start(config, flags)
+    ensure_models(config, signals)
+    check_prompts_fit(config)
+    return launch(config, server, trainer, rank or "0", signals)
+
+
+def _tell_of_checkpoints(folder: Path) -> None:
+    steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoints/checkpoint-*")]
+    if steps:
+        print(
+            f"{folder} holds a checkpoint of step {max(steps)}: the training goes on from there. For a new run give "
+            "another folder, logging.save_dir=…",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

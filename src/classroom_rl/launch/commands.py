@@ -1,0 +1,110 @@
+"""Builds the commands of server and trainer, with accelerate's flags."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.arguments import Arguments
+from classroom_rl.memory.sources import gpu_is_there
+from classroom_rl.models.precision import PRECISIONS, check_deepspeed_file, refuse_other_precision
+from classroom_rl.results.run_folder import METRICS_NAME
+from classroom_rl.system.shipped import ROOT, find_shipped
+
+ACCELERATE_CONFIGS = ("accelerate", "deepspeed", "fsdp")
+"""The folders in config/ with accelerate's config files."""
+_FLAGS_WITH_DEEPSPEED = ("--num_processes", "--num_machines", "--zero_stage", "--deepspeed_config_file")
+_FLAG_CHECK = (
+    "import sys; from accelerate.commands.launch import launch_command_parser as p; p().parse_args(sys.argv[1:])"
+)
+
+
+def server_command(hydra_arguments: Sequence[str]) -> list[str]:
+    """The command that starts the server."""
+    return [sys.executable, "-m", "classroom_rl.launch.server", *hydra_arguments]
+
+
+def trainer_command(accelerate_flags: Sequence[str], hydra_arguments: Sequence[str]) -> list[str]:
+    """The command that starts the trainer under accelerate."""
+    launch = [sys.executable, "-m", "classroom_rl.launch.accelerate_launch"]
+    return [*launch, *accelerate_flags, "--module", "classroom_rl.launch.train", *hydra_arguments]
+
+
+def default_accelerate_config(flags: Sequence[str]) -> str:
+    """The config file for accelerate's flags that name none. DeepSpeed only costs time in a single process on the CPU,
+    so it is taken there only for flags that are about it, or about more processes."""
+    if gpu_is_there():
+        return find_shipped("config/deepspeed/1GPU.yaml")
+    given = Arguments(accelerate=list(flags))
+    with_deepspeed = any(given.accelerate_value(flag) is not None for flag in _FLAGS_WITH_DEEPSPEED)
+    return find_shipped(f"config/{'deepspeed' if with_deepspeed else 'accelerate'}/1CPU.yaml")
+
+
+def with_accelerate_config(flags: Sequence[str]) -> list[str]:
+    """Accelerate's flags with a config file: the given one, else the default for this machine.
+
+    Raises:
+        ConfigError: if the given file is missing or does not parse.
+    """
+    given = Arguments(accelerate=list(flags)).accelerate_value("--config_file")
+    if given is None:
+        return ["--config_file", default_accelerate_config(flags), *flags]
+    if not Path(given).is_file():
+        files = (path for kind in ACCELERATE_CONFIGS for path in (ROOT / "config" / kind).glob("*.yaml"))
+        shipped = ", ".join(sorted(str(path.relative_to(ROOT)) for path in files))
+        raise ConfigError(f"--config_file {given}: there is no such file. There are: {shipped}.")
+    try:
+        yaml.safe_load(Path(given).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config_file {given} is not YAML: {error}") from error
+    return list(flags)
+
+
+def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
+    """Accelerate's flags with the `--mixed_precision` that `train.dtype` stands for. `flags` must name a config file.
+
+    Raises:
+        ConfigError: if a flag, the config file or a DeepSpeed file names another precision.
+    """
+    given = Arguments(accelerate=list(flags))
+    flag, file = given.accelerate_value("--mixed_precision"), given.accelerate_value("--config_file")
+    settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--config_file {file} holds no settings of accelerate's: it must be a mapping of keys.")
+    deepspeed_file = given.accelerate_value("--deepspeed_config_file")
+    deepspeed_file = deepspeed_file or (settings.get("deepspeed_config") or {}).get("deepspeed_config_file")
+    if deepspeed_file is not None:
+        check_deepspeed_file(dtype, Path(deepspeed_file))
+    if flag is not None:
+        refuse_other_precision(dtype, flag, "accelerate's flags have")
+        return list(flags)
+    refuse_other_precision(dtype, _text(settings.get("mixed_precision")), f"{file} has")
+    return [*flags, "--mixed_precision", PRECISIONS[dtype]]
+
+
+def _text(value: object) -> str | None:
+    return "no" if value is False else value if value is None else str(value)  # YAML's bare `no` is false
+
+
+def check_accelerate_flags(flags: Sequence[str]) -> None:
+    """Have accelerate parse its flags before the server starts to load models.
+
+    Raises:
+        ConfigError: with accelerate's message.
+    """
+    if len(flags) == 2 and flags[0] == "--config_file":
+        return
+    command = [sys.executable, "-c", _FLAG_CHECK, *flags, "train_rl.py"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        message = result.stderr.strip().splitlines()[-1:] or ["it ended without a message"]
+        raise ConfigError(f"accelerate does not take its flags ({' '.join(flags)}): {message[0]}")
+
+
+def logged_steps(folder: Path) -> Callable[[], int]:
+    """A function that counts the steps that a run has logged so far."""
+    metrics = folder / METRICS_NAME
+    return lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0

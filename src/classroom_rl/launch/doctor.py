@@ -1,0 +1,350 @@
+"""Checks whether this machine can run a training: `make doctor`, or `python -m classroom_rl.launch.doctor`.
+
+Every line is ok, a warning, or an error with what to do about it. The exit status is 1 if there is an error. The check
+changes nothing and shows no key's value. It needs only Python's standard library, so it works before `.venv` exists.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from classroom_rl.system.container_memory import container_limit
+from classroom_rl.system.shipped import ROOT
+
+GIB = 2**30
+OK, WARNING, ERROR = "ok", "warning", "error"
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_DRIVER = 580
+"""The first driver that runs CUDA 13, which torch 2.13.0 is built with."""
+LEAST_CAPABILITY, BFLOAT16_CAPABILITY = 7.5, 8.0
+"""The lowest compute capabilities that CUDA 13 supports, and that compute in bfloat16."""
+PORTS = {8005: "generation.server_port=…", 29500: "--main_process_port …, a flag of accelerate"}
+KEYS = {
+    "HF_TOKEN": "gated models of the Hub, huggingface.push_to_hub",
+    "OPENROUTER_API_KEY": "judge_model.use_openrouter=true",
+    "GEMINI_API_KEY": "judge_model.use_gemini=true",
+    "WANDB_API_KEY": "logging.wandb=true",
+    "CLASSROOM_TOKEN": "a server that other machines reach",
+}
+NOT_NEEDED = ("torchvision", "torchaudio", "torchcodec")
+_HUB = "https://huggingface.co"
+_HUB_TIMEOUT_S = 4.0
+_PROGRAM_TIMEOUT_S = 90.0
+
+
+@dataclass
+class Finding:
+    """One line of the output; `advice` says what to do about a warning or an error."""
+
+    level: str
+    subject: str
+    found: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.level:<8} {self.subject:<18} {self.found}"
+        return f"{line}\n{'':<28}→ {self.advice}" if self.advice else line
+
+
+@dataclass
+class Gpu:
+    """A GPU as nvidia-smi lists it; memory in MiB."""
+
+    index: int
+    name: str
+    memory: int
+    used: int
+    driver: str
+    capability: float
+
+
+def examine(root: Path = ROOT) -> Iterator[Finding]:
+    """Run all checks; yields one finding after the other."""
+    yield from _system()
+    yield from _python(root)
+    gpus, findings = find_gpus()
+    yield from findings
+    if gpus:
+        yield from _compiler()
+    yield from _packages(root, bool(gpus))
+    yield from _disk(root, bool(gpus))
+    yield from _memory()
+    yield from _ports()
+    yield _hub(os.environ.get("HF_ENDPOINT") or _HUB)
+    yield from _keys(root)
+    yield _accelerate(root, len(gpus))
+
+
+def _system() -> Iterator[Finding]:
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) == ("Linux", "x86_64"):
+        yield Finding(OK, "system", f"{system} on {machine}")
+    else:
+        yield Finding(ERROR, "system", f"{system} on {machine}", "vLLM needs Linux x86-64; on Windows, use WSL 2")
+
+
+def _python(root: Path) -> Iterator[Finding]:
+    version = platform.python_version()
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        advice = "install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3.12"
+        yield Finding(ERROR, "Python", f"{version} ({sys.executable})", advice)
+    else:
+        yield Finding(OK, "Python", f"{version} ({sys.executable})")
+    if not (root / ".venv/bin/python").exists():
+        yield Finding(WARNING, ".venv", "is not there", "make setup installs the packages; so does every other target")
+    elif (root / ".venv/unfinished").exists():
+        yield Finding(ERROR, ".venv", "was not finished", "make setup; its log is .venv/install.log")
+
+
+def find_gpus(visible: str | None = None) -> tuple[list[Gpu], list[Finding]]:
+    """This machine's NVIDIA GPUs and the findings about them. `visible` selects GPUs, in the form of
+    CUDA_VISIBLE_DEVICES; None means all."""
+    if visible is not None and visible.strip() in ("", "-1"):
+        return [], [Finding(OK, "GPU", "none: CUDA_VISIBLE_DEVICES hides them")]
+    if shutil.which("nvidia-smi") is None:
+        return [], [Finding(OK, "GPU", "none (no nvidia-smi): everything runs on the CPU, with small models")]
+    fields = "index,name,memory.total,memory.used,driver_version,compute_cap"
+    chosen = [f"--id={visible}"] if visible else []
+    status, said = _run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", *chosen])
+    try:
+        gpus = [_gpu(line) for line in said.splitlines() if line.strip()] if status == 0 else []
+    except ValueError:
+        status, gpus = 1, []
+    if status != 0 or not gpus:
+        first = (said.strip().splitlines() or ["no GPU is listed"])[0][:200]
+        advice = "install or repair NVIDIA's driver, and reboot; in a container, start it with the GPUs (--gpus all)"
+        return [], [Finding(ERROR, "GPU", f"nvidia-smi does not answer: {first}", advice)]
+    return gpus, [finding for gpu in gpus for finding in _look_at(gpu)] + [_driver(gpus[0].driver)]
+
+
+def _gpu(line: str) -> Gpu:
+    index, name, memory, used, driver, capability = (each.strip() for each in line.split(","))
+    return Gpu(int(index), name, int(memory), int(used), driver, float(capability))
+
+
+def _look_at(gpu: Gpu) -> Iterator[Finding]:
+    subject, found = f"GPU {gpu.index}", f"{gpu.name}, {gpu.memory / 1024:.0f} GiB, capability {gpu.capability}"
+    if gpu.capability < LEAST_CAPABILITY:
+        yield Finding(ERROR, subject, found, "too old for this torch, which needs capability 7.5 (Turing) or newer")
+    elif gpu.capability < BFLOAT16_CAPABILITY:
+        advice = "it has no bfloat16: set train.dtype=float16 and vllm.dtype=float16 of every engine"
+        yield Finding(WARNING, subject, found, advice)
+    else:
+        yield Finding(OK, subject, found)
+    if gpu.used > gpu.memory // 20:
+        advice = "nvidia-smi shows by whom; end that, or choose other GPUs with CUDA_VISIBLE_DEVICES"
+        yield Finding(WARNING, subject, f"{gpu.used / 1024:.1f} GiB of its memory are in use", advice)
+
+
+def _driver(version: str) -> Finding:
+    if int(version.partition(".")[0] or 0) < OLDEST_DRIVER:
+        return Finding(ERROR, "driver", version, f"torch's CUDA 13 needs driver {OLDEST_DRIVER} or newer: update it")
+    return Finding(OK, "driver", version)
+
+
+def _compiler() -> Iterator[Finding]:
+    """Check for a C compiler and Python's headers: Triton compiles launchers for its kernels at their first use."""
+    compiler = shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if compiler and header.is_file():
+        yield Finding(OK, "compiler", f"{compiler}, and Python's headers")
+        return
+    missing = [name for name, there in (("no C compiler", compiler), (f"no {header}", header.is_file())) if not there]
+    package = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
+    advice = f"vLLM's kernels need both on a GPU; on Debian and Ubuntu: sudo apt install gcc {package}"
+    yield Finding(ERROR, "compiler", ", ".join(missing), advice)
+
+
+def _packages(root: Path, on_gpu: bool) -> Iterator[Finding]:
+    if not (root / ".venv/bin/python").exists():
+        return
+    file = "requirements.txt" if on_gpu else "requirements-cpu.txt"
+    pinned = dict(re.findall(r"^([\w.-]+)==([^\s#]+)", (root / file).read_text(encoding="utf-8"), re.MULTILINE))
+    wrong = []
+    for package, version in pinned.items():
+        installed = _version(package)
+        if installed != version and (installed or "").partition("+")[0] != version:
+            wrong.append(f"{package} {installed or 'missing'} (pinned: {version})")
+    if wrong:
+        found = f"{len(wrong)} of {len(pinned)} are not as {file} pins them: {', '.join(wrong[:6])}"
+        yield Finding(ERROR, "packages", found, "make setup")
+    else:
+        yield Finding(OK, "packages", f"{len(pinned)} as {file} pins them")
+    idle = [package for package in NOT_NEEDED if _version(package) is not None]
+    if idle and not on_gpu:
+        advice = f"builds that do not fit torch keep models from being imported: pip uninstall {' '.join(idle)}"
+        yield Finding(WARNING, "packages", f"{', '.join(idle)} installed, which nothing here needs", advice)
+    if on_gpu and not wrong:
+        yield _torch_and_gpu(root)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_and_gpu(root: Path) -> Finding:
+    code = "import torch; print(torch.version.cuda, torch.cuda.is_available(), torch.cuda.device_count())"
+    status, said = _run([str(root / ".venv/bin/python"), "-c", code])
+    cuda, there, count = ([*said.split(), "", "", ""] if status == 0 else ["", "", ""])[:3]
+    if there == "True":
+        return Finding(OK, "torch", f"built with CUDA {cuda}, uses {count} GPU")
+    last = (said.strip().splitlines() or ["it ended without a message"])[-1][:200]
+    advice = "look at CUDA_VISIBLE_DEVICES and at the driver; a torch without CUDA comes from another index than PyPI"
+    return Finding(ERROR, "torch", f"does not see the GPU ({last})", advice)
+
+
+def _disk(root: Path, on_gpu: bool) -> Iterator[Finding]:
+    free = shutil.disk_usage(str(root)).free / GIB
+    needed = 15 if on_gpu else 6
+    if not (root / ".venv/bin/python").exists() and free < needed:
+        yield Finding(ERROR, "disk", f"{free:.0f} GiB free", f"the packages need {needed} GiB")
+    elif free < 2:
+        yield Finding(ERROR, "disk", f"{free:.1f} GiB free", "make room, or set logging.save_dir to another disk")
+    elif on_gpu and free < 100:
+        advice = "of a 4B model a published policy takes 8 GiB, a checkpoint 56: set logging.save_dir to another disk"
+        yield Finding(WARNING, "disk", f"{free:.0f} GiB free", advice)
+    else:
+        yield Finding(OK, "disk", f"{free:.0f} GiB free")
+
+
+def _memory() -> Iterator[Finding]:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        yield Finding(WARNING, "memory", "unknown: no /proc/meminfo", "have 8 GiB at least")
+        return
+    kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE))
+    available, total = (int(kib.get(name, 0)) / 2**20 for name in ("MemAvailable", "MemTotal"))
+    limit, whose = container_limit(), ""
+    if limit is not None and limit < total * GIB:
+        available, total, whose = min(available, limit / GIB), limit / GIB, " to this container"
+    found = f"{available:.0f} of {total:.0f} GiB available{whose}, {len(os.sched_getaffinity(0))} cores"
+    if available < 6:
+        yield Finding(WARNING, "memory", found, "two engines and a trainer of the smallest models take 6 GiB")
+    else:
+        yield Finding(OK, "memory", found)
+    shared = Path("/dev/shm")
+    if shared.is_dir() and shutil.disk_usage(str(shared)).total < GIB // 2:
+        advice = "vLLM's and NCCL's processes talk through it; start the container with --shm-size=8g or --ipc=host"
+        yield Finding(WARNING, "shared memory", f"{shutil.disk_usage(str(shared)).total / 2**20:.0f} MiB", advice)
+
+
+def _ports() -> Iterator[Finding]:
+    for port, way in PORTS.items():
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                advice = f"`ss -ltnp` shows who listens there; or take another one with {way}"
+                yield Finding(WARNING, f"port {port}", f"cannot be used: {error.strerror}", advice)
+                continue
+        yield Finding(OK, f"port {port}", "free")
+
+
+def _hub(address: str) -> Finding:
+    """Check whether the Hub answers; any HTTP status will do. The request runs in a thread, because name resolution has
+    no timeout."""
+    outcome = []
+
+    def ask() -> None:
+        request = urllib.request.Request(address, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S):
+                outcome.append("")
+        except urllib.error.HTTPError:
+            outcome.append("")
+        except (OSError, ValueError) as error:
+            outcome.append(str(getattr(error, "reason", error))[:120] or type(error).__name__)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_HUB_TIMEOUT_S + 1)
+    if outcome == [""]:
+        return Finding(OK, "Hub", f"{address} answers")
+    reason = outcome[0] if outcome else f"no answer within {_HUB_TIMEOUT_S:g} s"
+    advice = "name models and data by local folders, and set HF_HUB_OFFLINE=1; the quickstart needs no Hub"
+    return Finding(WARNING, "Hub", f"{address} cannot be reached: {reason}", advice)
+
+
+def _keys(root: Path) -> Iterator[Finding]:
+    """Check which keys are set in the environment or in `.env`, and whether their values could be keys."""
+    file, written = root / ".env", {}
+    if file.is_file():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        written = dict(re.findall(r"^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*(.*?)[ \t\r]*$", text, re.MULTILINE))
+        if file.stat().st_mode & 0o077:
+            yield Finding(WARNING, ".env", "can be read by other users of this machine", "chmod 600 .env")
+    for name, purpose in KEYS.items():
+        where = "the environment" if name in os.environ else ".env"
+        value = os.environ.get(name, written.get(name))
+        if value is None:
+            yield Finding(OK, name, f"not set; for {purpose}")
+        elif re.fullmatch(r"""["']?\S+["']?""", value) is None or not value.strip("\"'"):
+            found = f"set in {where}, but empty or with a space in it"
+            yield Finding(WARNING, name, found, f"for {purpose}: set it anew")
+        else:
+            yield Finding(OK, name, f"set in {where}")
+
+
+def _accelerate(root: Path, gpus: int) -> Finding:
+    """Name the configuration of accelerate that the launcher uses without --config_file."""
+    chosen = "config/deepspeed/1GPU.yaml" if gpus else "config/accelerate/1CPU.yaml"
+    if not (root / chosen).is_file():
+        return Finding(ERROR, "accelerate", f"{chosen} is missing", f"restore it: git checkout {chosen}")
+    more = sorted(
+        str(path.relative_to(root / "config"))
+        for kind in ("deepspeed", "fsdp")
+        for path in (root / "config" / kind).glob("*GPU.yaml")
+        if path.name != "1GPU.yaml"
+    )
+    if gpus > 1 and more:
+        advice = f"for more of the {gpus} GPUs: --config_file config/… ({', '.join(more)})"
+        return Finding(WARNING, "accelerate", f"{chosen} is taken without --config_file: one GPU", advice)
+    return Finding(OK, "accelerate", f"{chosen} is taken without --config_file")
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Run a program; returns its exit status and output, or 1 and a reason if it cannot be run or takes too long."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=_PROGRAM_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no answer within {_PROGRAM_TIMEOUT_S:g} s"
+    except OSError as error:
+        return 1, str(error)
+    return done.returncode, done.stdout.decode("utf-8", errors="replace")
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    levels = []
+    for finding in examine():
+        print(finding, flush=True)
+        levels.append(finding.level)
+    errors, warnings = levels.count(ERROR), levels.count(WARNING)
+    print(f"\n{errors} errors, {warnings} warnings" if errors or warnings else "\nall is well")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,448 @@
+"""Tests on this machine's GPU what a CPU cannot show, within twenty minutes and without a network: `make gpu-check`.
+
+    python -m classroom_rl.launch.gpu_check [--folder runs/gpu_check] \\
+        [--parts tests quickstart Qwen3-0.6B TRL-alone Qwen3-4B]
+
+The parts, in this order: the tests of tokens, server, LoRA and sleep with their engines on the GPU; three steps of the
+quickstart; complete steps of a model with random weights in the shape of Qwen3-0.6B, with server and trainer on one
+GPU; the same steps by TRL alone (`benchmarks.trl_alone`); a step in the shape of Qwen3-4B. For steps, the table shows
+tokens per second, the seconds of publishing and training, and the peak GPU memory beside the estimate of `dry_run`.
+Shapes that do not fit according to `dry_run` are skipped. The table goes to the terminal and into `gpu_check.json`.
+Without a GPU nothing is done.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import USER_ERRORS, load
+from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
+from classroom_rl.environments.toy_language.build import build_world
+from classroom_rl.errors import ClassroomError, ConfigError, DeadlineExceeded
+from classroom_rl.launch.commands import with_accelerate_config
+from classroom_rl.launch.doctor import find_gpus
+from classroom_rl.memory.budget import GIB, EngineJob, engine_memory
+from classroom_rl.memory.report import report
+from classroom_rl.memory.sources import launch_of_flags, read_shape
+from classroom_rl.models.random_model import SHAPES, write_shape
+from classroom_rl.results.run_folder import METRICS_NAME, read_lines, step_seconds
+from classroom_rl.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
+from classroom_rl.system.keys import print_error
+from classroom_rl.system.ports import free_port
+from classroom_rl.system.processes import Child, Interrupted, Signals
+from classroom_rl.system.shipped import ROOT
+
+LIMIT_S = 1200.0
+"""Time limit of all parts together, in seconds."""
+_LIMIT_ON_CPU_S = 3600.0
+"""The same limit on a CPU, where only this program itself is tested, on machines that may be busy."""
+TRL_ALONE = "TRL-alone"
+PARTS = {"tests": 300.0, "quickstart": 120.0, "Qwen3-0.6B": 240.0, TRL_ALONE: 140.0, "Qwen3-4B": 400.0}
+"""Part → its time limit in seconds."""
+GPU_TESTS = (
+    "tests/rollout/test_tokens.py",
+    "tests/server/test_server.py",
+    "tests/models/test_lora.py",
+    "tests/engines/vllm/test_gpu_sleep.py",
+)
+"""The files with tests for a GPU. To collect all others, too, would take most of the part's time."""
+OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+REPORT = "gpu_check.json"
+"""The file with all results, in the check's folder."""
+
+_GROUPS, _GROUP, _MESSAGES, _TOKENS, _LENGTH = 8, 8, 5, 128, 2048
+"""The step of a shape: problems per batch, conversations per problem, messages per conversation, tokens per message,
+and the context length."""
+_CACHED = 16
+"""An engine's KV cache has room for this many conversations of that length."""
+_ENGINE_EXTRA = 5 * GIB // 2
+"""Bytes that vLLM needs besides weights, logits and cache: its CUDA context and graphs, and the activations of a
+prefill."""
+_QUICKSTART_STEPS = 3
+_COMPARED, _COMPARED_STEPS = "Qwen3-0.6B", 2
+"""The shape whose steps are compared with those of TRL alone, and how many steps both make; the first one warms up."""
+
+
+@dataclass
+class PartResult:
+    """The result of a part: its measured `figures` by name, and a `reason` if it is not ok."""
+
+    part: str
+    status: str
+    seconds: float = 0.0
+    reason: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Machine:
+    """The device that is measured.
+
+    Attributes:
+        memory: the GPU's memory in bytes; on a CPU, which serves for tests of this program, a made-up limit.
+        used: reads how many bytes of it are in use; on a CPU, the memory of the processes.
+        environment: variables that make the started programs use this GPU.
+    """
+
+    name: str
+    device: str
+    memory: int
+    used: Callable[[], int]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_machine(device: str | None) -> Machine | None:
+    """The first GPU that CUDA_VISIBLE_DEVICES leaves visible; None without a GPU. `device` "cpu" always returns the
+    CPU."""
+    if device == "cpu":
+        return Machine("CPU", "cpu", 8 * GIB, process_memory)
+    gpus, findings = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not gpus:
+        print("\n".join(finding.found for finding in findings))
+        return None
+    first = gpus[0]
+    return Machine(
+        f"{first.name}, driver {first.driver}",
+        "cuda",
+        first.memory << 20,
+        lambda: gpu_memory_used(first.index),
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(first.index)},
+    )
+
+
+class GpuCheck:
+    """One run of the parts.
+
+    Args:
+        folder: an empty folder for all files.
+        limit_s: the time limit of all parts together, in seconds.
+    """
+
+    def __init__(self, machine: Machine, folder: Path, signals: Signals, limit_s: float):
+        self._machine, self._folder, self._signals = machine, folder, signals
+        self._limit_s = limit_s
+        self._deadline = time.monotonic() + limit_s
+        self._world = folder / "world"
+
+    def run(self, parts: Sequence[str]) -> list[PartResult]:
+        """Run the parts one after the other. If a part fails, the others still run."""
+        build_world(self._world, seed=1)
+        outcomes = []
+        for part in parts:
+            print(f"\n[{len(outcomes) + 1}/{len(parts)}] {part}", flush=True)
+            outcomes.append(self._try(part))
+            self._write(outcomes)
+            print(table(outcomes[-1:]), flush=True)
+        return outcomes
+
+    def _write(self, outcomes: Sequence[PartResult]) -> None:
+        """Write what is known so far, so that a check that is interrupted leaves it."""
+        written = {
+            "machine": self._machine.name,
+            "memory_gib": self._machine.memory / GIB,
+            "parts": [asdict(each) for each in outcomes],
+        }
+        (self._folder / REPORT).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+    def _try(self, part: str) -> PartResult:
+        started = time.monotonic()
+        own_s = PARTS[part] if self._machine.device == "cuda" else self._limit_s
+        limit_s = min(own_s, self._deadline - started)
+        if limit_s <= 0:
+            return PartResult(part, SKIPPED, reason=f"the parts before it took all of the {self._limit_s:g} s")
+        known = {"tests": self._tests, "quickstart": self._quickstart, TRL_ALONE: self._trl_alone}
+        do = known.get(part, lambda limit: self._shape(part, limit))
+        try:
+            outcome = do(limit_s)
+        except Interrupted:
+            raise
+        except ClassroomError as error:
+            outcome = PartResult(part, FAILED, reason=str(error))
+        outcome.seconds = time.monotonic() - started
+        return outcome
+
+    def _tests(self, limit_s: float) -> PartResult:
+        report_file = self._folder / "tests.xml"
+        options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report_file}"]
+        with self._child("tests", [sys.executable, "-m", "pytest", *options, *GPU_TESTS]) as child:
+            status = child.wait(_deadline(child, limit_s))
+        if not report_file.is_file():
+            raise _ended(child, status, "no report was written")
+        counts = {name: int(value) for name, value in re.findall(r'(\w+)="(\d+)"', _suite(report_file))}
+        failed = counts["failures"] + counts["errors"]
+        figures = {
+            "passed": counts["tests"] - failed - counts["skipped"],
+            "failed": failed,
+            "skipped": counts["skipped"],
+        }
+        if status or not figures["passed"]:
+            return PartResult("tests", FAILED, reason=f"see {child.log}", figures=figures)
+        return PartResult("tests", OK, figures=figures)
+
+    def _quickstart(self, limit_s: float) -> PartResult:
+        blank = self._world / "blank"
+        folder = self._folder / "quickstart"
+        overrides = [*self._overrides(folder, blank), f"train.max_steps={_QUICKSTART_STEPS}", "logging.save_steps=1000"]
+        with self._launch("quickstart", overrides) as child, self._watch() as watch:
+            status = child.wait(_deadline(child, limit_s))
+        lines = _steps(folder / METRICS_NAME)
+        if status or len(lines) < _QUICKSTART_STEPS:
+            raise _ended(child, status, f"{len(lines)} of {_QUICKSTART_STEPS} steps were made")
+        train = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl).train
+        return PartResult("quickstart", OK, figures=step_figures(lines[-1], train) | {"peak GiB": watch.peak() / GIB})
+
+    def _shape(self, name: str, limit_s: float) -> PartResult:
+        until = time.monotonic() + limit_s
+        folder, steps = self._folder / name, _COMPARED_STEPS if name == _COMPARED else 1
+        model = self._write_shape(name)
+        overrides = self._shape_overrides(model, folder, steps)
+        config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
+        budget = report(config, lambda: launch_of_flags(with_accelerate_config([])))
+        if budget.refusals:
+            return PartResult(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
+        try:
+            with self._weights(model, until), self._launch(name, overrides) as child, self._watch() as watch:
+                self._until_steps(child, folder / METRICS_NAME, steps, until)
+        finally:
+            shutil.rmtree(folder / "policy", ignore_errors=True)
+        lines = _steps(folder / METRICS_NAME)[:steps]
+        return PartResult(name, OK, figures=shape_figures(lines, config.train, watch, budget.moments))
+
+    def _trl_alone(self, limit_s: float) -> PartResult:
+        """The same steps by TRL alone, and how much longer they take than this project's, if that made some before."""
+        until = time.monotonic() + limit_s
+        folder = self._folder / TRL_ALONE
+        made = folder / "steps.jsonl"
+        folder.mkdir()
+        model = self._write_shape(_COMPARED)
+        overrides = self._shape_overrides(model, folder, _COMPARED_STEPS)
+        command = [sys.executable, "-m", "benchmarks.trl_alone", str(made), "--config-name", "quickstart", *overrides]
+        with self._weights(model, until), self._child(TRL_ALONE, command) as child, self._watch() as watch:
+            self._until_steps(child, made, _COMPARED_STEPS, until)
+        alone = step_seconds(_steps(made)[:_COMPARED_STEPS])
+        figures = {"step s": alone, "peak GiB": watch.peak() / GIB}
+        own = _steps(self._folder / _COMPARED / METRICS_NAME)[:_COMPARED_STEPS]
+        if len(own) == _COMPARED_STEPS:
+            figures["x this project's"] = alone / step_seconds(own)
+        return PartResult(TRL_ALONE, OK, figures=figures)
+
+    def _write_shape(self, name: str) -> Path:
+        """Write the shape's model without weights, unless it is there. Returns its folder."""
+        model = self._folder / f"{name}-model"
+        if not model.is_dir():
+            write_shape(SHAPES[name], self._world / "blank", model)
+        return model
+
+    @contextmanager
+    def _weights(self, model: Path, until: float) -> Iterator[None]:
+        """Inside, the model has random weights; afterwards its gigabytes are removed."""
+        draw = [sys.executable, "-m", "classroom_rl.models.random_model", str(model), "--device", self._machine.device]
+        try:
+            with self._child(model.name, draw) as child:
+                if status := child.wait(_deadline(child, until - time.monotonic())):
+                    raise _ended(child, status, "no model was made")
+            yield
+        finally:
+            shutil.rmtree(model, ignore_errors=True)
+
+    def _watch(self) -> MemoryWatch:
+        return MemoryWatch(self._machine.used)
+
+    def _until_steps(self, child: Child, file: Path, steps: int, until: float) -> None:
+        """Wait until so many steps are logged in a file; what comes after them is not awaited."""
+        check = _deadline(child, until - time.monotonic())
+        while len(made := _steps(file)) < steps:
+            if (status := child.poll()) is not None and len(_steps(file)) < steps:
+                raise _ended(child, status, f"{len(made)} of {steps} steps were made")
+            self._signals.check()
+            check()
+            time.sleep(0.1)
+
+    def _overrides(self, folder: Path, model: Path) -> list[str]:
+        """Overrides of the quickstart's configuration: folder, model, data, and a free port for the server."""
+        lessons = self._world / "lessons_train.jsonl"
+        return [
+            f"logging.save_dir={folder}",
+            f"generation.server_port={free_port()}",
+            f"teacher_model.model_name_or_path={model}",
+            f"student_model.model_name_or_path={model}",
+            f"dataset.train_datasets=[{{name_or_path: {lessons}}}]",
+        ]
+
+    def _shape_overrides(self, model: Path, folder: Path, steps: int) -> list[str]:
+        """Overrides for steps of realistic size, one more than asked for, with the smallest possible share of the GPU
+        for each engine."""
+        on_gpu = self._machine.device == "cuda"
+        tokens, length = (_TOKENS, _LENGTH) if on_gpu else (8, 1024)
+        groups, group = (_GROUPS, _GROUP) if on_gpu else (2, 2)
+        share = engine_share(model, length, groups * group, self._machine.memory)
+        engines = [
+            f"{seat}_model.vllm.{key}={value}"
+            for seat in ("teacher", "student")
+            for key, value in {
+                "max_length": length,
+                "max_num_seqs": groups * group,
+                "dtype": "bfloat16",
+                "gpu_memory_utilization": share,
+                "enforce_eager": not on_gpu,
+            }.items()
+        ]
+        return [
+            *self._overrides(folder, model),
+            *engines,
+            f"train.number_of_problems_per_batch={groups}",
+            f"train.num_samples_per_problem={group}",
+            f"train.per_device_train_batch_size={group // 2}",
+            "train.dtype=bfloat16",
+            "train.gradient_checkpointing=true",
+            f"train.beta={TrainConfig().beta}",
+            f"train.optimizer={TrainConfig().optimizer if on_gpu else 'adamw_torch'}",
+            "train.learning_rate=1e-6",
+            f"train.max_steps={steps + 1}",
+            f"train.gpu_memory_gib={self._machine.memory / GIB:.3f}",
+            f"generation.max_turns={_MESSAGES}",
+            f"generation.max_tokens_per_turn={tokens}",
+            f"generation.max_tokens_in_conversation={length}",
+            "logging.save_steps=1000",
+        ]
+
+    def _launch(self, part: str, overrides: Sequence[str]) -> Child:
+        """Start server and trainer with the launcher, as a user does."""
+        return self._child(
+            part, [sys.executable, "-m", "classroom_rl.launch.cli", "--config-name", "quickstart", *overrides]
+        )
+
+    def _child(self, part: str, command: Sequence[str]) -> Child:
+        log = self._folder / f"{part}.log"
+        return Child(part, command, self._signals, log, environment=self._machine.environment)
+
+
+def engine_share(model: Path, length: int, sequences: int, memory: int) -> float:
+    """The `gpu_memory_utilization` that an engine in bfloat16 needs, rounded up to hundredths."""
+    job = EngineJob(read_shape(str(model)), 2, gpus=1, max_length=length, max_num_seqs=sequences)
+    needs = engine_memory(job)
+    wanted = needs.weights + needs.sampling + min(sequences, _CACHED) * needs.conversation + _ENGINE_EXTRA
+    return min(0.95, -(-wanted * 100 // memory) / 100)
+
+
+def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
+    """The figures of one line of metrics.jsonl. Tokens per second are the teacher's sampled tokens divided by the time
+    of the whole rollout, which includes the student's turns and the judging."""
+    conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
+    figures = {"teacher tokens/s": line["conversation/teacher_tokens"] * conversations / line["seconds/rollout"]}
+    return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
+
+
+def shape_figures(
+    lines: Sequence[Mapping[str, float]], train: TrainConfig, watch: MemoryWatch, moments: Mapping[str, int]
+) -> dict[str, float]:
+    """The figures of a run's last step: `step_figures`, and the peak memory of rollout and training beside the
+    budget's estimates (`moments`). With several steps, the median seconds between their ends, too."""
+    ended = lines[-1]["time"]
+    sampled = ended - lines[-1]["seconds/train"]
+    began = sampled - lines[-1]["seconds/rollout"]
+    figures = step_figures(lines[-1], train) | ({"step s": step_seconds(lines)} if len(lines) > 1 else {})
+    figures |= {
+        "rollout peak GiB": watch.peak(began, sampled) / GIB,
+        "rollout, by dry_run": moments["rollout"] / GIB,
+        "training peak GiB": watch.peak(sampled, ended) / GIB,
+        "training, by dry_run": max(moments["backward pass"], moments["optimizer step"]) / GIB,
+    }
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def table(outcomes: Sequence[PartResult]) -> str:
+    """Format the results for the terminal."""
+    lines = []
+    for outcome in outcomes:
+        lines.append(f"{outcome.part:<12} {_verdict(outcome)}")
+        lines += [f"{'':<12} {name:<24}{value:>12.2f}" for name, value in outcome.figures.items()]
+    return "\n".join(lines)
+
+
+def _verdict(outcome: PartResult) -> str:
+    return f"{outcome.status} ({outcome.seconds:.0f} s)" + (f": {outcome.reason}" if outcome.reason else "")
+
+
+def _deadline(child: Child, limit_s: float) -> Callable[[], None]:
+    """A function for waits to call: it raises DeadlineExceeded after `limit_s` seconds from now."""
+    until = time.monotonic() + limit_s
+
+    def check() -> None:
+        if time.monotonic() > until:
+            lines = child.last_lines(8)
+            raise DeadlineExceeded(
+                f"{child.name} was not done within {limit_s:.0f} s. The last lines of {child.log}:\n{lines}"
+            )
+
+    return check
+
+
+def _ended(child: Child, status: int, what: str) -> ClassroomError:
+    lines = child.last_lines(8)
+    return ClassroomError(f"{child.name} ended with status {status}: {what}. The last lines of {child.log}:\n{lines}")
+
+
+def _steps(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file of metrics that describe a step."""
+    return [line for line in read_lines(file) if "reward" in line]
+
+
+def _suite(file: Path) -> str:
+    """The opening tag of the test suite in a JUnit report; it holds the counts."""
+    return re.search(r"<testsuite [^>]*>", file.read_text(encoding="utf-8"))[0]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit status: 1 if a part failed."""
+    parser = argparse.ArgumentParser(description="Try this machine's GPU.")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS, "tiny"], metavar="PART", default=list(PARTS))
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs/gpu_check")
+    parser.add_argument("--device", choices=["cpu"], help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    machine = find_machine(given.device)
+    if machine is None:
+        print("make gpu-check is for machines with an NVIDIA GPU that works: nothing was done.")
+        return 0
+    folder = given.folder.resolve()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+    try:
+        _empty(folder)
+        with Signals() as signals:
+            limit_s = LIMIT_S if machine.device == "cuda" else _LIMIT_ON_CPU_S
+            outcomes = GpuCheck(machine, folder, signals, limit_s).run(given.parts)
+    except Interrupted as interruption:
+        print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
+        return interruption.status
+    except USER_ERRORS as error:
+        print_error(error)
+        return 2
+    print(f"\n{machine.name}\n{table(outcomes)}\n\n{folder / REPORT}")
+    return 1 if any(each.status == FAILED for each in outcomes) else 0
+
+
+def _empty(folder: Path) -> None:
+    """Create the folder, or empty it if it holds an earlier check.
+
+    Raises:
+        ConfigError: if the folder holds something else.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / "world").is_dir():
+            raise ConfigError(f"{folder} holds something else than an earlier check. Choose another --folder.")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""Runs the classroom's server as a child process: starts it, waits for it, restarts it, stops it."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.errors import DeadlineExceeded, EngineFailure
+from classroom_rl.server.client import ClassroomClient, server_url
+from classroom_rl.server.schemas import Health
+from classroom_rl.system.ports import refuse_taken_port
+from classroom_rl.system.processes import Child, Signals
+from classroom_rl.system.terminal import Waiting
+
+_PAUSE_S = 0.3
+_GRACE_WHILE_LOADING_S = 3.0
+_RESTARTS = 3
+
+
+class ServerProcess(Child):
+    """A server that this program started.
+
+    Args:
+        command: program and arguments.
+        generation: holds the server's address, and how long it may take to load.
+        signals: checked during waits.
+        log: the file that its output is appended to.
+
+    Raises:
+        ConfigError: if its port is taken; the message names the process that holds it.
+    """
+
+    def __init__(self, command: Sequence[str], generation: GenerationConfig, signals: Signals, log: Path):
+        refuse_taken_port(generation.server_host, generation.server_port)
+        self.url = server_url(generation)
+        self._limit_s = generation.server_start_timeout_s
+        super().__init__("the server", command, signals, log, grace_s=_GRACE_WHILE_LOADING_S)
+
+    def wait_until_ready(self) -> Health:
+        """Wait until the server has loaded its models.
+
+        Raises:
+            EngineFailure: if the server ended; the message holds the last lines of its log.
+            DeadlineExceeded: after `generation.server_start_timeout_s` seconds.
+            Interrupted: on a signal.
+        """
+        client = ClassroomClient(self.url, log=self.log)
+        waiting = Waiting(f"the server is loading its models, log {self.log}", self._limit_s)
+        try:
+            while True:
+                self._signals.check()
+                self.check_alive()
+                try:
+                    health = client.health()
+                except DeadlineExceeded:
+                    if waiting.seconds > self._limit_s:
+                        raise self._too_late() from None
+                else:
+                    self.grace_s = Child.GRACE_S
+                    return health
+                waiting.show()
+                time.sleep(_PAUSE_S)
+        finally:
+            waiting.done()
+
+    def check_alive(self) -> None:
+        """Check that the server still runs.
+
+        Raises:
+            EngineFailure: if the server ended; the message holds the last lines of its log.
+        """
+        status = self.poll()
+        if status is not None:
+            raise EngineFailure(
+                f"The server ended with status {status}. The last lines of {self.log}:\n{self.last_lines()}"
+            )
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"The server did not answer at {self.url} within generation.server_start_timeout_s = {self._limit_s:g} s. "
+            f"The last lines of {self.log}:\n{self.last_lines()}"
+        )
+
+
+class SupervisedServer:
+    """A server that is restarted if it ends too early. The new process continues the old one's work.
+
+    Args:
+        start: starts the server.
+        progress: returns a number that grows as the training advances. After three restarts without growth the server
+            is not restarted again.
+    """
+
+    def __init__(self, start: Callable[[], ServerProcess], progress: Callable[[], int]):
+        self._start, self._progress = start, progress
+        self._reached, self._restarts = progress(), 0
+        self.process = start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+
+    def restart_if_ended(self) -> None:
+        """Restart the server if it ended.
+
+        Raises:
+            EngineFailure: if it ended too often; the message holds the last lines of its log.
+        """
+        status = self.process.poll()
+        if status is None:
+            return
+        reached = self._progress()
+        self._restarts = 1 if reached > self._reached else self._restarts + 1
+        self._reached = reached
+        if self._restarts > _RESTARTS:
+            self.process.check_alive()
+        self.process.stop()
+        print(
+            f"The server ended with status {status} and is started again ({self._restarts} of at most {_RESTARTS} "
+            f"times without progress in between); its log is {self.process.log}.",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.process = self._start()

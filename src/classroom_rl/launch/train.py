@@ -1,0 +1,44 @@
+"""The program that trains the teacher with GRPO or PPO against a running server.
+
+accelerate launch train_rl.py --config-name X.yaml        or, installed: classroom-train --config-name X.yaml
+"""
+
+from classroom_rl.config.checks import check_environment, check_train_rl
+from classroom_rl.config.load import program
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import PPO
+from classroom_rl.system.imports import large_imports
+
+
+def more_of_dry_run(config: TrainRLConfig) -> None:
+    from classroom_rl.launch.before_start import check_prompts_fit, show_before_start
+    from classroom_rl.memory.report import show_trainer_budget
+    from classroom_rl.results.hub import check_push
+    from classroom_rl.trainer.run_length import report_length_before_training
+
+    check_environment(config)
+    show_before_start(config)
+    check_prompts_fit(config)
+    check_push(config.huggingface)
+    report_length_before_training(config).show()
+    show_trainer_budget(config)
+
+
+@program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
+def main(config: TrainRLConfig) -> None:
+    from classroom_rl.launch.before_start import check_prompts_fit, check_start
+    from classroom_rl.memory.report import check_trainer_start
+
+    check_start(config, loads_models=False, reports=True)
+    with large_imports():
+        check_trainer_start(config)
+        check_prompts_fit(config)
+        if config.train.algorithm == PPO:
+            from classroom_rl.trainer.ppo.run import train
+        else:
+            from classroom_rl.trainer.grpo.run import train
+    train(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+"""The memory budget of a configuration: what the trainer and each engine need of a GPU, and whether it fits.
+
+`dry_run=true` prints it below the configuration, and each start checks it. All engines of a server use the first GPUs
+that it sees, so those fill up first.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from classroom_rl.config.base import ModelConfig, VllmConfig
+from classroom_rl.config.checks import check_machines, reward_weights
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.evaluation import reward_weights as rewards_of_evaluation
+from classroom_rl.config.train_rl import TrainRLConfig, pass_batch_size
+from classroom_rl.config.values import MEMORY, NO_CREDIT, PASS, PHASED, SAME_STEP
+from classroom_rl.engines.vllm.adapter_slot import SLOTS, served_rank
+from classroom_rl.errors import ConfigError
+from classroom_rl.memory.budget import (
+    CUDA_CONTEXT,
+    GIB,
+    OPTIMIZER_STATES,
+    AdapterJob,
+    EngineJob,
+    EngineMemory,
+    Launch,
+    Part,
+    TrainerJob,
+    TrainerMemory,
+    engine_memory,
+    state_bytes,
+    total,
+    trainer_memory,
+)
+from classroom_rl.memory.engine_shares import awake_together, named_shares, share_of, what_is_crowded
+from classroom_rl.memory.host import EngineOnHost, host_parts, machine_memory, what_does_not_fit
+from classroom_rl.memory.sources import (
+    NotEstimated,
+    gpu_is_there,
+    gpu_memory,
+    launch_of_environment,
+    launch_of_flags,
+    memory_by_nvidia_smi,
+    read_shape,
+    refuse_context,
+)
+from classroom_rl.models.lora import adapter_shape
+from classroom_rl.models.precision import check_precision
+from classroom_rl.models.pretrained import why_unfit
+from classroom_rl.rollout.registry import models_on_engines, most_rows, phases_of
+from classroom_rl.rollout.supervision import OBSERVE, RETRY
+
+logger = logging.getLogger(__name__)
+
+_WARNING = "warning: "
+_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, even for float32 models
+
+
+@dataclass
+class Report:
+    """The budget as lines of text.
+
+    Attributes:
+        refusals: messages about what does not fit.
+        moments: peak bytes on a GPU by moment (rollout, backward pass, …), if the GPU's size is known.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    moments: dict[str, int] = field(default_factory=dict)
+
+    def add(self, parts: Sequence[Part], label: str = "") -> None:
+        """Add one line for each part."""
+        for part in parts:
+            self.lines.append(f"  {label:<10}{part.name:<34}{_gib(part.size):>12}")
+
+
+def show_trainer_budget(config: TrainRLConfig) -> None:
+    """Print the budget of trainer and engines, for a trainer launched the way accelerate started this process.
+
+    Raises:
+        ConfigError: if something does not fit, or if accelerate's precision differs from `train.dtype`.
+    """
+    check_precision(config.train.dtype, os.environ)
+    show(report(config, lambda: launch_of_environment(os.environ)))
+
+
+def check_trainer_start(config: TrainRLConfig) -> None:
+    """Check what this process of a training needs by itself; the server has checked its engines. Raises `ConfigError`
+    if it does not fit."""
+    check_start(config, lambda: launch_of_environment(os.environ), with_engines=False)
+
+
+def check_server_start(config: TrainRLConfig) -> None:
+    """Check what the engines of a server need. Raises `ConfigError` if it does not fit."""
+    check_start(config, None, with_engines=True)
+
+
+def check_launch_start(config: TrainRLConfig, flags: Sequence[str]) -> None:
+    """Check what trainer and engines need together, if `accelerate launch` gets these flags. On a machine without a GPU
+    nothing is refused, and both programs say what they lack. Raises `ConfigError` if something does not fit."""
+    if gpu_is_there():
+        check_start(config, lambda: launch_of_flags(flags), with_engines=True)
+
+
+def show_launch_budget(config: TrainRLConfig, flags: Sequence[str]) -> None:
+    """Print the budget of trainer and engines, for a trainer that `accelerate launch` starts with these flags. Raises
+    `ConfigError` if something does not fit."""
+    show(report(config, lambda: launch_of_flags(flags)))
+
+
+def check_start(config: TrainRLConfig, find_launch: Callable[[], Launch] | None, with_engines: bool) -> None:
+    """Check the budget before a program loads anything, for the GPU that is here and not for a planned one. What may
+    not fit into the memory of a machine without a GPU is logged.
+
+    Args:
+        find_launch: as for `report`.
+        with_engines: whether this program, or one that it starts, loads the engines.
+
+    Raises:
+        ConfigError: if something does not fit.
+    """
+    sizes = memory_by_nvidia_smi()  # CUDA decides which of several the engines get
+    gpu = (max(sizes), "by nvidia-smi") if sizes else (None, "there is no GPU here")
+    found = report(replace(config, train=replace(config.train, gpu_memory_gib=None)), find_launch, gpu, with_engines)
+    for line in found.lines:
+        if line.startswith(_WARNING):
+            logger.warning("%s", line.removeprefix(_WARNING))
+    if found.refusals:
+        raise ConfigError("\n".join(found.refusals))
+
+
+def show_server_budget(config: TrainRLConfig) -> None:
+    """Print the budget of the engines. Raises `ConfigError` if something does not fit."""
+    show(report(config, None))
+
+
+def show_evaluation_shares(config: EvalConfig) -> None:
+    """Print the share of a GPU that the engines of an evaluation take together. Raises `ConfigError` if they do not
+    fit."""
+    found = Report()
+    if config.server_url is None:
+        seats, phases = models_on_engines(config, rewards_of_evaluation(config)), phases_of(config)
+        for name, group in awake_together(list(seats), phases).items():
+            found.lines.append(f"{name}: {share_of(seats, group):g} of a GPU ({named_shares(seats, group)})")
+        found.refusals += what_is_crowded(seats, phases, gpu_memory(None)[0])
+        for seat, model in seats.items():
+            unfit = why_unfit(f"{seat}_model.model_name_or_path", model.model_name_or_path)
+            found.refusals += [unfit] if unfit else []
+    show(found)
+
+
+def show(found: Report) -> None:
+    """Print a report as YAML comments, below the configuration, which is YAML.
+
+    Raises:
+        ConfigError: with everything that does not fit.
+    """
+    for line in found.lines:
+        print(f"# {line}".rstrip())
+    if found.refusals:
+        raise ConfigError("\n".join(found.refusals))
+
+
+def report(
+    config: TrainRLConfig,
+    find_launch: Callable[[], Launch] | None,
+    gpu: tuple[int | None, str] | None = None,
+    with_engines: bool = True,
+) -> Report:
+    """The budget of a configuration.
+
+    Args:
+        find_launch: returns how the trainer is launched; None leaves the trainer out.
+        gpu: a GPU's bytes (None: there is none) and where that is known from; by default as planned, or as torch sees.
+        with_engines: whether the engines are on the same machine.
+    """
+    limit, source = gpu or gpu_memory(config.train.gpu_memory_gib)
+    found = Report()
+    if limit is None:
+        found.lines.append(f"memory on a GPU, of which no limit is known: {source}")
+    else:
+        found.lines.append(f"memory on a GPU of {_gib(limit)} ({source})")
+    trainer = None
+    if find_launch is None:
+        found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
+    else:
+        trainer = _add_trainer(found, config, find_launch)
+    seats = models_on_engines(config, reward_weights(config)) if with_engines else {}
+    weights = {seat: _add_engine(found, seat, model, limit) for seat, model in seats.items()}
+    groups = awake_together(list(seats), phases_of(config))
+    if limit is None:
+        found.refusals += what_is_crowded(seats, phases_of(config), None)
+    else:
+        shares = [share_of(seats, group) for group in groups.values()]
+        share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
+        engines = [
+            Part(f"{name} ({share:g} of the GPU)", int(share * limit)),
+            Part("CUDA contexts of the engines", len(seats) * CUDA_CONTEXT),
+        ]
+        memory = None if trainer is None else trainer_memory(trainer)
+        colocate = config.generation.colocate if with_engines else False
+        _add_moments(found, config, moments(memory, engines, colocate), limit)
+    _add_host(found, config, trainer, weights, limit)
+    return found
+
+
+def _add_host(
+    found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int], limit: int | None
+) -> None:
+    """Add the host memory at its peak. If it does not fit, that is a refusal for a run on this machine's GPU, and a
+    warning for a run on CPUs or on a planned GPU (`train.gpu_memory_gib`)."""
+    seats, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
+    awake = list(groups.values()) if config.generation.colocate is False else [()]
+    asleep = max((sum(size for seat, size in weights.items() if seat not in group) for group in awake), default=0)
+    engines = [
+        EngineOnHost(size, seats[seat].vllm.number_of_gpus_per_instance, seats[seat].vllm.cpu_kvcache_gib * GIB)
+        for seat, size in weights.items()
+    ]
+    train = config.train
+    versions = train.keep_published_policies + 1 if train.publish_through == MEMORY else 0
+    parts, machine = host_parts(trainer, engines, asleep, limit is None, versions), machine_memory()
+    on = "if all of it is on CPUs" if limit is None else "beside the GPUs"
+    found.lines.append(f"in the machine's own memory at its fullest, {on} (this machine has {_gib(machine)}):")
+    found.add([*parts, Part("together", total(parts))])
+    message = what_does_not_fit(parts, trainer, machine)
+    if message is not None and limit is not None and train.gpu_memory_gib is None:
+        found.refusals.append(message)
+    elif message is not None:
+        found.lines.append(f"{_WARNING}{message}")
+
+
+def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerJob | None:
+    train, model = config.train, config.teacher_model
+    try:
+        launch = find_launch()
+        check_machines(config, launch.machines)
+        shape = read_shape(model.model_name_or_path)
+        adapter = _adapter(model)
+    except NotEstimated as reason:
+        found.lines.append(f"trainer: not reckoned: {reason}")
+        return None
+    except ConfigError as refused:
+        found.refusals.append(str(refused))
+        return None
+    length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
+    rows = rows_of_micro_batch(config, launch.processes)
+    beside = config.supervisor_model is not None and (mixes_corrections(config) or _keeps_drafts(config))
+    job = TrainerJob(
+        shape=shape,
+        launch=launch,
+        number_bytes=_BYTES[train.dtype],
+        state_bytes=state_bytes(train.optimizer, launch.zero_stage),
+        reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
+        checkpointing=train.gradient_checkpointing,
+        tokens=max(length, train.max_tokens_per_micro_batch or rows * length),
+        adapter=adapter,
+    )
+    memory = trainer_memory(job)
+    limit = train.max_tokens_per_micro_batch
+    size = f"{rows} × {length} tokens" if limit is None else f"{job.tokens} tokens"
+    zero = "FSDP2" if launch.fsdp else f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
+    learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
+    found.lines.append(
+        f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "
+        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {size}"
+    )
+    found.lines += _rows_beside(config, rows) if beside else []
+    found.add(memory.held, "always")
+    found.add(memory.backward, "backward")
+    found.add(memory.step, "step")
+    return job
+
+
+def mixes_corrections(config: TrainRLConfig) -> bool:
+    """Whether corrections are rows of the training's own steps."""
+    corrections = config.train.corrections
+    return config.supervisor_model is not None and corrections.mode == SAME_STEP and corrections.weight > 0
+
+
+def _keeps_drafts(config: TrainRLConfig) -> bool:
+    """Whether rejected drafts, or messages written again with a critique in their context, are rows of the training's
+    own steps."""
+    supervision = getattr(config.generation, "supervisor", None)
+    if supervision is None or supervision.on_invalid == OBSERVE:
+        return False
+    return config.train.turn_credit.mode != NO_CREDIT or (supervision.on_invalid == RETRY and supervision.show_critique)
+
+
+def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
+    """The most rows of a micro-batch: its conversations, and its part of the corrections that are mixed into a step.
+    Drafts are left out: how many there are depends on the tutor. In an environment in which every message is a row, an
+    episode has as many rows as it can have messages."""
+    train = config.train
+    batch, least = train.number_of_problems_per_batch * train.num_samples_per_problem, train.per_device_train_batch_size
+    least *= most_rows(config) or 1
+    batch *= most_rows(config) or 1
+    if not mixes_corrections(config):
+        return max(least, _rows_of_pass(config))
+    conversations = max(1, batch // processes)
+    corrections = max(1, (train.corrections.rows_per_batch or batch) // processes)
+    parts = max(1, conversations // least)
+    return -(-(conversations + corrections) // parts)
+
+
+def _rows_of_pass(config: TrainRLConfig) -> int:
+    """The rows of one step of a supervised pass; 0 without passes."""
+    has_passes = config.supervisor_model is not None and config.train.corrections.mode == PASS
+    return pass_batch_size(config.train) if has_passes else 0
+
+
+def _rows_beside(config: TrainRLConfig, rows: int) -> list[str]:
+    """What the budget counts of rows beside conversations, and what it leaves out."""
+    conversations = config.train.per_device_train_batch_size
+    mixed = rows - conversations if mixes_corrections(config) else 0
+    lines = [f"  a micro-batch at its largest: {conversations} conversations and {mixed} corrections"]
+    if _keeps_drafts(config):
+        supervision, messages = config.generation.supervisor, config.generation.max_turns // 2 + 1
+        drafts = messages * (supervision.max_retries if supervision.on_invalid == RETRY else 1)
+        lines.append(
+            f"  not counted: rejected drafts, up to {drafts} more rows for each conversation "
+            f"(generation.supervisor.on_invalid={supervision.on_invalid})"
+        )
+    return lines
+
+
+def _adapter(model: ModelConfig) -> AdapterJob | None:
+    if model.adapter is None:
+        return None
+    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
+    return AdapterJob(shape.parameters, shape.inputs, model.adapter.dropout > 0)
+
+
+def _room_for_adapters(model: ModelConfig) -> int:
+    """Number of parameters in vLLM's adapter slots, which have room for the next rank that vLLM supports."""
+    if model.adapter is None:
+        return 0
+    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
+    return SLOTS * shape.parameters * served_rank(shape.rank) // shape.rank
+
+
+def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None) -> int:
+    """Add an engine's lines.
+
+    Returns:
+        The bytes of its weights on all its GPUs together; 0 if they could not be estimated.
+    """
+    options = model.vllm
+    title = f"engine of the {seat}: {model.model_name_or_path}"
+    too_long = refuse_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, options.max_length)
+    unfit = None if too_long else why_unfit(f"{seat}_model.model_name_or_path", model.model_name_or_path)
+    found.refusals += [each for each in (too_long, unfit) if each]
+    if unfit:
+        return 0
+    try:
+        shape = read_shape(model.model_name_or_path)
+    except NotEstimated as reason:
+        found.lines.append(f"{title}: not reckoned: {reason}")
+        return 0
+    job = EngineJob(
+        shape=shape,
+        number_bytes=_BYTES[options.dtype],
+        gpus=options.number_of_gpus_per_instance,
+        max_length=options.max_length,
+        max_num_seqs=options.max_num_seqs,
+        adapters=_room_for_adapters(model),
+    )
+    memory = engine_memory(job)
+    found.lines.append(f"{title}, {shape.parameters:,} parameters, {options.dtype}, {job.gpus} × GPU")
+    found.add([Part("weights (asleep: on the host)", memory.weights), Part("logits of all sequences", memory.sampling)])
+    found.add([Part(f"one conversation of {options.max_length} tokens", memory.conversation)])
+    if limit is not None:
+        _add_cache(found, seat, options, memory, limit)
+    return memory.weights * job.gpus
+
+
+def _add_cache(found: Report, seat: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
+    """Add the KV cache that an engine's share of the GPU leaves; refuse a share that cannot hold one conversation."""
+    share = int(limit * options.gpu_memory_utilization)
+    cache = memory.cache(share)
+    found.add([Part("KV cache", max(0, cache))])
+    found.lines[-1] += f"  = {max(0, cache) // memory.conversation} conversations of {options.max_length} tokens"
+    if cache >= memory.conversation:
+        return
+    key = f"{seat}_model.vllm"
+    needs = share - cache + memory.conversation
+    found.refusals.append(
+        f"The engine of the {seat} needs {_gib(needs)} for its weights ({_gib(memory.weights)}), logits and the cache "
+        f"of one conversation of {options.max_length} tokens ({_gib(memory.conversation)}), but may take {_gib(share)} "
+        f"of the GPU's {_gib(limit)}. Raise {key}.gpu_memory_utilization ({options.gpu_memory_utilization:g}) or "
+        f"{key}.number_of_gpus_per_instance ({options.number_of_gpus_per_instance}), or lower {key}.max_length."
+    )
+
+
+def moments(
+    trainer: TrainerMemory | None, engines: Sequence[Part], colocate: bool | None
+) -> dict[str, tuple[Part, ...]]:
+    """The contents of a GPU at its peak, by moment. Sleeping engines keep their CUDA contexts. `colocate` null counts
+    as true: server and trainer share the GPU."""
+    if trainer is None:
+        return {"engines": tuple(engines)}
+    shared = colocate is not False
+    asleep = engines[1:] if shared else ()
+    fullest = {"rollout": (*trainer.held, *engines)} if shared else {"engines": tuple(engines)}
+    return fullest | {
+        "backward pass": (*trainer.held, *trainer.backward, *asleep),
+        "optimizer step": (*trainer.held, *trainer.step, *asleep),
+    }
+
+
+def _add_moments(found: Report, config: TrainRLConfig, fullest: dict[str, tuple[Part, ...]], limit: int) -> None:
+    if "rollout" in fullest:
+        found.lines.append("trainer and engines share the GPU; else set generation.colocate=false. At its fullest:")
+    else:
+        found.lines.append("at its fullest:")
+    for moment, parts in fullest.items():
+        found.moments[moment] = size = total(parts)
+        found.add([Part(moment, size)])
+        if size > limit:
+            largest = sorted(parts, key=lambda part: part.size, reverse=True)[:4]
+            found.refusals.append(
+                f"A GPU of {_gib(limit)} cannot hold what the {moment} needs: {_gib(size)}, most of it "
+                f"{', '.join(f'{part.name} {_gib(part.size)}' for part in largest)}. {_advice(moment, config)}"
+            )
+
+
+def _advice(moment: str, config: TrainRLConfig) -> str:
+    train = config.train
+    ways = []
+    if moment in ("rollout", "engines"):
+        seats = models_on_engines(config, reward_weights(config))
+        ways.append(f"lower the engines' shares ({named_shares(seats, list(seats))})")
+        if config.generation.schedule != PHASED and len(seats) > 2:
+            ways.append("set generation.schedule=phased, with which not all engines are awake at a time")
+    if moment == "rollout":
+        ways.append("give the server GPUs of its own (CUDA_VISIBLE_DEVICES) and set generation.colocate=false")
+    if moment == "backward pass" and not train.gradient_checkpointing:
+        ways.append("set train.gradient_checkpointing=true")
+    if moment == "backward pass" and train.per_device_train_batch_size > 1:
+        ways.append("lower train.per_device_train_batch_size")
+    if moment == "backward pass" and _rows_of_pass(config) > train.per_device_train_batch_size:
+        ways.append("lower train.corrections.pass_batch_size")
+    if moment == "backward pass" and mixes_corrections(config):
+        ways.append("set train.corrections.mode=pass, or lower train.corrections.rows_per_batch")
+    if moment != "engines":
+        if OPTIMIZER_STATES[train.optimizer] > 2:
+            ways.append("take an optimizer that remembers less, such as train.optimizer=adamw_bnb_8bit")
+        if config.teacher_model.adapter is None:
+            ways.append("train an adapter only (teacher_model.lora.enable=true)")
+        ways.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")
+    return f"Ways out: {', or '.join(ways)}."
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"

@@ -1,0 +1,246 @@
+"""The inputs of a memory budget: a model's shape from its config.json, accelerate's settings, and the GPU's memory.
+
+No weights are loaded, and no GPU is needed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from classroom_rl.memory.budget import GIB, Launch, ModelShape
+from classroom_rl.models.hub_connection import read_options, why_unreachable
+from classroom_rl.models.pretrained import too_long_for
+
+
+class NotEstimated(Exception):
+    """A part of the budget cannot be estimated. The message says why."""
+
+
+class NoConfiguration(NotEstimated):
+    """A model's configuration cannot be loaded."""
+
+
+def read_shape(name: str) -> ModelShape:
+    """The shape of a model, named by a local folder or on the Hub. The number of parameters is exact: the model is
+    built on torch's meta device, without memory.
+
+    Raises:
+        NotEstimated: if its configuration cannot be loaded, or does not describe an architecture known here.
+    """
+    found = _shape_or_reason(name)
+    if isinstance(found, NotEstimated):
+        raise found
+    return found
+
+
+def refuse_context(key: str, name: str, max_length: int) -> str | None:
+    """Why a model cannot have a context of this length; None if it can, or if its configuration cannot be loaded."""
+    from transformers import AutoConfig
+
+    if isinstance(_shape_or_reason(name), NoConfiguration):
+        return None
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, **read_options(name))
+    return too_long_for(key, name, config, max_length)
+
+
+@cache
+def _shape_or_reason(name: str) -> ModelShape | NotEstimated:
+    """The shape, or the reason why it is unknown. Cached, so that a failure costs its time only once, too."""
+    try:
+        return _read_shape(name)
+    except NotEstimated as reason:
+        return reason
+    except AssertionError as reason:  # torch's, for a padding token outside of the vocabulary
+        return NotEstimated(str(reason))
+
+
+def _refuse_out_of_reach(name: str) -> None:
+    """Refuse a model that cannot be loaded, before `_read_shape` imports transformers, which takes seconds.
+
+    Raises:
+        NoConfiguration: if the folder does not exist, the name is invalid, or the model is not in the local cache and
+            the Hub cannot be reached.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if name.count("/") > 1 and not Path(name).is_dir():
+        raise NoConfiguration(f"there is no folder {name}")
+    try:
+        fetched = Path(name).is_dir() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError as error:
+        raise NoConfiguration(f"{name} is no name on the Hub: {error}") from error
+    if not fetched and why_unreachable():
+        raise NoConfiguration(
+            f"{why_unreachable()}, and {name} has not been fetched before: its size is not known, and so not what it "
+            "needs of the memory"
+        )
+
+
+def _read_shape(name: str) -> ModelShape:
+    _refuse_out_of_reach(name)
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **read_options(name))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise NoConfiguration(f"the configuration of {name} cannot be had: {str(error).splitlines()[0]}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise NotEstimated(f"{name} is quantised, and its weights take what its files take")
+    text = config.get_text_config()
+    missing = [field for field in ("num_key_value_heads", "intermediate_size") if not hasattr(text, field)]
+    if missing or hasattr(text, "kv_lora_rank"):
+        raise NotEstimated(f"the attention or MLP of {name} ({text.model_type}) is of another kind than reckoned here")
+    return ModelShape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        mlp=_mlp_width(text),
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        vocabulary=text.vocab_size,
+        windows=_windows(text),
+        normed_heads=any(module_name.endswith("q_norm") for module_name, _ in model.named_modules()),
+    )
+
+
+def _mlp_width(text: Any) -> int:
+    """The MLP width for one token; of a mixture of experts, the widths of its active experts together."""
+    experts = getattr(text, "num_experts_per_tok", None)
+    if experts is None:
+        return text.intermediate_size
+    return experts * (getattr(text, "moe_intermediate_size", None) or text.intermediate_size)
+
+
+def _windows(text: Any) -> tuple[int | None, ...]:
+    """The attention window of each layer with a KV cache, in tokens; None means no limit."""
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    window = {"full_attention": None, "sliding_attention": getattr(text, "sliding_window", None)}
+    return tuple(window[kind] for kind in kinds if kind in window)
+
+
+def launch_of_flags(flags: Sequence[str]) -> Launch:
+    """How `accelerate launch` with these flags (`--config_file` among them) would start the trainer.
+
+    Raises:
+        NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
+    """
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
+    if arguments.use_fsdp:
+        found = _fsdp(arguments.num_processes or 1, str(arguments.fsdp_version), str(arguments.fsdp_offload_params))
+        return replace(found, machines=arguments.num_machines or 1)
+    if not arguments.use_deepspeed:
+        return Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
+    found = _deepspeed(
+        arguments.num_processes or 1,
+        arguments.zero_stage,
+        arguments.offload_optimizer_device,
+        arguments.offload_param_device,
+        arguments.deepspeed_config_file,
+    )
+    return replace(found, machines=arguments.num_machines or 1)
+
+
+def machines_of(environment: Mapping[str, str]) -> int:
+    """On how many machines the processes of a training are, by the environment of one of them."""
+    processes = int(environment.get("WORLD_SIZE", "1"))
+    return processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
+
+
+def launch_of_environment(environment: Mapping[str, str]) -> Launch:
+    """How `accelerate launch` started this process; a single process if it was not used.
+
+    Raises:
+        NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
+    """
+    processes, machines = int(environment.get("WORLD_SIZE", "1")), machines_of(environment)
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        found = _fsdp(processes, environment.get("FSDP_VERSION", "1"), environment.get("FSDP_OFFLOAD_PARAMS", "false"))
+        return replace(found, machines=machines)
+    if environment.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return Launch(processes, machines=machines)
+    prefix = "ACCELERATE_DEEPSPEED_"
+    stage = environment.get(f"{prefix}ZERO_STAGE")
+    found = _deepspeed(
+        processes,
+        int(stage) if stage else None,
+        environment.get(f"{prefix}OFFLOAD_OPTIMIZER_DEVICE"),
+        environment.get(f"{prefix}OFFLOAD_PARAM_DEVICE"),
+        environment.get(f"{prefix}CONFIG_FILE"),
+    )
+    return replace(found, machines=machines)
+
+
+def _fsdp(processes: int, version: str, offload: str) -> Launch:
+    if version != "2":
+        raise NotEstimated("accelerate would use FSDP1, which is not supported")
+    if offload.lower() == "true":
+        raise NotEstimated("FSDP2 would keep the weights in host memory, which is not reckoned here")
+    return Launch(processes, fsdp=True)
+
+
+def _deepspeed(
+    processes: int, stage: int | None, optimizer_device: str | None, weights_device: str | None, file: str | None
+) -> Launch:
+    if file not in (None, "none"):
+        settings = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
+        stage = settings.get("stage")
+        optimizer_device = settings.get("offload_optimizer", {}).get("device")
+        weights_device = settings.get("offload_param", {}).get("device")
+    stage = 2 if stage is None else stage  # accelerate's default
+    if stage not in (1, 2, 3):
+        raise NotEstimated(f"DeepSpeed's ZeRO stage is {stage}; stages 1, 2 and 3 are reckoned here")
+    on_gpu = (None, "none")
+    return Launch(processes, stage, optimizer_device not in on_gpu, weights_device not in on_gpu)
+
+
+def gpu_is_there() -> bool:
+    """Whether nvidia-smi lists a GPU on this machine, and CUDA_VISIBLE_DEVICES does not hide all of them."""
+    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    return listing.returncode == 0 and "GPU " in listing.stdout
+
+
+def memory_by_nvidia_smi() -> list[int]:
+    """The memory in bytes of each GPU that programs can use here, read without CUDA; empty without a GPU. The order is
+    nvidia-smi's, which can differ from CUDA's."""
+    if not gpu_is_there():
+        return []
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for chosen in ([f"--id={visible}"] if visible else [], []):  # all GPUs if nvidia-smi does not know the id
+        listing = subprocess.run([*query, *chosen], capture_output=True, text=True, check=False, timeout=60)
+        if listing.returncode == 0:
+            return [int(line) * 2**20 for line in listing.stdout.split() if line.isdigit()]
+    return []
+
+
+def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
+    """The memory of one GPU in bytes (None if unknown) and the source of that number: the plan, or else this machine's
+    smallest GPU."""
+    if planned_gib is not None:
+        return int(planned_gib * GIB), "train.gpu_memory_gib"
+    import torch
+
+    if not torch.cuda.is_available():
+        listed = memory_by_nvidia_smi()
+        if listed:
+            return min(listed), "by nvidia-smi; this torch does not see the GPU"
+        return None, "there is no GPU here, and train.gpu_memory_gib is null"
+    every = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
+    smallest = min(every, key=lambda each: each.total_memory)
+    return smallest.total_memory, smallest.name

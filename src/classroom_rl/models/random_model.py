@@ -1,0 +1,131 @@
+"""Models with random weights in the shape of real ones, for benchmarks: as large and as slow, without a download.
+
+    write_shape(SHAPES["Qwen3-4B"], tokenizer, folder)
+    python -m classroom_rl.models.random_model FOLDER --device cuda   a separate process, which frees the GPU at its end
+
+The tokenizer is the quickstart's, padded to the shape's vocabulary with made-up tokens. So every sampled token has a
+text, and every text can be encoded.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from string import ascii_lowercase
+
+CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Qwen3 model. Its output head is tied to the embeddings."""
+
+    layers: int
+    hidden: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+
+SHAPES = {
+    "Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 151_936),
+    "Qwen3-4B": Shape(36, 2560, 9728, 32, 8, 128, 151_936),
+    "tiny": Shape(2, 64, 128, 2, 1, 32, 2_048),
+}
+"""The first two are taken from config.json on the Hub; the last one is for tests."""
+
+
+def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
+    """Write config.json and a tokenizer into the new folder `out`, which is all that a memory budget needs.
+
+    Args:
+        tokenizer: folder with the quickstart's tokenizer.
+    """
+    from transformers import Qwen3Config
+
+    special = extend_tokenizer(tokenizer, out, shape.vocabulary)
+    config = Qwen3Config(
+        architectures=["Qwen3ForCausalLM"],
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=special["eos_token"],
+        pad_token_id=special["pad_token"],
+        dtype="bfloat16",
+    )
+    config.save_pretrained(out)
+
+
+def draw_weights(folder: Path, device: str) -> None:
+    """Add random bfloat16 weights to a folder that `write_shape` wrote.
+
+    Args:
+        device: where the weights are drawn; "cuda" is much faster.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        torch.manual_seed(1)
+        with torch.device(device):
+            Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder)).save_pretrained(folder)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]:
+    """Copy a tokenizer and add made-up tokens of four letters until it has `vocabulary` tokens. Texts are encoded as
+    before, since no merge produces a made-up token.
+
+    Returns:
+        The ids of `eos_token` and `pad_token`.
+    """
+    out.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, out / name)
+    path = out / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    ids = content["model"]["vocab"]
+    for added in content["added_tokens"]:
+        ids[added["content"]] = added["id"]  # else they would get new ids after all others
+    words = _words(ids)
+    for number in range(len(ids), vocabulary):
+        ids[next(words)] = number
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    settings = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["model_max_length"] = CONTEXT
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
+    return {name: ids[settings[name]] for name in ("eos_token", "pad_token")}
+
+
+def _words(taken: dict[str, int]) -> Iterator[str]:
+    words = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))
+    return (word for word in words if word not in taken)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Draw the weights of a model whose config.json is written.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu", help="where they are drawn: cpu or cuda")
+    arguments = parser.parse_args()
+    draw_weights(arguments.folder, arguments.device)
+    print(f"{arguments.folder} has weights")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Uploads the trained model to the Hugging Face Hub, with a card that holds its configuration and results."""
+
+import json
+import logging
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, constants, get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from classroom_rl.config.base import HuggingFaceConfig
+from classroom_rl.config.load import to_yaml
+from classroom_rl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+_PLAYED = "the scores of its conversations with a student model"
+METHODS = {"grpo": _PLAYED, "ppo": _PLAYED, "sft": "conversations of tutors"}
+"""Training method → what the model was trained on, as the card says it."""
+_RESULTS = ("reward", "eval_loss", "loss")
+_CLASSROOM = "classroom"
+
+
+def check_push(target: HuggingFaceConfig) -> None:
+    """Before a training: refuse a push that could only fail after it. Asks nobody.
+
+    Raises:
+        ConfigError: if the model is to be pushed, and the Hub's client is offline or has no token.
+    """
+    if not target.push_to_hub:
+        return
+    offline = constants.is_offline_mode()
+    if offline or get_token() is None:
+        missing = "HF_HUB_OFFLINE is set" if offline else "there is no token for the Hub"
+        mend = "unset it" if offline else "set HF_TOKEN, or log in with: hf auth login"
+        raise ConfigError(
+            f"huggingface.push_to_hub is true, but {missing}, so the trained model could not be pushed to "
+            f"{target.name}: {mend}. Or set huggingface.push_to_hub=false, and push the model later with hf upload."
+        )
+
+
+def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
+    """Upload a model folder with its card.
+
+    Raises:
+        ConfigError: if the upload fails, for whatever reason; the folder stays as it is.
+    """
+    api = HfApi()
+    try:
+        repository = api.create_repo(target.name, exist_ok=True).repo_id
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained teacher")
+    except Exception as error:  # the client's errors have no common base: its own, httpx's, ValueError for a card
+        raise ConfigError(
+            f"The training is complete and its model is in {folder}, but the Hub did not take it as {target.name}: "
+            f"{str(error) or repr(error)}\nIs HF_TOKEN set, and may it write there? Push the model later with: "
+            f"hf upload {target.name} {shlex.quote(str(folder))}"
+        ) from error
+    logger.info("the model is on the Hub as %s", repository)
+
+
+def hub_id(model: str) -> str | None:
+    """A model's id on the Hub; None for a local folder, which the Hub refuses as a card's `base_model`."""
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        return None
+    return None if Path(model).exists() else model
+
+
+def release(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
+    """Write the card of a trained model, and upload the folder if `huggingface.push_to_hub` is set.
+
+    Raises:
+        ConfigError: as in `push_to_hub`.
+    """
+    write_card(folder, config, base_model, method, metrics)
+    logger.info("the trained model is in %s", folder)
+    if config.huggingface.push_to_hub:
+        push_to_hub(folder, config.huggingface)
+
+
+def write_card(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
+    """Write README.md into a model folder: the base model, the method, the last metrics and the configuration. Its
+    title is the repository's name, else the run folder's.
+
+    Args:
+        folder: a folder in a run folder.
+        method: a key of `METHODS`.
+        metrics: the metrics of the last logged step.
+    """
+    title = config.huggingface.name.rpartition("/")[2] if config.huggingface.name else folder.resolve().parent.name
+    known_base = hub_id(base_model)
+    results = [
+        EvalResult("text-generation", "dialogue", "training", key, metrics[key], metric_name=key)
+        for key in _RESULTS
+        if isinstance(metrics.get(key), int | float) and math.isfinite(metrics[key])
+    ]
+    data = ModelCardData(
+        base_model=known_base,
+        tags=["tutor", method, "trl"],
+        model_name=title if results else None,
+        eval_results=results or None,
+    )
+    origin = f"`{known_base}`" if known_base else f"a model in a local folder, `{Path(base_model).name}`,"
+    body = (
+        f"# {title}\n\n{_what_it_is(config, origin, method)}\n\n"
+        f"## Last step\n\n```json\n{json.dumps(metrics, indent=2)}\n```\n\n"
+        f"## Configuration\n\n```yaml\n{to_yaml(config)}```\n"
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}").save(folder / "README.md")
+
+
+def _what_it_is(config: Any, origin: str, method: str) -> str:
+    environment = getattr(config, "environment", _CLASSROOM)
+    if environment == _CLASSROOM:
+        return f"A tutor trained from {origin} on {METHODS[method]}."
+    return f"A model trained from {origin} on the rewards of what it played in the environment `{environment}`."

@@ -1,0 +1,140 @@
+"""The panels of `plots/supervision.png`: reward, valid messages, categories, cross-entropy, changes of the reward."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from classroom_rl.results.panels import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    RED,
+    VIOLET,
+    Panel,
+    Points,
+    legend_beside,
+    name_axes,
+    trend,
+)
+from classroom_rl.results.run_folder import RunData
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUPERVISION = "supervision/"
+CATEGORY = "supervision/category/"
+PASS_EXAMPLES = "corrections/pass_examples"
+MOVING_AVERAGE = 10
+"""Steps in the moving average of the reward."""
+
+_BINS = 24
+_PALETTE = (BLUE, ORANGE, GREEN, VIOLET, RED, "#ca8a04", "#0891b2", "#be185d", "#4d7c0f", "#64748b", "#78350f")
+
+
+def is_supervised(data: RunData) -> bool:
+    """Whether the run recorded anything of a supervisor."""
+    return any(name.startswith(SUPERVISION) for line in data.steps for name in line)
+
+
+def passes_of(data: RunData) -> list[float]:
+    """The steps after which a pass over corrections ran."""
+    return [step for step, examples in data.series(PASS_EXAMPLES) if examples > 0]
+
+
+def moving_average(points: Sequence[tuple[float, float]], window: int = MOVING_AVERAGE) -> Points:
+    """The mean of each value and of those before it, `window` values in all; fewer at the beginning."""
+    values = [value for _, value in points]
+    return [(step, fmean(values[max(0, place + 1 - window) : place + 1])) for place, (step, _) in enumerate(points)]
+
+
+def changes(points: Sequence[tuple[float, float]]) -> list[float]:
+    """The differences of successive values."""
+    return [later - earlier for (_, earlier), (_, later) in pairwise(points)]
+
+
+def _reward(axes: "Axes", data: RunData) -> bool:
+    points = data.series("reward")
+    if not points or not is_supervised(data):
+        return False
+    axes.plot(*zip(*points, strict=True), color=BLUE, alpha=0.35, linewidth=1, label="each step")
+    average = f"mean of the last {MOVING_AVERAGE} steps"
+    axes.plot(*zip(*moving_average(points), strict=True), color=BLUE, linewidth=2, label=average)
+    _mark_passes(axes, data)
+    return name_axes(axes, "Reward", "reward")
+
+
+def _mark_passes(axes: "Axes", data: RunData) -> None:
+    for number, step in enumerate(passes_of(data)):
+        label = None if number else "pass over corrections"
+        axes.axvline(step, color=ORANGE, linestyle="--", linewidth=1.1, alpha=0.8, label=label)
+
+
+def _valid(axes: "Axes", data: RunData) -> bool:
+    lines = (
+        ("supervision/valid_share", "valid", GREEN),
+        ("supervision/no_verdict_share", "without a verdict", RED),
+    )
+    found = [(label, colour, points) for name, label, colour in lines if (points := data.series(name))]
+    for label, colour, points in found:
+        trend(axes, points, colour, label)
+    if found:
+        _mark_passes(axes, data)
+    axes.set_ylim(-0.04, 1.04)
+    return bool(found) and name_axes(axes, "Messages that the supervisor called valid", "share of messages")
+
+
+def shares_of_categories(data: RunData) -> tuple[list[float], dict[str, list[float]]]:
+    """The steps with a review, and for each category its share in each of them, 0 where it was not found; the most
+    frequent first, categories that never occurred left out."""
+    names = dict.fromkeys(name for line in data.steps for name in line if name.startswith(CATEGORY))
+    by_name = {name.removeprefix(CATEGORY): dict(data.series(name)) for name in names}
+    steps = sorted({step for shares in by_name.values() for step in shares})
+    filled = {name: [shares.get(step, 0.0) for step in steps] for name, shares in by_name.items()}
+    common_first = sorted(filled, key=lambda name: (-sum(filled[name]), name))
+    return steps, {name: filled[name] for name in common_first if any(filled[name])}
+
+
+def _categories(axes: "Axes", data: RunData) -> bool:
+    steps, shares = shares_of_categories(data)
+    if not shares:
+        return False
+    colours = [_PALETTE[place % len(_PALETTE)] for place in range(len(shares))]
+    if len(steps) > 1:
+        axes.stackplot(steps, *shares.values(), labels=shares, colors=colours, alpha=0.8, linewidth=0)
+        axes.margins(x=0.05)
+    else:
+        bottom = 0.0
+        for (name, [height]), colour in zip(shares.items(), colours, strict=True):
+            axes.bar(steps, [height], 0.5, bottom=bottom, color=colour, label=name)
+            bottom += height
+    axes.set_ylim(0, max(0.05, 1.08 * max(map(sum, zip(*shares.values(), strict=True)))))
+    legend_beside(axes, reverse=True)  # from the top of the stack down
+    return name_axes(axes, "What was wrong", "share of reviewed messages")
+
+
+def _cross_entropy(axes: "Axes", data: RunData) -> bool:
+    steps, passes = data.series("corrections/ce_loss"), data.series("corrections/pass_loss")
+    if steps:
+        trend(axes, steps, BLUE, "each step, running mean")
+    if passes:
+        axes.plot(*zip(*passes, strict=True), "o", color=ORANGE, markersize=5, label="at the end of a pass")
+    if steps or passes:
+        axes.set_ylim(0, 1.08 * max(value for _, value in (*steps, *passes)) or 1.0)
+    return bool(steps or passes) and name_axes(axes, "Cross-entropy on the corrections", "nats per token")
+
+
+def _changes(axes: "Axes", data: RunData) -> bool:
+    found = changes(data.series("reward"))
+    if not found or not is_supervised(data):
+        return False
+    reach = max(map(abs, found)) or 1.0
+    axes.hist(found, bins=_BINS, range=(-reach, reach), color=BLUE, alpha=0.75)
+    axes.axvline(0, color=BLACK, linewidth=0.8)
+    axes.axvline(fmean(found), color=ORANGE, linewidth=1.6, label=f"mean {fmean(found):+.4f}".replace("-", "−"))
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    return name_axes(axes, "Change of the reward from step to step", "steps", "change of the reward")
+
+
+SUPERVISION_PANELS: tuple[Panel, ...] = (_reward, _valid, _categories, _cross_entropy, _changes)

@@ -1,0 +1,182 @@
+"""What came of a training's supervision, as figures: at its end they are printed and written to `supervision.json`.
+
+The first batches are compared with the last ones. Where the rollouts hold the values, the intervals are bootstrapped
+over lessons, each with all its conversations; otherwise over steps. The latter show only how much the batches' means
+differ among themselves.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Optional
+
+import pyarrow.parquet as pq
+
+from classroom_rl.config.values import PASS
+from classroom_rl.results.run_folder import RunData, is_number, load_run, look_up
+from classroom_rl.results.supervision_plot import PASS_EXAMPLES, is_supervised, passes_of
+from classroom_rl.rollout.intervals import Estimate, mean_with_ci
+from classroom_rl.system.storage import write_whole
+
+SUPERVISION_NAME = "supervision.json"
+LESSONS, STEPS = "lessons", "steps"
+MOST_BATCHES = 10
+_FIGURES = {
+    "reward": ("reward", "Reward"),
+    "valid": ("supervision/valid_share", "Valid messages"),
+    "process_reward": ("supervision/process_reward", "Process reward"),
+}
+"""Each figure's metric and its name for people."""
+
+ByLesson = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class FirstAndLast:
+    """A figure in the first and in the last batches. `over` says what the intervals are over: `lessons` or `steps`."""
+
+    first: Estimate
+    last: Estimate
+    over: str
+
+
+@dataclass(frozen=True)
+class SupervisionSummary:
+    """What came of the supervision.
+
+    Attributes:
+        batches: the number of batches on each side; no batch is on both.
+        figures: `reward`; `valid`, the share of valid messages among those with a verdict, rejected drafts included;
+            `process_reward`, the mean of the supervisor's penalties over each conversation's messages. A figure
+            that the run does not have is left out.
+        passes: the number of passes over corrections.
+        examples: how many corrections were trained on: in a pass once in each epoch, beside a batch once.
+        final_loss: the last cross-entropy on corrections, in nats per token; None if none was trained on.
+    """
+
+    batches: int
+    figures: Mapping[str, FirstAndLast] = field(default_factory=dict)
+    passes: int = 0
+    examples: int = 0
+    final_loss: Optional[float] = None
+
+
+def summarise_supervision(data: RunData) -> Optional[SupervisionSummary]:
+    """The summary of a run folder; None if the run had no supervisor."""
+    if not is_supervised(data):
+        return None
+    in_passes = look_up(data.config, "train", "corrections", "mode") == PASS or bool(passes_of(data))
+    counted, lost = (
+        (PASS_EXAMPLES, "corrections/pass_loss") if in_passes else ("corrections/rows", "corrections/ce_loss")
+    )
+    losses = [value for _, value in data.series(lost)]
+    passes = [value for _, value in data.series("corrections/passes")]  # of a step: those before its own pass
+    return SupervisionSummary(
+        batches=_batches(len(data.series("reward"))),  # a step that trains on a batch again has no reward
+        figures=_figures(data),
+        passes=int(max([*passes, len(passes_of(data))])),
+        examples=int(sum(value for _, value in data.series(counted))),
+        final_loss=losses[-1] if losses else None,
+    )
+
+
+def _batches(steps: int) -> int:
+    return min(MOST_BATCHES, steps // 2)
+
+
+def _figures(data: RunData) -> dict[str, FirstAndLast]:
+    sides = [_values_of(files) for files in _rollouts(data.folder)]
+    found = {}
+    for name, (metric, _) in _FIGURES.items():
+        by_lesson = [mean_with_ci(side.get(name, {})) for side in sides]
+        by_step = _over_steps(data.series(metric))
+        if by_lesson and all(sum(map(bool, side.get(name, {}).values())) > 1 for side in sides):
+            found[name] = FirstAndLast(*by_lesson, LESSONS)
+        elif by_step:
+            found[name] = FirstAndLast(*by_step, STEPS)
+    return found
+
+
+def _over_steps(points: Sequence[tuple[float, float]]) -> list[Estimate]:
+    batches = _batches(len(points))
+    if batches == 0:
+        return []
+    sides = (points[:batches], points[-batches:])
+    return [mean_with_ci({str(step): [value] for step, value in side}) for side in sides]
+
+
+def _rollouts(folder: Path) -> list[list[Path]]:
+    """The rollout files of the first and of the last batches; [] with fewer than two batches."""
+    by_step: dict[str, list[Path]] = {}
+    for path in sorted((folder / "rollouts").glob("step_*.parquet")):
+        by_step.setdefault(path.stem.partition("-")[0], []).append(path)
+    batches = _batches(len(by_step))
+    files = list(by_step.values())
+    return [sum(side, []) for side in (files[:batches], files[-batches:])] if batches else []
+
+
+def _values_of(files: Sequence[Path]) -> dict[str, ByLesson]:
+    """Figure → lesson → values: a reward and a process reward per conversation, 1 or 0 per message with a verdict."""
+    found: dict[str, ByLesson] = {name: {} for name in _FIGURES}
+    for path in files:
+        for row in pq.read_table(path, columns=["problem_id", "reward", "turns"]).to_pylist():
+            turns = json.loads(row["turns"])
+            values = {
+                "reward": [row["reward"]],
+                "valid": _verdicts(turns),
+                "process_reward": [_process_reward(turns)],
+            }
+            for name, each in values.items():
+                known = [value for value in each if is_number(value)]
+                found[name].setdefault(row["problem_id"], []).extend(known)
+    return found
+
+
+def _verdicts(turns: Sequence[Mapping[str, Any]]) -> list[float]:
+    reviews = [turn.get("review") for turn in turns if not turn.get("replaced")]
+    reviews += [draft["review"] for turn in turns for draft in turn.get("drafts", ())]
+    return [float(each["valid"]) for each in reviews if each is not None and each["valid"] is not None]
+
+
+def _process_reward(turns: Sequence[Mapping[str, Any]]) -> Optional[float]:
+    """The mean of the supervisor's penalties over a conversation's messages; None if none has one."""
+    penalties = [(turn.get("review") or {}).get("penalty") for turn in turns]
+    known = [penalty for penalty in penalties if is_number(penalty)]
+    return fmean(known) if known else None
+
+
+def write_supervision(run_folder: Path) -> Optional[SupervisionSummary]:
+    """Write `supervision.json` into a run folder and return what it holds; None, and no file, without a supervisor.
+
+    Raises:
+        DataError: if the run was not trained.
+    """
+    summary = summarise_supervision(load_run(Path(run_folder)))
+    if summary is not None:
+        text = json.dumps(asdict(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        write_whole(Path(run_folder) / SUPERVISION_NAME, text)
+    return summary
+
+
+def describe_supervision(summary: SupervisionSummary) -> str:
+    """The summary as text for the terminal."""
+    which = "batch" if summary.batches == 1 else f"{summary.batches} batches"
+    lines = [f"What the supervisor saw, in the first and the last {which}:"]
+    for name, each in summary.figures.items():
+        said = [_said(side, as_share=name == "valid") for side in (each.first, each.last)]
+        lines.append(f"  {_FIGURES[name][1]}: {said[0]} → {said[1]}, intervals over {each.over}.")
+    ran = "1 pass" if summary.passes == 1 else f"{summary.passes} passes"
+    loss = "" if summary.final_loss is None else f", the last cross-entropy {summary.final_loss:.3f} nats per token"
+    lines.append(f"  Corrections: {ran}, {summary.examples:,} examples trained on{loss}.")
+    return "\n".join(lines)
+
+
+def _said(estimate: Estimate, as_share: bool) -> str:
+    if estimate["mean"] is None:
+        return "–"
+    number = "{:.1%}".format if as_share else "{:.3f}".format
+    low_high = estimate["ci95"]
+    interval = f" [{number(low_high[0])}, {number(low_high[1])}]" if low_high else f" (n = {estimate['n']})"
+    return f"{number(estimate['mean'])}{interval}".replace("-", "−")

@@ -1,0 +1,64 @@
+"""Experiment trackers: their environment for trainings, and an evaluation's metrics in Weights & Biases."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from classroom_rl.config.base import LoggingConfig
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.results.run_folder import is_number
+
+
+def log_to_wandb(config: EvalConfig, metrics: Mapping[str, Any], folder: Path) -> None:
+    """Log every number of metrics.json under its path (`sampled/solve_rate/final/mean`), if `logging.wandb` or
+    `logging.report_to` asks for it. WANDB_API_KEY is read from the environment."""
+    if not (config.logging.wandb or "wandb" in config.logging.report_to):
+        return
+    import wandb
+
+    set_tracker_environment(config.logging, folder)
+    with wandb.init(name=config.logging.wandb_run_name, config=asdict(config)) as run:
+        run.log(dict(numbers(metrics)))
+
+
+def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """(path, value) of every number in nested mappings."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{prefix}{name}/")
+        elif is_number(value):
+            yield prefix + name, value
+
+
+def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
+    """The trackers of the configuration, for `TrainingArguments.report_to`. Also sets their environment variables.
+
+    Raises:
+        ConfigError: if a tracker is not installed.
+    """
+    from transformers.integrations import get_available_reporting_integrations  # takes seconds, evaluations do without
+
+    trackers = list(dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])]))
+    for name in sorted(set(trackers) - set(get_available_reporting_integrations()) - {"flyte"}):
+        raise ConfigError(
+            f"logging asks for {name}, which is not installed or is turned off in the environment: pip install {name}, "
+            "or take it out of logging.report_to."
+        )
+    set_tracker_environment(logging, run_folder)
+    return trackers or ["none"]
+
+
+def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
+    """Set the environment variables that trackers read. Folders that the environment names already are kept."""
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
+    os.environ.setdefault("WANDB_DIR", str(run_folder))
+    wandb = {
+        "WANDB_PROJECT": logging.wandb_project,
+        "WANDB_ENTITY": logging.wandb_entity,
+        "WANDB_RUN_GROUP": logging.run_group,
+        "WANDB_TAGS": ",".join(logging.wandb_tags),
+    }
+    os.environ.update({name: value for name, value in wandb.items() if value})

@@ -1,0 +1,386 @@
+"""Turns chat messages into token ids with a model's own chat template, and never turns message text into markup.
+
+Each message's content is replaced by a placeholder, and the template is rendered. The rendered markup is split at its
+markers: the tokens that were added to the vocabulary, special ones such as `<|im_end|>` and others such as `<think>`.
+The text between two of them, markup and content, is encoded as plain text: a student who writes `<think>` writes seven
+characters, not a marker. For messages without such spellings, the ids are those that the tokenizer gives for the
+rendered text as a whole.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import groupby
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from classroom_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, str]
+Schema = dict[str, Any]
+_Part = int | str
+"""The id of a markup token, or plain text."""
+_PLACEHOLDER = "\u2e22{}\u2e25"
+_PLACEHOLDER_PATTERN = re.compile("\u2e22(\\d+)\u2e25")
+_ANCHOR = "\u2e22"
+"""A character that merges with no other in any known vocabulary."""
+RAISED_BY_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_THOUGHTS = re.compile(r"<think>(.*?</think>|\s*$)|\s+", re.DOTALL)
+_SAMPLE = "Ann's 3rd try:\nWhere does she go? To a café."
+
+
+def encode_chat(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], tools: Sequence[Schema] | None = None
+) -> list[int]:
+    """Token ids of `messages` and of the generation prompt: a prompt for the next assistant message.
+
+    If the chat template rejects the messages, consecutive messages of one role are merged. If it rejects these, too,
+    the system message becomes a user message, or the beginning of the first one: many templates support no system
+    message, or drop one that no user message follows.
+
+    Args:
+        tools: the schemas of tools that the template is to list; they hold no markup (tool_frame.py).
+
+    Raises:
+        ConfigError: if the template rejects that form, too.
+    """
+    return _encode(tokenizer, _parts(tokenizer, messages, True, tools))
+
+
+def encode_dialogue(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
+    """Token ids of `messages` without a generation prompt, for a model that only reads; raises as `encode_chat`
+    does."""
+    return _encode(tokenizer, _parts(tokenizer, messages, False))
+
+
+def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Token ids of plain text; spellings of markers are encoded as ordinary characters."""
+    return list(_text_ids(tokenizer, len(tokenizer), text))
+
+
+@lru_cache(maxsize=8192)
+def _text_ids(tokenizer: "PreTrainedTokenizerBase", size: int, text: str) -> tuple[int, ...]:
+    """A student is shown the whole dialogue at each of its turns: what one turn encoded is there for the next."""
+    encode = _plain_encoder(tokenizer, size)
+    ids = encode(text)
+    # Vocabularies converted from SentencePiece may hold a marker as an ordinary piece, too. Some have thousands of
+    # markers, so they are looked for in the text only where an id is one of theirs.
+    if not _marker_ids(tokenizer, size).isdisjoint(ids):
+        markers = _markers(tokenizer, size)
+        spelled = [each for each in markers if len(each) > 1 and each in text]
+        if not {markers[each][0] for each in spelled}.isdisjoint(ids):
+            ids = _encode_cut(encode, text, spelled)
+    return tuple(ids)
+
+
+@lru_cache(maxsize=8)
+def _marker_ids(tokenizer: "PreTrainedTokenizerBase", size: int) -> frozenset[int]:
+    return frozenset(token_id for content, (token_id, _) in _markers(tokenizer, size).items() if len(content) > 1)
+
+
+@lru_cache(maxsize=8)
+def _plain_encoder(tokenizer: "PreTrainedTokenizerBase", size: int) -> Callable[[str], list[int]]:
+    """Encodes text with no marker in it. Where all markers are special tokens, the tokenizer does so itself; otherwise
+    a copy of it, in which all of them are."""
+    markers = _markers(tokenizer, size)
+    others = [token for token in tokenizer.added_tokens_decoder.values() if token.content in markers]
+    if all(token.special for token in others) or not tokenizer.is_fast:
+        return partial(tokenizer.encode, add_special_tokens=False, split_special_tokens=True)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] in markers
+    plain = type(tokenizer.backend_tokenizer).from_str(json.dumps(content))
+    plain.no_truncation()
+    plain.no_padding()
+    plain.encode_special_tokens = True
+    return lambda text: plain.encode(text, add_special_tokens=False).ids
+
+
+def _encode_cut(encode: Callable[[str], list[int]], text: str, markers: Iterable[str]) -> list[int]:
+    """Encode text that is cut behind the first character of each marker in it."""
+    spelled = "|".join(f"(?={re.escape(each)})" for each in markers)
+    cuts = [found.start() + 1 for found in re.finditer(spelled, text)]
+    ids, before = encode(text[: cuts[0]]), len(encode(_ANCHOR))
+    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        ids += encode(_ANCHOR + text[start:end])[before:]
+    return ids
+
+
+def encode_further_markup(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[int]:
+    """Token ids of markup that does not stand at the beginning of a prompt."""
+    return _encode(tokenizer, _split(tokenizer, markup), further=True)
+
+
+def encode_further_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Token ids of plain text that does not stand at the beginning of a prompt."""
+    return _encode(tokenizer, [text], further=True)
+
+
+def encode_reply(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Token ids of an assistant's whole message: its text, and the token that ends it; raises as `ReplyFrame` does."""
+    return [*encode_further_text(tokenizer, text), ReplyFrame(tokenizer).turn_end_id]
+
+
+def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> list[str]:
+    """The roles that messages of these roles have in the rendered prompt; raises as `encode_chat` does."""
+    return [message["role"] for message in _arrange(tokenizer, [_message(role, role) for role in roles], True)[1]]
+
+
+# Rendering -----------------------------------------------------------------------------------------------------------
+
+
+def _parts(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    reply_follows: bool,
+    tools: Sequence[Schema] | None = None,
+) -> list[_Part]:
+    rendered, arranged = _arrange(tokenizer, messages, reply_follows, tools)
+    parts: list[_Part] = []
+    for i, piece in enumerate(_PLACEHOLDER_PATTERN.split(rendered)):
+        parts += [arranged[int(piece)]["content"]] if i % 2 else _split(tokenizer, piece)
+    return parts
+
+
+def _arrange(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    reply_follows: bool,
+    tools: Sequence[Schema] | None = None,
+) -> tuple[str, list[Message]]:
+    """The rendered template with placeholders, and the messages that the placeholders stand for."""
+    reasons = []
+    for arranged in _arrangements(messages):
+        roles = [message["role"] for message in arranged]
+        try:
+            rendered = _render(tokenizer, roles, reply_follows, tools)
+        except RAISED_BY_TEMPLATES as error:
+            reasons.append(f"The model's chat template takes no {', '.join(roles)}: {error}")
+            continue
+        if [int(found) for found in _PLACEHOLDER_PATTERN.findall(rendered)] != list(range(len(roles))):
+            reasons.append(
+                f"The model's chat template leaves out, repeats or moves what the {', the '.join(dict.fromkeys(roles))}"
+                " said"
+            )
+        elif roles == ["system"] and reply_follows and not rendered.endswith(_opening(tokenizer)):
+            reasons.append("The model's chat template opens no reply to a system's message alone")
+        else:
+            return rendered, arranged
+    raise ConfigError(
+        f"{reasons[0].rstrip('.')}. It cannot hold a conversation; take another model, or give its tokenizer a chat "
+        "template that does."
+    )
+
+
+def _arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Yields equivalent forms of the messages: as they are, with consecutive messages of one role merged, and with the
+    system message as a user message besides."""
+    yield list(messages)
+    yield _without_neighbours(messages)
+    if messages[0]["role"] == "system":
+        yield _without_neighbours([{**messages[0], "role": "user"}, *messages[1:]])
+
+
+def _without_neighbours(messages: Sequence[Message]) -> list[Message]:
+    runs = groupby(messages, key=lambda message: message["role"])
+    return [_message(role, "\n\n".join(each["content"] for each in run)) for role, run in runs]
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _render(
+    tokenizer: "PreTrainedTokenizerBase",
+    roles: Sequence[str],
+    reply_follows: bool = True,
+    tools: Sequence[Schema] | None = None,
+) -> str:
+    messages = [_message(role, _PLACEHOLDER.format(i)) for i, role in enumerate(roles)]
+    # Llama 3 would list them in the user's first message, which a conversation that the assistant opens does not have.
+    listed = {} if tools is None else {"tools": list(tools), "tools_in_user_message": False}
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_follows, **listed)
+
+
+def markup_around(
+    tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str], tools: Sequence[Schema]
+) -> list[str] | None:
+    """The markup before, between and after the contents of messages of these roles, in a prompt for the next message;
+    None if the template does not take them as they are."""
+    try:
+        rendered = _render(tokenizer, roles, True, tools)
+    except RAISED_BY_TEMPLATES:
+        return None
+    in_order = [int(found) for found in _PLACEHOLDER_PATTERN.findall(rendered)] == list(range(len(roles)))
+    return _PLACEHOLDER_PATTERN.split(rendered)[::2] if in_order else None
+
+
+def encode_between(tokenizer: "PreTrainedTokenizerBase", pieces: Sequence[str]) -> list[int]:
+    """Token ids of markup and plain text in turns, markup first, that do not stand at the beginning of a prompt."""
+    parts: list[_Part] = []
+    for i, piece in enumerate(pieces):
+        parts += [piece] if i % 2 else _split(tokenizer, piece)
+    return _encode(tokenizer, parts, further=True)
+
+
+def holds_markup(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
+    """Whether a text spells a marker, or what this module uses as a placeholder."""
+    return _ANCHOR in text or any(content in text for content in _markers(tokenizer, len(tokenizer)))
+
+
+def _opening(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The generation prompt that the template adds after a user message; empty if it adds none."""
+    try:
+        with_reply, without = _render(tokenizer, ["user"], True), _render(tokenizer, ["user"], False)
+    except RAISED_BY_TEMPLATES:
+        return ""
+    return with_reply[len(commonprefix([with_reply, without])) :]
+
+
+# Encoding ------------------------------------------------------------------------------------------------------------
+
+
+def _split(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[_Part]:
+    """Splits markup at its markers, as the tokenizer does: some of them absorb the white space around them."""
+    markers = {content: marker for content, marker in _markers(tokenizer, len(tokenizer)).items() if content in markup}
+    if not markers:
+        return [markup]
+    longest_first = sorted(markers, key=len, reverse=True)
+    parts: list[_Part] = []
+    position = 0
+    for found in re.finditer("|".join(markers[content][1] for content in longest_first), markup):
+        parts += [markup[position : found.start()], markers[found[found.lastindex]][0]]
+        position = found.end()
+    return [*parts, markup[position:]]
+
+
+@lru_cache(maxsize=8)
+def _markers(tokenizer: "PreTrainedTokenizerBase", size: int) -> dict[str, tuple[int, str]]:
+    """Maps the spelling of each added token to its id and a pattern that matches it, with the token itself as a group.
+    Runs of white space that are no special tokens are ordinary text, which the tokenizer handles."""
+    found = {}
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token.special or token.content.strip():
+            before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
+            edges = (r"(?<!\w)", r"(?!\w)") if token.single_word else ("", "")
+            found[token.content] = token_id, f"{before}{edges[0]}({re.escape(token.content)}){edges[1]}{after}"
+    return found
+
+
+def _encode(tokenizer: "PreTrainedTokenizerBase", parts: Sequence[_Part], further: bool = False) -> list[int]:
+    """Token ids of markup and text; `further` if they do not stand at the beginning of a prompt."""
+    ids: list[int] = []
+    for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
+        if not is_text:
+            ids += run
+            continue
+        text = "".join(run)
+        if text and (ids or further) and _marks_beginnings(tokenizer, len(tokenizer)):
+            ids += encode_text(tokenizer, _ANCHOR + text)[len(encode_text(tokenizer, _ANCHOR)) :]
+        elif text:
+            ids += encode_text(tokenizer, text)
+    return ids
+
+
+@lru_cache(maxsize=8)
+def _marks_beginnings(tokenizer: "PreTrainedTokenizerBase", size: int) -> bool:
+    """Whether text at the beginning of a prompt gets other ids than after a markup token: for some models,
+    SentencePiece puts a space there."""
+    for content, (token_id, pattern) in _markers(tokenizer, size).items():
+        if pattern.endswith(f"({re.escape(content)})"):
+            return tokenizer.encode(content + "a", add_special_tokens=False) != [token_id, *encode_text(tokenizer, "a")]
+    return False
+
+
+# Between two messages of the assistant -------------------------------------------------------------------------------
+
+
+class ReplyFrame:
+    """The markup that the chat template puts around a user's reply between two assistant messages.
+
+    It is found once per tokenizer: system, user, assistant, user are rendered, and everything after the assistant's
+    content except the user's content is the frame. So templates that rewrite earlier messages (by dropping `<think>`
+    blocks, for example) cannot change the tokens of what was sampled already.
+
+    Attributes:
+        turn_end_id: the token that ends an assistant's message.
+        opens_thought: whether the template begins each assistant message with `<think>`.
+
+    Raises:
+        ConfigError: if the template rejects such a dialogue, or puts markup around assistant messages that sampled
+            messages would lack, or if decoding the tokens does not give the same text.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
+        self._tokenizer = tokenizer
+        before, head, tail = _around_reply(tokenizer, ["system", "user", "assistant", "user"])
+        _refuse_other_frames(tokenizer, head, tail)
+        _refuse_unsampled_markup(before, tail)
+        self.turn_end_id, self._head = _turn_end(_split(tokenizer, head))
+        self._tail = _split(tokenizer, tail)
+        self.opens_thought: bool = tail.rstrip().endswith("<think>")
+        self._refuse_changed_text()
+
+    def reply(self, text: str) -> list[int]:
+        """The ids after the teacher's end-of-turn token: the framed reply and the generation prompt of the next
+        turn."""
+        return _encode(self._tokenizer, [*self._head, text, *self._tail], further=True)
+
+    def _refuse_changed_text(self) -> None:
+        for ids in (encode_text(self._tokenizer, _SAMPLE), self.reply(_SAMPLE)):
+            found = self._tokenizer.decode(ids, skip_special_tokens=False)
+            if _SAMPLE not in found:
+                raise ConfigError(
+                    f"The model's tokenizer changes what is said: of {_SAMPLE!r} it makes {found!r}. What a teacher "
+                    "says would reach the student in other words; take a model whose tokenizer keeps text as it is."
+                )
+
+
+def _around_reply(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> tuple[str, str, str]:
+    """The markup before the assistant's last message, between it and the user's last message, and after that."""
+    rendered, arranged = _arrange(tokenizer, [_message(role, "") for role in roles], reply_follows=True)
+    pieces = _PLACEHOLDER_PATTERN.split(rendered)[::2]
+    return pieces[len(arranged) - 2], pieces[-2], pieces[-1]
+
+
+def _refuse_other_frames(tokenizer: "PreTrainedTokenizerBase", head: str, tail: str) -> None:
+    further = _around_reply(tokenizer, ["system", "user", "assistant", "user", "assistant", "user"])
+    if further[1:] != (head, tail):
+        raise ConfigError(
+            f"The model's chat template frames a first reply of the user with {head!r} and {tail!r}, a second one with "
+            f"{further[1]!r} and {further[2]!r}. Give its tokenizer a chat template that treats all alike."
+        )
+
+
+def _refuse_unsampled_markup(before: str, tail: str) -> None:
+    """Refuse a template whose earlier assistant messages begin with markup that its generation prompt lacks, other than
+    thoughts: the model would have to write that markup itself."""
+    stands, given = _THOUGHTS.sub("", before), _THOUGHTS.sub("", tail)
+    if not given.startswith(stands):
+        raise ConfigError(
+            f"The model's chat template begins an assistant's message with {before!r}, a prompt for one ends with "
+            f"{tail!r}: the model is to write the rest of the markup (channels, recipients), which this project does "
+            "not read. Take another model, or give its tokenizer a chat template whose prompts end with all of it."
+        )
+
+
+def _turn_end(head: Sequence[_Part]) -> tuple[int, list[_Part]]:
+    """The token that ends an assistant message, and the markup after it."""
+    rest = list(head)
+    while rest and isinstance(rest[0], str) and not rest[0].strip():  # the model writes white space before it itself
+        rest.pop(0)
+    if not rest:
+        raise ConfigError("The model's chat template puts nothing between an assistant's message and the user's reply.")
+    if isinstance(rest[0], str):
+        raise ConfigError(
+            f"The model's chat template ends an assistant's message with {rest[0]!r}, which is no token of its own in "
+            "the model's vocabulary: the model could not end its turn with it. Add the template's markers to the "
+            "tokenizer as special tokens, or take an instruct model."
+        )
+    return rest[0], rest[1:]

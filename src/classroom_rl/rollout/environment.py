@@ -1,0 +1,241 @@
+"""The protocol of environments: how a server opens one, how the runner plays its episodes, and how they are recorded.
+
+An environment is one folder and one line in `ENVIRONMENTS` (rollout/registry.py). It defines the states of its
+episodes, the model that each state asks, the journal's events, and the rewards. Requests, restarts, weights, schedules,
+and the way from tokens to tensors are the same for all environments. docs/environments.md shows an example.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from classroom_rl.errors import DataError
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.reviews import MessageToReview, Review
+from classroom_rl.rollout.roles import POLICY_SEAT, LoadedModels, Seats
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, Phase, Registration
+from classroom_rl.rollout.tokens import TokenBuffer, Turn
+from classroom_rl.rollout.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from classroom_rl.rollout.store.journal import Journal
+
+
+class Episode(Protocol):
+    """One episode of an environment: a conversation, a game.
+
+    Attributes:
+        turns: its messages.
+        buffer: the policy's context; None before the policy's first turn.
+        rewards: the value of each reward; None for an episode that cannot be scored.
+        rejected, failure, overflow: as in `Trajectory`.
+    """
+
+    id: str
+    problem: Problem
+    turns: Sequence[Turn]
+    buffer: TokenBuffer | None
+    rewards: Mapping[str, float | None]
+    rejected: bool
+    failure: str | None
+    overflow: str | None
+
+    @property
+    def state(self) -> Hashable:
+        """The current state: one of those in the environment's phases, unless the episode is finished."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the episode has ended."""
+
+    @property
+    def answers(self) -> int:
+        """The number of model answers so far."""
+
+
+E = TypeVar("E", bound=Episode)
+R = TypeVar("R")
+
+
+@dataclass(eq=False)
+class Siblings:
+    """The episodes of one request on the same problem, in their order. Each request that is played has its own.
+    `meeting` is for what an environment keeps of them together."""
+
+    episodes: list[Any] = field(default_factory=list)
+    meeting: Any = None
+
+
+@dataclass(frozen=True)
+class Play(Generic[E, R]):
+    """One episode of a request, while it is played.
+
+    Attributes:
+        index: its position in the request.
+        occurrence: the number of earlier episodes on the same problem in the request.
+        weights: a fingerprint of the policy's weights when the request began.
+        replayed: what `Environment.replay` returned for it.
+        registration: the episode's place in the schedule, which says when it may go on.
+        siblings: the episodes of the request on its problem, itself among them.
+    """
+
+    episode: E
+    request: SampleRequest
+    index: int
+    occurrence: int
+    weights: str
+    replayed: R
+    registration: Registration = field(default_factory=ConcurrentSchedule)
+    siblings: Siblings = field(default_factory=Siblings)
+
+    def sampled_with(self, sampling: Sampling) -> Sampling:
+        """The sampling of the next answer, with a `draw` of its own, and with a seed of its own if the request fixes
+        seeds."""
+        answers = self.episode.answers
+        sampling = replace(sampling, draw=(self.episode.id, answers))
+        if not self.request.fixed_seeds:
+            return sampling
+        parts = (self.request.seed, self.episode.problem.id, self.request.step, self.occurrence, answers)
+        digest = sha256("|".join(map(str, parts)).encode()).digest()
+        return replace(sampling, seed=int.from_bytes(digest[:4]))
+
+    def common_fields(self, reward: float | None) -> dict[str, Any]:
+        """The fields of the episode's trajectory that are the same for every environment.
+
+        Args:
+            reward: the weighted sum of its rewards.
+        """
+        episode, request, buffer = self.episode, self.request, self.episode.buffer
+        return {
+            "id": episode.id,
+            "request_id": request.request_id,
+            "step": request.step,
+            "index": self.index,
+            "problem_id": episode.problem.id,
+            "problem": episode.problem.text,
+            "answer": episode.problem.answer,
+            "rewards": dict(episode.rewards),
+            "reward": reward,
+            "turns": episode.turns,
+            "state": str(episode.state),
+            "rejected": episode.rejected,
+            "failure": episode.failure,
+            "overflow": episode.overflow,
+            "prompt_ids": buffer.prompt_ids if buffer else [],
+            "completion_ids": buffer.completion_ids if buffer else [],
+            "mask": buffer.mask if buffer else [],
+            "logprobs": buffer.logprobs if buffer else [],
+            "branches": buffer.branches if buffer else [],
+            "meta": request.meta[self.index] if request.meta is not None else {},
+        }
+
+
+class Environment(ABC, Generic[E, R]):
+    """Plays episodes, one state at a time.
+
+    In all methods, `config` is the whole configuration of the program: a `TrainRLConfig` or an `EvalConfig`.
+
+    Attributes:
+        Record: the class of a finished episode's record; a subclass of `Trajectory` with the environment's own fields.
+        phases: the phases of an episode under `generation.schedule: phased`.
+        review_by_rules: the supervisor `rules` of this environment, as a static method; None for the classroom's.
+        seats: the models in the seats.
+    """
+
+    Record: ClassVar[type[Trajectory]] = Trajectory
+    phases: ClassVar[Sequence[Phase]]
+    review_by_rules: ClassVar[Callable[[MessageToReview], Review] | None] = None
+    seats: LoadedModels
+
+    # Opening -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
+        """The models that the seats need under this configuration, by seat, in the order of loading."""
+        return {POLICY_SEAT: config.teacher_model}
+
+    @classmethod
+    def check(cls, config: Any, judge_reads_templates: bool) -> None:
+        """Check what an episode needs besides models, before any model is loaded.
+
+        Args:
+            judge_reads_templates: whether the judge is a model, which gets prompt templates.
+
+        Raises:
+            DataError: if a prompt template is missing or wrong.
+        """
+
+    @classmethod
+    @abstractmethod
+    def open_with(cls, config: Any, seats: Seats, journal: "Journal", reward_weights: Mapping[str, float]) -> Self:
+        """Open the environment of a configuration, with the models that `models` named."""
+
+    @classmethod
+    def check_problems(
+        cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
+    ) -> None:
+        """Check the problems of a training before its first step.
+
+        Args:
+            limit: the length of the policy's context, in tokens.
+
+        Raises:
+            DataError: if a problem does not fit.
+        """
+
+    # Playing -----------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def identity(self) -> tuple[Any, ...]:
+        """Everything that an episode depends on besides its request. If its `repr` changes, a batch begins anew."""
+
+    @abstractmethod
+    def open(self, id: str, problem: Problem, request: SampleRequest) -> E:
+        """An episode before its first state."""
+
+    @abstractmethod
+    def replay(self, episode: E, events: Iterable[dict[str, Any]], judge_again: bool) -> R:
+        """Bring an episode to the point where the journal's events end, and return what else they hold."""
+
+    @abstractmethod
+    def is_recorded(self, replayed: R) -> bool:
+        """Whether the journal holds the finished episode."""
+
+    def needs_policy(self, episode: E) -> bool:
+        """Whether the policy may still be asked in an episode. Once it may not, that stays so, and other
+        weights can be loaded while the rest of it goes on."""
+        return not episode.finished
+
+    @abstractmethod
+    async def advance(self, play: Play[E, R]) -> None:
+        """Do what the episode's state asks for, write it to the journal, and put the episode into the next state."""
+
+    @abstractmethod
+    def trajectory(self, play: Play[E, R], reward: float | None) -> Trajectory:
+        """The record of a finished episode; `reward` is the weighted sum of its rewards."""
+
+    # Finished episodes -------------------------------------------------------------------------------------------
+
+    def reward_of(self, name: str, record: Trajectory) -> float | None:
+        """One of the environment's rewards of a finished episode; it may be one without a weight in the configuration.
+
+        Raises:
+            DataError: if the episode lacks what the reward is computed from.
+        """
+        if name not in record.rewards:
+            raise DataError(
+                f"The reward {name} was not computed for {record.id}: train.reward_weights does not name it."
+            )
+        return record.rewards[name]
+
+    @classmethod
+    def batch_metrics(cls, records: Sequence[Trajectory]) -> dict[str, float]:
+        """The environment's own metrics of a batch, as means over its episodes."""
+        return {}

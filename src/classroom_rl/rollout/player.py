@@ -1,0 +1,243 @@
+"""Plays one rollout: asks the model, asks the user's functions what comes next, and says how it ended."""
+
+import inspect
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from classroom_rl.errors import (
+    ClassroomError,
+    ConfigError,
+    ContextOverflow,
+    EngineFailure,
+    ProviderFailure,
+    RequestTooLong,
+    RolloutsStopped,
+)
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.histories import History, ToolUse, history_of
+from classroom_rl.rollout.starts import check_text, derive_seed
+from classroom_rl.rollout.step import (
+    BY_STOP,
+    CONTEXT_FULL,
+    ERROR,
+    FAILED,
+    LENGTH,
+    MAX_STEPS,
+    MAX_TOKENS,
+    NO_NEXT_PROMPT,
+    ONE_STEP,
+    STOP,
+    TERMINATED,
+    TRUNCATED,
+    End,
+    Rollout,
+    Step,
+)
+from classroom_rl.rollout.text import without_surrogates
+from classroom_rl.rollout.thoughts import split_message
+from classroom_rl.rollout.tools.turn import SampledMessage
+
+NextPrompt = Callable[[Rollout, int], str | None | Awaitable[str | None]]
+Stop = Callable[[Rollout, Step], bool | str | None | Awaitable[bool | str | None]]
+Score = float | None | Sequence[float | None]
+Reward = Callable[[Rollout], Score | Awaitable[Score]]
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The user's functions; each may be plain or async. A plain one must not wait: it holds up all rollouts.
+
+    Attributes:
+        next_prompt: (rollout, number of the next step) → the next user message, or None if there is none.
+        stop: (rollout, its last step) → True, or the reason as text, if the rollout has come to its end.
+        reward: (finished rollout) → a number, None (not scored), or a list with one of these for each step.
+    """
+
+    next_prompt: NextPrompt | None = None
+    stop: Stop | None = None
+    reward: Reward | None = None
+
+    def __post_init__(self) -> None:
+        for name, function in vars(self).items():
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} is {function!r}; it must be a function, or None.")
+
+
+class Player:
+    """Plays one rollout.
+
+    Args:
+        show: is called with the rollout after each of its steps, and when it has ended.
+        tools: what the model may call; None for no tools.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        rollout: Rollout,
+        functions: Functions,
+        show: Callable[[Rollout], None],
+        tools: ToolUse | None = None,
+    ):
+        self._engine = engine
+        self._functions = functions
+        self._show = show
+        self._history: History = history_of(engine, rollout, tools)
+        self.rollout = rollout
+
+    async def play(self) -> Rollout:
+        """The finished rollout, scored.
+
+        Raises:
+            RolloutsStopped: if a function of the user raised an error or returned something of no use, or if the engine
+                cannot go on at all.
+        """
+        prompt = self.rollout.first_prompt
+        while self.rollout.end is None:
+            if not await self._step(prompt):
+                break
+            prompt = await self._next()
+        self._show(self.rollout)
+        await self._score()
+        return self.rollout
+
+    def _change(self, **changes: Any) -> None:
+        self.rollout = replace(self.rollout, **changes)
+
+    def _end(self, state: str, reason: str, detail: str = "", unanswered: str | None = None) -> None:
+        self._change(end=End(state, reason, detail), unanswered=unanswered)
+
+    # One message of the model ------------------------------------------------------------------------------------
+
+    async def _step(self, prompt: str) -> bool:
+        """Ask the model; returns whether there is a new step. If not, the rollout has ended."""
+        number = len(self.rollout.steps)
+        try:
+            step = await self._sample(prompt, number)
+        except (ContextOverflow, RequestTooLong) as error:
+            self._end(TRUNCATED, CONTEXT_FULL, str(error), prompt)
+            return False
+        except (ProviderFailure, ConfigError) as error:  # so it would be for every rollout
+            raise self._stopped("The engine cannot go on", error) from error
+        except Exception as error:
+            self._refuse_dead_engine()
+            words = str(error) if isinstance(error, ClassroomError) else f"{type(error).__name__}: {error}"
+            self._end(FAILED, ERROR, words, prompt)
+            return False
+        self._history.add(step)
+        self._change(steps=(*self.rollout.steps, step))
+        self._show(self.rollout)
+        return True
+
+    async def _sample(self, prompt: str, number: int) -> Step:
+        settings = self.rollout.settings
+        seed = derive_seed(self.rollout.seed, number)
+        draw = (self.rollout.id, number)
+        sampling = Sampling(
+            settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, seed=seed, draw=draw
+        )
+        messages, prompt_ids = self._history.messages(prompt), self._history.prompt_ids(prompt)
+        started = time.time()
+        answer = await self._history.sample(prompt, prompt_ids, sampling)
+        return _step_of(answer, number, prompt, messages, prompt_ids, seed, started, self._history.opens_thought)
+
+    def _refuse_dead_engine(self) -> None:
+        """Stop all rollouts if the engine is dead: no other would fare better."""
+        check_alive = getattr(self._engine, "check_alive", None)
+        if check_alive is None:
+            return
+        try:
+            check_alive()
+        except ClassroomError as error:
+            raise self._stopped("The engine is dead", error) from error
+
+    # What comes next ---------------------------------------------------------------------------------------------
+
+    async def _next(self) -> str | None:
+        """The next prompt, unless the rollout has ended."""
+        last, number = self.rollout.steps[-1], len(self.rollout.steps)
+        said = await self._ask("stop", self._functions.stop, last)
+        if not (said is None or isinstance(said, str) or said in (True, False)):
+            raise self._bad("stop", f"returned {said!r}; it must return True, False, None, or the reason as text")
+        if said:
+            return self._end(TERMINATED, BY_STOP, said if isinstance(said, str) else "")
+        if self._functions.next_prompt is None:
+            ends = (TRUNCATED, MAX_TOKENS) if last.finish_reason == LENGTH else (TERMINATED, ONE_STEP)
+            return self._end(*ends)
+        found = await self._ask("next_prompt", self._functions.next_prompt, number)
+        if found is None:
+            return self._end(TERMINATED, NO_NEXT_PROMPT)
+        try:
+            check_text(found)
+        except ValueError as error:
+            raise self._bad("next_prompt", f"gave no prompt: {error}; None ends the rollout") from None
+        if number >= self.rollout.settings.max_steps:
+            return self._end(TRUNCATED, MAX_STEPS, unanswered=found)
+        return found
+
+    async def _score(self) -> None:
+        if self._functions.reward is None:
+            return
+        value = await self._ask("reward", self._functions.reward)
+        try:
+            self.rollout = self.rollout.scored(value)
+        except ValueError as error:
+            raise self._bad("reward", f"gave no reward: {error}") from None
+        self._show(self.rollout)
+
+    async def _ask(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
+        """What a function of the user says; None without one."""
+        if function is None:
+            return None
+        try:
+            found = function(self.rollout, *arguments)
+            return await found if inspect.isawaitable(found) else found
+        except Exception as error:
+            raise self._stopped(f"The function {name} raised an error", error) from error
+
+    def _bad(self, name: str, fault: str) -> RolloutsStopped:
+        return self._stopped(f"The function {name} {fault}", None)
+
+    def _stopped(self, what: str, error: Exception | None) -> RolloutsStopped:
+        number = len(self.rollout.steps)
+        words = "" if error is None else f": {type(error).__name__}: {error}"
+        return RolloutsStopped(f"{what} in rollout {self.rollout.id} at step {number}{words}", self.rollout.id, number)
+
+
+def _step_of(
+    answer: SampledMessage,
+    number: int,
+    prompt: str,
+    messages: tuple[dict[str, str], ...],
+    prompt_ids: Sequence[int],
+    seed: int,
+    started: float,
+    opens_thought: bool,
+) -> Step:
+    if not all(math.isfinite(each) for each in answer.logprobs):
+        raise EngineFailure("The engine gave a log-prob that is infinite or NaN: the model's weights may be damaged.")
+    text = without_surrogates(answer.text)
+    split = split_message(text, opens_thought)
+    return Step(
+        index=number,
+        prompt=prompt,
+        messages=messages,
+        text=text,
+        content=split.content,
+        thought=split.thought,
+        thought_state=split.state,
+        prompt_ids=tuple(prompt_ids),
+        ids=tuple(answer.ids),
+        mask=answer.mask,
+        logprobs=tuple(answer.logprobs),
+        tokens=answer.sampled,
+        finish_reason=STOP if answer.ended else LENGTH,
+        policy=answer.policy,
+        seed=seed,
+        started=started,
+        finished=time.time(),
+        tool_calls=answer.calls,
+    )

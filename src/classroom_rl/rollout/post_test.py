@@ -1,0 +1,108 @@
+"""The post-test of a dialogue: what the student may know by now, what it is asked, and what it answers.
+
+An environment asks an `Examiner` for the `Exam` on a problem. An exam is pure, save that maths answers are compared by
+an `AnswerChecker`. What the ledger counts as evidence: docs/post_test.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Optional, Protocol
+
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.tokens import Turn
+
+if TYPE_CHECKING:
+    from classroom_rl.grading.checker import AnswerChecker
+
+PRODUCED, GIVEN, MISSED = OUTCOMES = ("produced", "given", "missed")
+"""What became of an item in a lesson: the student produced it by itself, the teacher said it first, neither."""
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """What the ledger says of one item of a lesson: a phrase, a question of the plan, a quantity.
+
+    Attributes:
+        item: the item itself, as a student that knows it may be told.
+        cue: what the student is asked for; it gives nothing of the item away.
+        outcome: one of `OUTCOMES`.
+        turn: the position of the message that is the evidence, or that gave the item away; None if it was missed.
+        knew: whether the student knew it before the lesson, as far as the program can tell; None if it cannot.
+    """
+
+    item: str
+    cue: str
+    outcome: str
+    turn: Optional[int] = None
+    knew: Optional[bool] = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the lesson holds evidence that the student knows the item."""
+        return self.outcome == PRODUCED
+
+
+@dataclass(frozen=True)
+class ExamQuestion:
+    """A question of a post-test: the place of its item in the ledger, its text, and for maths the right answer."""
+
+    item: int
+    text: str
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class ExamAnswer:
+    """An answer to a question of a post-test. `student` is `ledger` for the student that the program holds, `student`
+    for the student's model; `item` is the place of the question's item in the ledger."""
+
+    student: str
+    item: int
+    question: str
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class PostTest:
+    """The ledger of a conversation, and the answers to its post-test."""
+
+    ledger: tuple[LedgerEntry, ...]
+    answers: tuple[ExamAnswer, ...]
+
+    def score(self, student: str) -> Optional[float]:
+        """The share of right answers among those of `student`, in [0, 1]; None if it was not asked.
+
+        For the student that the program holds, it is the share of items with evidence: there are as many questions on
+        each item as on any other.
+        """
+        answered = [answer.right for answer in self.answers if answer.student == student]
+        return fmean(answered) if answered else None
+
+
+class Exam(Protocol):
+    """The post-test on one problem."""
+
+    def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
+        """The ledger of a finished dialogue: one entry for each item of the problem."""
+
+    def questions(self) -> list[ExamQuestion]:
+        """The questions, the same number for each item."""
+
+    def recall(self, question: ExamQuestion, knows: bool) -> str:
+        """What the student that the program holds answers. It is the same each time."""
+
+    async def is_right(self, question: ExamQuestion, text: str, answers: "AnswerChecker") -> bool:
+        """Whether an answer is right; raises as `AnswerChecker.is_correct` does."""
+
+
+class Examiner(Protocol):
+    """Knows the post-test on every problem of a configuration."""
+
+    def exam(self, problem: Problem) -> Exam:
+        """The post-test on a problem.
+
+        Raises:
+            DataError: if no program can ask about it.
+        """

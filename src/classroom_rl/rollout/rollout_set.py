@@ -1,0 +1,124 @@
+"""A set of recorded rollouts: a list that can be summed up, scored again, made training rows of, drawn, and saved."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Self, overload
+
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.rollout.player import Reward
+from classroom_rl.rollout.rows import TrainingRow
+from classroom_rl.rollout.set_rows import rows_of_rollout
+from classroom_rl.rollout.set_summary import RolloutSummary, sum_up
+from classroom_rl.rollout.step import Rollout
+from classroom_rl.rollout.store.set_files import read, write
+
+
+class RolloutSet(Sequence[Rollout]):
+    """Recorded rollouts, in order. Two sets are equal if all fields of their rollouts are.
+
+    Raises:
+        DataError: if something in it is no rollout.
+    """
+
+    def __init__(self, rollouts: Iterable[Rollout] = ()):
+        self._rollouts = tuple(rollouts)
+        for place, rollout in enumerate(self._rollouts):
+            if not isinstance(rollout, Rollout):
+                raise DataError(f"A RolloutSet holds rollouts; entry {place} is {rollout!r:.100}.")
+
+    def __len__(self) -> int:
+        return len(self._rollouts)
+
+    @overload
+    def __getitem__(self, place: int) -> Rollout: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "RolloutSet": ...
+
+    def __getitem__(self, place):
+        return RolloutSet(self._rollouts[place]) if isinstance(place, slice) else self._rollouts[place]
+
+    def __eq__(self, other: object) -> bool:
+        return self._rollouts == other._rollouts if isinstance(other, RolloutSet) else NotImplemented
+
+    __hash__ = None
+
+    def __add__(self, other: "RolloutSet") -> "RolloutSet":
+        return RolloutSet((*self, *other))
+
+    def __repr__(self) -> str:
+        steps = sum(len(rollout.steps) for rollout in self)
+        return f"<RolloutSet of {len(self)} rollouts with {steps} steps>"
+
+    def where(self, holds: Callable[[Rollout], bool]) -> "RolloutSet":
+        """The rollouts for which a function returns True."""
+        return RolloutSet(rollout for rollout in self if holds(rollout))
+
+    def summary(self) -> RolloutSummary:
+        """Counts, ends, steps, rewards and tokens, with intervals; `print` shows it as text."""
+        return sum_up(self._rollouts)
+
+    def rescore(self, reward: Reward) -> Self:
+        """The set with the rewards of another function; no model is asked.
+
+        Raises:
+            ConfigError: if the function is async; `rescore_async` takes it.
+            DataError: if it raises an error or gives no reward; the message names the rollout.
+        """
+        if inspect.iscoroutinefunction(reward):
+            raise ConfigError("The reward function is async: use await rescore_async(reward).")
+        return type(self)(_scored(rollout, lambda each=rollout: reward(each)) for rollout in self)
+
+    async def rescore_async(self, reward: Reward) -> Self:
+        """As `rescore`, for async functions; they are awaited one after the other."""
+        found = []
+        for rollout in self:
+            try:
+                value = reward(rollout)
+                value = await value if inspect.isawaitable(value) else value
+            except Exception as error:
+                raise _refused(rollout, error) from error
+            found.append(_scored(rollout, lambda value=value: value))
+        return type(self)(found)
+
+    def rows(self) -> list[TrainingRow]:
+        """The training rows of all rollouts, those that failed or were not scored included: one per rollout with the
+        history `with_thinking`, one per step with `without_thinking`.
+
+        Raises:
+            DataError: if the engine gave no tokens.
+        """
+        return [row for rollout in self for row in rows_of_rollout(rollout)]
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Draw the set as PNG files into a folder; returns their paths.
+
+        Raises:
+            DataError: if the set is empty.
+            StorageError: if the disk is full or may not be written to.
+        """
+        from classroom_rl.rollout.set_plots import draw
+
+        return draw(self._rollouts, Path(folder))
+
+    def save(self, path: str | Path) -> Path:
+        """Write a .jsonl or .parquet file, which is replaced atomically; raises as `set_files.write` does."""
+        write(Path(path), self._rollouts)
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file of `save`; the set is equal to the saved one. Raises as `set_files.read` does."""
+        return cls(read(Path(path)))
+
+
+def _scored(rollout: Rollout, reward: Callable[[], object]) -> Rollout:
+    try:
+        return rollout.scored(reward())
+    except Exception as error:
+        raise _refused(rollout, error) from error
+
+
+def _refused(rollout: Rollout, error: Exception) -> DataError:
+    return DataError(f"The reward of rollout {rollout.id} cannot be computed: {type(error).__name__}: {error}")

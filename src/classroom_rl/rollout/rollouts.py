@@ -1,0 +1,264 @@
+"""Rollouts of a model: prompts in, every step recorded, rewards out.
+
+    runner = Rollouts(engine, max_steps=50, history="without_thinking", seed=0)
+    done = await runner.run(prompts, next_prompt=f, stop=g, reward=h, copies=8)
+
+Every rollout is a coroutine of its own: none waits for another one's step. docs/rollouts.md is the guide.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from classroom_rl.errors import ConfigError, RolloutsStopped
+from classroom_rl.rollout.histories import ToolUse
+from classroom_rl.rollout.player import Functions, NextPrompt, Player, Reward, Stop
+from classroom_rl.rollout.rollout_set import RolloutSet
+from classroom_rl.rollout.starts import Prompt, rollouts_of, starts_of
+from classroom_rl.rollout.step import HISTORIES, NO_NEXT_PROMPT, WITHOUT_THINKING, Rollout, Settings
+from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
+
+logger = logging.getLogger(__name__)
+
+
+class Rollouts:
+    """Plays rollouts with one engine.
+
+    Args:
+        engine: an `HfEngine`, an `ApiEngine`, a vLLM engine, or any other with `generate`, `tokenizer` and `frame`
+            (token ids in and out), or with `chat` (text alone).
+        max_steps: the most messages of the model in a rollout. A rollout that reaches it is truncated.
+        history: what the model sees of its earlier messages: `without_thinking` drops its thoughts and renders each
+            prompt anew (a training row for each step); `with_thinking` keeps them and continues one list of tokens (one
+            row for the rollout).
+        seed: equal seeds give equal rollouts, if the engine samples equal tokens for equal seeds.
+        system: a system message for all prompts that bring none.
+        temperature, top_p, top_k, max_tokens: how each message is sampled; top_k −1 takes all tokens.
+        concurrency: the most rollouts in play at a time.
+        tools: what the model may call in its messages: `Tool`s, or functions to make tools of.
+        tool_limits: the limits of the calls in one message.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        max_steps: int = 50,
+        history: str = WITHOUT_THINKING,
+        seed: int = 0,
+        system: str | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        max_tokens: int = 1024,
+        concurrency: int = 256,
+        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tool_limits: ToolLimits | None = None,
+    ):
+        if not (hasattr(engine, "generate") or hasattr(engine, "chat")):
+            raise ConfigError(f"{engine!r} is no engine: it has neither generate nor chat.")
+        if not _is_count(seed, 0):
+            raise ConfigError(f"seed is {seed!r}; it must be an integer of at least 0.")
+        if not _is_count(concurrency):
+            raise ConfigError(f"concurrency is {concurrency!r}; it must be an integer of at least 1.")
+        self._tools = _tool_use(engine, tools, tool_limits)
+        self._engine = engine
+        self._system = system
+        self._seed = seed
+        self._concurrency = concurrency
+        name = f"{type(engine).__name__} {getattr(engine, 'model_name', '')}".strip()
+        self.settings = Settings(name, history, max_steps, temperature, top_p, top_k, max_tokens)
+        _check(self.settings)
+        self.settings = replace(self.settings, temperature=float(temperature), top_p=float(top_p))
+        self._played: list[Rollout] = []
+
+    @property
+    def so_far(self) -> RolloutSet:
+        """All rollouts of the current or last call as far as they are, also after it was interrupted. One that is not
+        finished has no `end`."""
+        return RolloutSet(self._played)
+
+    async def run(
+        self,
+        prompts: Iterable[Prompt],
+        next_prompt: NextPrompt | None = None,
+        stop: Stop | None = None,
+        reward: Reward | None = None,
+        copies: int = 1,
+        progress: bool = True,
+    ) -> RolloutSet:
+        """Play `copies` rollouts on each prompt; they are returned in the order of the prompts.
+
+        After each message `stop` is asked first, then `next_prompt`. Without `next_prompt`, a rollout has one step.
+        An error of the engine with one rollout is recorded as its end.
+
+        Args:
+            prompts: texts, problems of a dataset, {"prompt": text, …} with further entries for the rollout's `meta`, or
+                lists of messages that end with the user's.
+            next_prompt, stop, reward: functions, plain or async, as in `Functions`.
+            progress: whether to show a progress bar.
+
+        Raises:
+            DataError: if a prompt is malformed.
+            RolloutsStopped: if a function raises an error or returns something of no use, or the engine is dead. All
+                rollouts end; its attribute `done` holds them as far as they came.
+        """
+        if not _is_count(copies):
+            raise ConfigError(f"copies is {copies!r}; it must be an integer of at least 1.")
+        functions = Functions(next_prompt, stop, reward)
+        rollouts = list(rollouts_of(starts_of(prompts, self._system), copies, self._seed, self.settings))
+        return await self._play([(rollout, functions) for rollout in rollouts], progress)
+
+    async def replay(
+        self,
+        recorded: Iterable[Rollout],
+        next_prompt: NextPrompt | None = None,
+        stop: Stop | None = None,
+        reward: Reward | None = None,
+        progress: bool = True,
+    ) -> RolloutSet:
+        """Play recorded rollouts again with their seeds, sampling and history. With an equal engine the tokens are
+        equal; this runner's own settings do not count.
+
+        Without `next_prompt` and `stop`, each rollout gets the prompts that it got before, and ends where it ended;
+        one without a step stays as it is. With one of them, the functions decide as in `run`.
+
+        Raises:
+            RolloutsStopped: as `run` does.
+        """
+        recorded, functions = list(recorded), Functions(next_prompt, stop, reward)
+        given = next_prompt is not None or stop is not None
+        plays = [
+            (_before_its_steps(each), functions if given else replace(functions, next_prompt=_as_recorded(each)))
+            for each in recorded
+            if given or each.steps
+        ]
+        played = await self._play(plays, progress)
+        if given:
+            return played
+        again = iter(played)
+        return RolloutSet(_with_recorded_end(each, next(again)) if each.steps else each for each in recorded)
+
+    async def _play(self, plays: Sequence[tuple[Rollout, Functions]], progress: bool) -> RolloutSet:
+        self._played = [rollout for rollout, _ in plays]
+        slots = asyncio.Semaphore(self._concurrency)
+        with _progress_bar(len(plays), progress) as count:
+
+            async def play(place: int, rollout: Rollout, functions: Functions) -> None:
+                def show(changed: Rollout) -> None:
+                    count(self._played[place], changed)
+                    self._played[place] = changed
+
+                async with slots:
+                    await Player(self._engine, rollout, functions, show, self._tools).play()
+
+            tasks = [asyncio.create_task(play(place, *each)) for place, each in enumerate(plays)]
+            try:
+                await asyncio.gather(*tasks)
+            except RolloutsStopped as error:
+                await _cancel(tasks)
+                raise self._explained(error) from error.__cause__
+            except BaseException:
+                await _cancel(tasks)
+                raise
+        self._warn_of_failures()
+        return self.so_far
+
+    def _warn_of_failures(self) -> None:
+        failed = [rollout for rollout in self._played if rollout.failed]
+        if failed:
+            first = failed[0]
+            logger.warning(
+                "%d of %d rollouts failed; %s: %s", len(failed), len(self._played), first.id, first.end.detail
+            )
+
+    def _explained(self, error: RolloutsStopped) -> RolloutsStopped:
+        done = self.so_far
+        finished = sum(rollout.end is not None for rollout in done)
+        explained = RolloutsStopped(
+            f"{str(error).rstrip('.')}. {finished} of {len(done)} rollouts had ended; the attribute done of this error "
+            "holds all of them as far as they came.",
+            error.rollout_id,
+            error.step,
+        )
+        explained.done = done
+        return explained
+
+
+def _tool_use(engine: Any, tools: Sequence[Any], limits: ToolLimits | None) -> ToolUse | None:
+    if not tools:
+        return None
+    try:
+        return ToolUse.of(engine, Toolbox(tools, limits))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+async def _cancel(tasks: Sequence[asyncio.Task]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _before_its_steps(recorded: Rollout) -> Rollout:
+    return replace(recorded, notes={}, steps=(), end=None, unanswered=None, step_rewards=(), reward=None)
+
+
+def _as_recorded(recorded: Rollout) -> NextPrompt:
+    prompts = [step.prompt for step in recorded.steps]
+    return lambda _, number: prompts[number] if number < len(prompts) else None
+
+
+def _with_recorded_end(recorded: Rollout, played: Rollout) -> Rollout:
+    """A rollout that was played to its recorded length ends as it ended then."""
+    if played.end is None or played.end.reason != NO_NEXT_PROMPT or len(played.steps) != len(recorded.steps):
+        return played
+    return replace(played, end=recorded.end, unanswered=recorded.unanswered)
+
+
+@contextmanager
+def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[Rollout, Rollout], None]]:
+    """A progress bar over rollouts; yields a function that is told of each change of one: (before, after)."""
+    from tqdm import tqdm
+
+    steps = failed = 0
+    with tqdm(total=total, disable=not shown, unit="rollout", desc="rollouts", miniters=0, mininterval=0.2) as bar:
+
+        def count(before: Rollout, after: Rollout) -> None:
+            nonlocal steps, failed
+            ended = before.end is None and after.end is not None
+            steps += len(after.steps) - len(before.steps)
+            failed += ended and after.failed
+            bar.set_postfix_str(f"{steps} steps" + (f", {failed} failed" if failed else ""), refresh=False)
+            bar.update(int(ended))
+
+        yield count
+
+
+def _check(settings: Settings) -> None:
+    """Refuse settings that no rollout can have."""
+    if settings.history not in HISTORIES:
+        raise ConfigError(f"history is {settings.history!r}; it must be {' or '.join(HISTORIES)}.")
+    for name in ("max_steps", "max_tokens"):
+        if not _is_count(getattr(settings, name)):
+            raise ConfigError(f"{name} is {getattr(settings, name)!r}; it must be an integer of at least 1.")
+    if not (_is_number(settings.temperature) and 0 <= settings.temperature < float("inf")):
+        raise ConfigError(f"temperature is {settings.temperature!r}; it must be a number of at least 0 (0: greedy).")
+    if not (_is_number(settings.top_p) and 0 < settings.top_p <= 1):
+        raise ConfigError(f"top_p is {settings.top_p!r}; it must be above 0 and at most 1.")
+    if settings.top_k != -1 and not _is_count(settings.top_k):
+        raise ConfigError(f"top_k is {settings.top_k!r}; it must be at least 1, or -1 for all tokens.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,124 @@
+"""Training rows: the stretches of tokens of an episode that are trained on.
+
+Most episodes are one row. Drafts that a supervisor rejected, messages that were written in another context, and
+corrections are rows of their own. They begin with the episode's own prompt, and the conversation before them stands in
+the completion, where it is not trained on: so no row of a batch is longer than a conversation, however it is padded.
+
+In an environment that poses a new prompt for every message, such as a game, each message is a row behind its own
+prompt: the first one is the row of the episode, and the others stand beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from os.path import commonprefix
+
+from classroom_rl.rollout.tokens import Branch
+from classroom_rl.rollout.trajectory import Trajectory
+
+POLICY, DRAFT, CORRECTION = "policy", "draft", "correction"
+NO_MESSAGE = -1
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One row. All lists after `prompt_ids` have one entry per completion token.
+
+    Attributes:
+        kind: `policy` (sampled, and part of the conversation), `draft` (sampled and rejected), or `correction` (a
+            checked target that nobody sampled).
+        message: the number of the policy's message that the row is about, from 0; None for a whole conversation.
+        mask: 1 for tokens that the policy sampled; only they get a policy gradient.
+        target: 1 for tokens of a correction; only they get a gradient of the cross-entropy.
+        logprobs: the engine's log-probs of sampled tokens, 0.0 for all others.
+        messages: the number of the policy's message that each sampled token belongs to, `NO_MESSAGE` for all others.
+        reward: the process reward of a draft, or of a message in another context; None for other rows of an episode.
+            Rows of the library's rollouts have the step's reward or the rollout's (set_rows.py).
+        unchanged: of a correction, the number of its first target tokens that the policy wrote itself.
+    """
+
+    conversation_id: str
+    kind: str
+    message: int | None
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    target: list[int]
+    logprobs: list[float]
+    messages: list[int]
+    reward: float | None = None
+    unchanged: int = 0
+
+
+def rows_of(record: Trajectory) -> list[TrainingRow]:
+    """The rows of an episode: that of the whole conversation first."""
+    numbers = message_numbers(record)
+    messages = [NO_MESSAGE] * len(record.completion_ids)
+    for place, number in numbers.items():
+        if (span := record.turns[place].span) is not None:
+            messages[slice(*span)] = [number if bit else NO_MESSAGE for bit in record.mask[slice(*span)]]
+    none = [0] * len(messages)
+    tokens = (record.prompt_ids, record.completion_ids, record.mask, none, record.logprobs, messages)
+    whole = TrainingRow(record.id, POLICY, None, *tokens)
+    return [whole, *(_row_of(record, branch, numbers[branch.turn]) for branch in record.branches)]
+
+
+def message_numbers(record: Trajectory) -> dict[int, int]:
+    """The number of each of the policy's messages, from 0, by its position among the turns. Students, and messages from
+    the prompt template, have none."""
+    own = count()
+    policy = _policy_role(record)
+    return {place: next(own) for place, turn in enumerate(record.turns) if turn.role == policy and not turn.given}
+
+
+def _policy_role(record: Trajectory) -> str | None:
+    return next((turn.role for turn in record.turns if turn.policy is not None), None)
+
+
+def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
+    prompt, context = context_of(record, branch)
+    length, before, sampled = len(branch.ids), len(context), int(branch.kind != CORRECTION)
+    mask = list(branch.mask) or [sampled] * length
+    return TrainingRow(
+        record.id,
+        branch.kind,
+        number,
+        prompt,
+        [*context, *branch.ids],
+        [0] * before + mask,
+        [0] * before + [1 - sampled] * length,
+        [0.0] * before + (list(branch.logprobs) if sampled else [0.0] * length),
+        [NO_MESSAGE] * before + [number if bit else NO_MESSAGE for bit in mask],
+        branch.reward,
+        0 if sampled else unchanged_tokens(record, branch),
+    )
+
+
+def context_of(record: Trajectory, branch: Branch) -> tuple[list[int], list[int]]:
+    """The prompt of a branch, and the tokens between that and its own."""
+    if branch.prompt_ids:
+        return list(branch.prompt_ids), list(branch.hint_ids)
+    return record.prompt_ids, [*record.completion_ids[: branch.start], *branch.hint_ids]
+
+
+def sampled_tokens(record: Trajectory, branch: Branch) -> tuple[list[int], list[float]]:
+    """The tokens of the message that a correction is about, as they were sampled, and their log-probs."""
+    place = (branch.turn, branch.draft)
+    for each in record.branches:
+        if each.kind != CORRECTION and (each.turn, each.draft) == place:
+            return list(each.ids), list(each.logprobs)
+    span = record.turns[branch.turn].span or (0, 0)
+    return record.completion_ids[slice(*span)], record.logprobs[slice(*span)]
+
+
+def unchanged_tokens(record: Trajectory, branch: Branch) -> int:
+    """The number of a correction's first tokens that the policy wrote itself, behind the same context; at least one
+    token of a correction counts as changed."""
+    sampled, thoughts = sampled_tokens(record, branch)[0], list(branch.hint_ids)
+    behind = sampled[len(thoughts) :] if sampled[: len(thoughts)] == thoughts else []
+    return min(equal_tokens(behind, branch.ids), len(branch.ids) - 1)
+
+
+def equal_tokens(left: Sequence[int], right: Sequence[int]) -> int:
+    """The number of tokens that both begin with."""
+    return len(commonprefix([list(left), list(right)]))

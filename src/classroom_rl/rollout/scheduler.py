@@ -1,0 +1,184 @@
+"""When the episodes of a server may go on: each for itself, or all through the same phase at a time.
+
+`generation.schedule: phased` is the latter. Only the engines of the current phase are awake; the others sleep, so
+models that do not fit on the GPU side by side can take turns.
+
+One schedule serves the whole server. A request registers its episodes when it begins, and each episode deregisters when
+it ends. An episode that needs another phase than the current one waits. Once all registered episodes wait, the schedule
+switches to the next phase in the table that any of them waits for. Concurrent requests (one for each rank of a trainer,
+sixteen of an evaluation) therefore share their phases. They cannot deadlock, because no request holds a lock while it
+waits. A request that begins in the middle joins the current phase if it needs that one, and otherwise waits for its
+phase to come round. When no episode is registered, the schedule returns to the first phase.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from classroom_rl.errors import ClassroomError
+
+logger = logging.getLogger(__name__)
+
+PHASED = "phased"
+"""The value of `generation.schedule` that asks for `PhasedSchedule`."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: the states of an episode that belong to it, and the seats whose engines it needs."""
+
+    name: str
+    states: tuple[Hashable, ...]
+    seats: tuple[str, ...]
+
+
+def phase_of(phases: Sequence[Phase], state: Hashable) -> Phase:
+    """The phase that an episode in this state belongs to."""
+    return next(phase for phase in phases if state in phase.states)
+
+
+class Registration(Protocol):
+    """The registered episodes of one request; a context manager that deregisters what is left of them."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None:
+        """Deregister the episodes that have not ended."""
+
+    async def wait_for_phase(self, state: Hashable) -> None:
+        """Wait until an episode in this state may go on."""
+
+    def deregister_one(self) -> None:
+        """Deregister an episode that has ended."""
+
+
+class Schedule(Protocol):
+    """Decides when episodes may go on."""
+
+    def register(self, count: int) -> Registration:
+        """Register this many episodes of one request."""
+
+
+class ConcurrentSchedule:
+    """Lets every episode go on at once; it is its own registration, because it counts nothing."""
+
+    def register(self, count: int) -> "ConcurrentSchedule":
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to deregister."""
+
+    async def wait_for_phase(self, state: Hashable) -> None:
+        """Return at once."""
+
+    def deregister_one(self) -> None:
+        """Nothing to deregister."""
+
+
+class PhasedSchedule:
+    """Lets all episodes go through one phase before any begins the next.
+
+    Args:
+        wake_only: wakes the engines of these seats and puts the others to sleep.
+        phases: in their order; the schedule begins with the first.
+    """
+
+    def __init__(self, wake_only: Callable[[Collection[str]], Awaitable[None]], phases: Sequence[Phase]):
+        self._phases = phases
+        self._wake_only = wake_only
+        self._phase: Phase | None = phases[0]  # None: its engines could not be woken
+        self._registered = 0
+        self._waiting: dict[Phase, list[asyncio.Future[None]]] = {phase: [] for phase in phases}
+        self._switch: asyncio.Task[None] | None = None
+
+    def register(self, count: int) -> "_Registration":
+        """Register episodes; to be used as a context manager."""
+        return _Registration(self, count)
+
+    def change_registered(self, change: int) -> None:
+        """Change the number of registered episodes."""
+        self._registered += change
+        self._switch_if_due()
+
+    async def wait_for_phase(self, state: Hashable) -> None:
+        """Wait until the current phase is that of this state; for registered episodes.
+
+        Raises:
+            ClassroomError: if the engines of the phase could not be woken.
+        """
+        phase = phase_of(self._phases, state)
+        if phase is self._phase and self._switch is None:
+            return
+        entered = asyncio.get_running_loop().create_future()
+        self._waiting[phase].append(entered)
+        self._switch_if_due()
+        try:
+            await entered
+        finally:
+            if entered in self._waiting[phase]:
+                self._waiting[phase].remove(entered)
+
+    def _due_phase(self) -> Phase | None:
+        """The phase to switch to now; None to stay."""
+        if self._registered == 0:
+            return self._phases[0] if self._phase is not self._phases[0] else None
+        if sum(map(len, self._waiting.values())) < self._registered:
+            return None
+        current = self._phases.index(self._phase) if self._phase is not None else -1
+        round_trip = (*self._phases[current + 1 :], *self._phases[: current + 1])
+        return next(phase for phase in round_trip if self._waiting[phase])
+
+    def _switch_if_due(self) -> None:
+        if self._switch is None and (phase := self._due_phase()) is not None:
+            # A task of its own: an episode that is cancelled while it waits does not interrupt the switch.
+            self._switch = asyncio.create_task(self._switch_to(phase))
+
+    async def _switch_to(self, phase: Phase) -> None:
+        logger.info("phase: %s", phase.name)
+        try:
+            await self._wake_only(phase.seats)
+        except BaseException as error:
+            self._end_switch(phase, error)
+            if not isinstance(error, ClassroomError):
+                raise
+        else:
+            self._end_switch(phase, None)
+
+    def _end_switch(self, phase: Phase, failure: BaseException | None) -> None:
+        """Wake the episodes that wait for the phase; if its engines could not be woken, with that failure."""
+        self._phase, self._switch = (phase if failure is None else None), None
+        waiting, self._waiting[phase] = self._waiting[phase], []
+        for entered in (each for each in waiting if not each.done()):
+            if failure is None:
+                entered.set_result(None)
+            else:
+                entered.set_exception(failure)
+        if failure is None or waiting:
+            self._switch_if_due()
+        elif isinstance(failure, ClassroomError):  # no episode waits to raise it; the next one that comes tries again
+            logger.error("the engines of the phase %s are not ready: %s", phase.name, failure)
+
+
+class _Registration:
+    def __init__(self, schedule: PhasedSchedule, count: int):
+        self._schedule, self._left = schedule, count
+
+    def __enter__(self) -> Self:
+        self._schedule.change_registered(self._left)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        left, self._left = self._left, 0
+        self._schedule.change_registered(-left)
+
+    async def wait_for_phase(self, state: Hashable) -> None:
+        await self._schedule.wait_for_phase(state)
+
+    def deregister_one(self) -> None:
+        self._left -= 1
+        self._schedule.change_registered(-1)

@@ -1,0 +1,189 @@
+"""The files of a journal, which together are one stream of lines:
+
+    journal.jsonl                          the growing file: the end of the stream; events are appended to it
+    journal/<start>-<end>.jsonl.gz         a sealed segment: the bytes `start` to `end` of the stream, compressed
+    journal/<start>-<end>.index.json       where the events are in that segment (journal_index.py)
+    journal/<start>-<end>.jsonl            the segment itself, until it is compressed
+
+A growing file that has become large is renamed to a segment, and a new one begins; so a journal that stays small is one
+plain file, as in earlier versions. Segments never change. A position is a number of bytes from the beginning of the
+stream. It stays the same when a segment is sealed or compressed.
+"""
+
+import errno
+import gzip
+import math
+import os
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from classroom_rl.errors import StorageError
+
+_FOLDER = "journal"
+_NAME = re.compile(r"(\d+)-(\d+)\.jsonl(\.gz)?")
+
+
+@dataclass(frozen=True, order=True)
+class Segment:
+    """A sealed segment: the bytes from `start` to `end` of the stream. It is whole in `plain`, in `compressed`, or in
+    both; `plain` goes once `compressed` is complete."""
+
+    start: int
+    end: int
+    folder: Path
+
+    @property
+    def plain(self) -> Path:
+        return self._file("jsonl")
+
+    @property
+    def compressed(self) -> Path:
+        return self._file("jsonl.gz")
+
+    @property
+    def index(self) -> Path:
+        return self._file("index.json")
+
+    def _file(self, suffix: str) -> Path:
+        return self.folder / f"{self.start:012d}-{self.end:012d}.{suffix}"
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """The segment's lines as a file.
+
+        Raises:
+            StorageError: if the segment was deleted or damaged.
+        """
+        with refuse_damage(self), ExitStack() as files:
+            try:
+                file = files.enter_context(self.plain.open("rb"))
+            except FileNotFoundError:  # it is deleted only after the compressed file is complete
+                file = files.enter_context(gzip.open(self.compressed, "rb"))
+            yield file
+
+
+def segments_folder(path: Path) -> Path:
+    """The folder of the segments of the journal at this path."""
+    return path.parent / _FOLDER
+
+
+@contextmanager
+def refuse_damage(segment: Segment) -> Iterator[None]:
+    """Turn what a missing or damaged compressed segment causes inside the `with` block into a `StorageError`."""
+    try:
+        yield
+    except (FileNotFoundError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise StorageError(
+            f"{segment.compressed}, a part of the journal, is missing or damaged ({error}). Put it back from a copy. "
+            f"If there is none, move the folder {segment.folder} away: the server then does not know the conversations "
+            "in it, and plays anew what it has to continue."
+        ) from error
+
+
+def segments_of(path: Path) -> list[Segment]:
+    """The sealed segments of the journal at this path, in order.
+
+    Raises:
+        StorageError: if one of them is missing, or they are of different journals.
+    """
+    return _without_gaps(_listed(segments_folder(path)))
+
+
+def _without_gaps(segments: list[Segment]) -> list[Segment]:
+    for before, after in pairwise(segments):
+        if before.end != after.start:
+            raise StorageError(
+                f"{before.folder} holds the journal's segments {before.plain.stem} and {after.plain.stem}, but the "
+                "first does not end where the second starts. Put the missing file back from a copy, or move files of "
+                "another journal away."
+            )
+    return segments
+
+
+def _listed(folder: Path) -> list[Segment]:
+    if not folder.is_dir():
+        return []
+    names = [_NAME.fullmatch(path.name) for path in folder.iterdir()]
+    return sorted({Segment(int(name[1]), int(name[2]), folder) for name in names if name is not None})
+
+
+class JournalStream:
+    """Reads a journal's lines, also while a server appends to it and seals segments. It holds the files that there were
+    when it was opened.
+
+    Attributes:
+        begin, end: the positions at which the stream began and ended then.
+
+    Raises:
+        FileNotFoundError: if there is no journal.
+        StorageError: if a segment is missing.
+    """
+
+    def __init__(self, path: Path):
+        before: list[Segment] | None = None
+        self._growing: BinaryIO | None = None
+        while (found := _listed(segments_folder(path))) != before:  # else a segment was sealed in between
+            before = found
+            self.close()
+            self._growing = _opened(path)
+        self._segments = _without_gaps(found)
+        if self._growing is None and not self._segments:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._growing_from = self._segments[-1].end if self._segments else 0
+        self.begin = self._segments[0].start if self._segments else 0
+        self.end = self._growing_from + (self._growing.seek(0, os.SEEK_END) if self._growing is not None else 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._growing is not None:
+            self._growing.close()
+
+    def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yields the position and the content of each line from `start` on, without an incomplete last line. If `start`
+        is within a line, the rest of that line comes first."""
+        for begin, opened in self._files(start):
+            with opened as file:
+                position = max(begin, start)
+                file.seek(position - begin)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    yield position, line
+                    position += len(line)
+
+    def lines_at(self, positions: Sequence[int]) -> Iterator[bytes]:
+        """Yields the lines that start at these positions, in ascending order."""
+        wanted = deque(sorted(positions))
+        for begin, opened in self._files(wanted[0] if wanted else self.end):
+            end = next((segment.end for segment in self._segments if segment.start == begin), math.inf)
+            with opened as file:
+                while wanted and wanted[0] < end:
+                    file.seek(wanted.popleft() - begin)
+                    yield file.readline()
+
+    def _files(self, start: int) -> Iterator[tuple[int, AbstractContextManager[BinaryIO]]]:
+        """The files from the one with `start` on, not open yet, each with the position at which it begins."""
+        for segment in self._segments:
+            if segment.end > start:
+                yield segment.start, segment.open()
+        if self._growing is not None:
+            yield self._growing_from, nullcontext(self._growing)
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None

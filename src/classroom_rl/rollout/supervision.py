@@ -1,0 +1,157 @@
+"""Supervision of the policy's messages: which episodes are supervised, what follows from a review, and which tokens a
+reviewed message leaves in the policy's context and beside it. Pure: no model, no tokenizer, no I/O."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from classroom_rl.rollout.omit_empty import left_out_when_empty
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.tokens import Branch, Turn
+
+OBSERVE, RETRY, REPLACE = ON_INVALID = ("observe", "retry", "replace")
+"""What may follow from an invalid message."""
+ACCEPT = "accept"
+THE_TURN = -1
+"""The index of the message itself, among the drafts of a turn."""
+
+
+class SupervisionOptions(Protocol):
+    """How an environment is supervised (`classroom_rl.config.base.SupervisionConfig`).
+
+    Attributes:
+        on_invalid: what follows from an invalid message: one of `ON_INVALID`.
+        max_retries: how often a message is written again.
+        share: the share of the problems whose episodes are supervised.
+        anneal_steps: the steps over which that falls to 0; 0 if it stays.
+    """
+
+    on_invalid: str
+    max_retries: int
+    share: float
+    anneal_steps: int
+
+
+@left_out_when_empty("mask", "prompt_ids")
+@dataclass(frozen=True)
+class SampledDraft:
+    """A message that the policy sampled and that has not entered the episode yet.
+
+    Attributes:
+        turn: the message.
+        ids, logprobs: its tokens, sampled but for the results of tools.
+        given: the tokens that the program adds after them.
+        hint_ids: tokens between the episode's context and the message: a critique of an earlier draft.
+        review: None before the supervisor has read it.
+        mask, prompt_ids: as in `Branch`.
+    """
+
+    turn: Turn
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    given: tuple[int, ...] = ()
+    hint_ids: tuple[int, ...] = ()
+    review: Review | None = None
+    mask: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+
+    @property
+    def rejected(self) -> Draft:
+        """The draft as it is kept for people to read."""
+        return Draft(self.turn.text, self.turn.tokens, self.review, self.turn.tool_calls)
+
+
+@dataclass(frozen=True)
+class ReviewedMessage:
+    """A message as it enters the episode.
+
+    Attributes:
+        turn: the message; its `span` is set when its tokens are appended.
+        ids: all tokens that it adds to the policy's context; the first `len(logprobs)` of them count as sampled.
+        branches: the tokens beside the context that are trained on.
+        in_context: whether the policy sampled it in the context that it stands in.
+        mask: as in `Branch`, for the tokens that count as sampled.
+    """
+
+    turn: Turn
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    in_context: bool = True
+    mask: tuple[int, ...] = ()
+
+
+def is_supervised(supervision: SupervisionOptions, problem: Problem, seed: int, step: int) -> bool:
+    """Whether the episodes of a problem are supervised in this step: drawn for the whole group, so that its episodes
+    differ by what the policy did. The share falls to 0 over `anneal_steps`."""
+    share = supervision.share
+    if supervision.anneal_steps > 0:
+        share *= max(0.0, 1 - step / supervision.anneal_steps)
+    return random.Random(f"{seed}|{problem.id}|{step}|supervisor").random() < share
+
+
+def decide(review: Review, supervision: SupervisionOptions, drafts: int) -> str:
+    """What follows from a review: `accept`, `retry` or `replace`. Without a verdict, a message is accepted.
+
+    Args:
+        drafts: the number of drafts of this message so far, with the reviewed one.
+    """
+    if review.valid is not False:
+        return ACCEPT
+    if supervision.on_invalid == RETRY and drafts <= supervision.max_retries:
+        return RETRY
+    if supervision.on_invalid == REPLACE and review.correction is not None:
+        return REPLACE
+    return ACCEPT
+
+
+def unreviewed(draft: SampledDraft, place: tuple[int, int]) -> ReviewedMessage:
+    """A message as it enters an episode that nobody supervises; `place` as for `settle`."""
+    message = settle([draft], Review(), False, place, lambda *_: None)
+    return replace(message, turn=replace(message.turn, review=None))
+
+
+def settle(
+    drafts: Sequence[SampledDraft],
+    review: Review,
+    replaced: bool,
+    place: tuple[int, int],
+    encode: Callable[[SampledDraft, str], tuple[tuple[int, ...], tuple[int, ...]] | None],
+) -> ReviewedMessage:
+    """The message that enters the episode after a review.
+
+    Args:
+        drafts: all drafts of the message; the review is that of the last one.
+        replaced: whether the correction takes the place of the last draft.
+        place: the position of the message among the turns, and the number of completion tokens before it.
+        encode: the hint ids and the target ids of a correction of a draft; None if it cannot be a target.
+    """
+    turn_index, start = place
+    *earlier, last = [*drafts[:-1], replace(drafts[-1], review=review)]
+
+    def sampled(kind: str, draft: SampledDraft, index: int) -> Branch:
+        tokens = (draft.ids, draft.logprobs, draft.hint_ids)
+        return Branch(kind, turn_index, start, *tokens, draft.review.penalty, index, draft.mask, draft.prompt_ids)
+
+    rejected = [*earlier, last] if replaced else earlier
+    branches = [sampled("draft", draft, index) for index, draft in enumerate(rejected) if draft.ids]
+    targets: dict[tuple, Branch] = {}
+    for index, draft in [*enumerate(rejected), *([] if replaced else [(THE_TURN, last)])]:
+        found = encode(draft, draft.review.correction) if draft.review.correction is not None else None
+        if found is not None:
+            tokens = (found[1], (), found[0])
+            own = Branch("correction", turn_index, start, *tokens, None, index, prompt_ids=draft.prompt_ids)
+            targets.setdefault(found, own)
+    turn = replace(last.turn, review=review, drafts=tuple(draft.rejected for draft in rejected))
+    if replaced:
+        hint, target = encode(last, review.correction) or ((), ())
+        turn = replace(turn, text=review.correction, tokens=0, ended=True, replaced=True, tool_calls=())
+        return ReviewedMessage(turn, (*hint, *target), (), (*branches, *targets.values()), in_context=False)
+    in_context = not (last.hint_ids or last.prompt_ids)
+    if not in_context and last.ids:
+        branches.append(sampled("policy", last, THE_TURN))
+    logprobs, mask = (last.logprobs, last.mask) if in_context else ((), ())
+    all_branches = (*branches, *targets.values())
+    return ReviewedMessage(turn, (*last.ids, *last.given), logprobs, all_branches, in_context, mask)

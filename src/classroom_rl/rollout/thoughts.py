@@ -1,0 +1,72 @@
+"""Thoughts in a message: what stands between `<think>` and `</think>` is for the model alone."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from classroom_rl.rollout.tokens import Turn
+
+_CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_TAG = re.compile("</?think>")
+ABSENT, CLOSED, OPENED, CUT = "absent", "closed", "opened", "cut"
+"""The states of a message's thought. `absent`: there is none. `closed`: the model opened and closed it. `opened`: the
+prompt opened it, as some chat templates do, and the model closed it. `cut`: it was never closed."""
+
+
+@dataclass(frozen=True)
+class SplitMessage:
+    """A message, split into what was thought and what was said.
+
+    Attributes:
+        content: what was said, without thoughts; empty if the message ended inside of its thought.
+        thought: what was thought, without tags; None if there is no thought. Several thoughts are joined by a newline.
+        state: one of `ABSENT`, `CLOSED`, `OPENED` and `CUT`. With several thoughts, `CUT` if one was never closed.
+    """
+
+    content: str
+    thought: str | None
+    state: str
+
+
+def visible_text(text: str) -> str:
+    """A message without thoughts, as the other models see it. An unclosed `<think>` hides the rest of the message; a
+    `</think>` whose opening tag is in the prompt hides everything before it."""
+    text = _CLOSED_THOUGHT.sub("", text)
+    text = text.split("<think>", 1)[0]
+    return text.rsplit("</think>", 1)[-1].strip()
+
+
+def thoughts_in(text: str) -> list[str]:
+    """The texts of a message's closed thoughts, without the tags."""
+    return [re.sub("</?think>", "", found) for found in _CLOSED_THOUGHT.findall(text)]
+
+
+def split_message(text: str, opened: bool = False) -> SplitMessage:
+    """Split a message by the rules of `visible_text`.
+
+    Args:
+        opened: whether the prompt ended with `<think>`, so that the message begins as a thought. Without it, a
+            `</think>` that nothing opened shows that the prompt did.
+    """
+    whole = f"<think>{text}" if opened else text
+    outside = _CLOSED_THOUGHT.sub("", whole)
+    said, cut, unclosed = outside.partition("<think>")
+    before, stray, _ = said.rpartition("</think>")
+    pieces = [before] if stray else []
+    pieces += _CLOSED_THOUGHT.findall(whole)
+    pieces += [unclosed] if cut else []
+    thoughts = [_TAG.sub("", piece).strip() for piece in pieces]
+    if cut:
+        state = CUT
+    elif opened or stray:
+        state = OPENED
+    else:
+        state = CLOSED if pieces else ABSENT
+    return SplitMessage(visible_text(whole), "\n".join(thoughts) if pieces else None, state)
+
+
+def visible_messages(turns: "Iterable[Turn]") -> list[dict[str, str]]:
+    """The messages of a conversation without thoughts, each as {"role", "content"}."""
+    return [{"role": turn.role, "content": visible_text(turn.text)} for turn in turns]

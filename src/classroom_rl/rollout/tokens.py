@@ -1,0 +1,135 @@
+"""Tokens of a conversation: token in, token out.
+
+`TokenBuffer` is the only way tokens enter the teacher's context. Sampled tokens are appended exactly as the engine
+sampled them. Tokens that the program adds (the student's message, the chat template's markup around it, an end token
+that the policy did not write) are appended as given. A transcript is never tokenized again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.omit_empty import left_out_when_empty
+from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.tools.tool import ToolCall
+
+_BYTES_PER_TOKEN = 4
+
+
+@left_out_when_empty("tool_calls")
+@dataclass(frozen=True)
+class Turn:
+    """One message of a conversation.
+
+    Attributes:
+        role: "teacher" or "student".
+        text: the message with special tokens, without the end-of-turn token.
+        persona: the student's persona drawn for this turn; None for the teacher.
+        tokens: the number of tokens that the model sampled for it, its end token included.
+        ended: True if the model ended the turn itself, False if it was cut at its token limit.
+        span: [start, end) of its tokens among the completion tokens of the teacher's context; the results of tools are
+            the only tokens in it that were not sampled. None for student turns.
+        policy: the policy version that sampled it; None for student turns.
+        given: True for a message from the teacher's prompt template, which was not sampled.
+        review: the supervisor's review of the message; None without a supervisor. Of a replaced message, the review of
+            the draft in whose place it stands.
+        drafts: what the teacher wrote before and what the supervisor rejected, in order.
+        replaced: True if the message is the supervisor's correction, which the teacher did not sample.
+        tool_calls: the tools that the teacher called while it wrote the message, and their results, which nobody else
+            sees.
+    """
+
+    role: str
+    text: str
+    persona: str | None = None
+    tokens: int = 0
+    ended: bool = True
+    span: tuple[int, int] | None = None
+    policy: PolicyVersion | None = None
+    given: bool = False
+    review: Review | None = None
+    drafts: tuple[Draft, ...] = ()
+    replaced: bool = False
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@left_out_when_empty("mask", "prompt_ids")
+@dataclass(frozen=True)
+class Branch:
+    """Tokens that branch off from the policy's context: they are trained on, and the conversation went on without them.
+
+    Attributes:
+        kind: `draft` (the policy sampled it, and it was rejected), `policy` (the policy sampled it in another context
+            than the conversation's, and it entered the episode), or `correction` (a checked target that nobody
+            sampled).
+        turn: the position of its message among the conversation's messages.
+        start: the number of completion tokens before it; 0 behind a prompt of its own.
+        hint_ids: tokens between those and its own, such as a critique; they are not trained on.
+        ids, logprobs: its tokens, and the engine's log-prob of each; a correction has none.
+        reward: the process reward of the message; None without one.
+        draft: the position of its message among the drafts of the turn; -1 for the message itself.
+        mask: 0 for results of tools among its tokens, whose log-probs are 0.0, and 1 for all others; () if it has none.
+        prompt_ids: the prompt that it stands behind, in environments that pose a new one for every message; () if it
+            stands behind the conversation's.
+    """
+
+    kind: str
+    turn: int
+    start: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    hint_ids: tuple[int, ...] = ()
+    reward: float | None = None
+    draft: int = -1
+    mask: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+
+
+def approximate_tokens(text: str) -> int:
+    """An estimate of a text's token count, for models whose tokenizer is not available: a quarter of its UTF-8 bytes,
+    rounded up. For most languages the real count differs by at most a third, for some by more."""
+    return -(-len(text.encode()) // _BYTES_PER_TOKEN)
+
+
+class TokenBuffer:
+    """The teacher's context as token ids: a prompt, then completion ids with a mask and log-probs of equal length.
+
+    `mask` is 1 for tokens that the policy sampled and 0 for all others; `logprobs` are the engine's, 0.0 where the
+    mask is 0. `branches` are stretches of tokens beside the conversation.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]):
+        self.prompt_ids = list(prompt_ids)
+        self.branches: list[Branch] = []
+        self.completion_ids: list[int] = []
+        self.mask: list[int] = []
+        self.logprobs: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids in order: the engine's next prompt."""
+        return self.prompt_ids + self.completion_ids
+
+    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[int, int]:
+        """Append tokens that the policy sampled, with the engine's log-probs; return their completion span.
+
+        Raises:
+            ValueError: if the two do not have the same length.
+        """
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} sampled tokens came with {len(logprobs)} log-probs: each needs one")
+        start = len(self.completion_ids)
+        self._extend(ids, logprobs, 1)
+        return start, len(self.completion_ids)
+
+    def append_given(self, ids: Sequence[int]) -> None:
+        """Append tokens that the policy did not sample: they are context and never trained on."""
+        self._extend(ids, [0.0] * len(ids), 0)
+
+    def _extend(self, ids: Sequence[int], logprobs: Sequence[float], mask: int) -> None:
+        self.completion_ids.extend(int(i) for i in ids)
+        self.logprobs.extend(float(x) for x in logprobs)
+        self.mask.extend([mask] * len(ids))

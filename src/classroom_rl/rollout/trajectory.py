@@ -1,0 +1,89 @@
+"""The record of a finished episode, for training, the journal and the page."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from classroom_rl.rollout.tokens import Branch, Turn
+
+TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs", "branches"})
+"""The fields that make up most of a trajectory; the journal stores them with the turns instead."""
+
+
+@dataclass(frozen=True)
+class PlayerOutcome:
+    """What one of several players had of an episode in which the policy played them all.
+
+    Attributes:
+        role: players of one role share a baseline, and players of different roles do not.
+        reward: the weighted sum of the player's rewards; None if it could not be scored.
+        messages: the numbers of its messages among all of the policy's.
+    """
+
+    role: str
+    reward: float | None
+    messages: tuple[int, ...]
+
+
+class Trajectory(BaseModel):
+    """A finished episode; environments add fields of their own. The fields are the columns of the Parquet files, and
+    the page reads them.
+
+    `turns` are its messages, each with the role that wrote it; `state` is its final state. `prompt_ids` is the policy's
+    first prompt. `completion_ids`, `mask` and `logprobs` have equal lengths; mask 1 marks tokens that the policy
+    sampled. All four are empty for a policy without tokens. `branches` are tokens beside the conversation that are
+    trained on, too. `turn_rewards` holds, by name, a value for each of the policy's messages, in order; null for one
+    that was not scored. `rewards` holds the value of each reward, and `reward` their weighted sum; both are null for an
+    episode that could not be scored. So they are for one with a `failure`: the reason why it could not go on, a model's
+    refusal or a full context. `overflow` says which context was full, also for an episode that ended early and was
+    scored as it was. `meta` is the request's entry for it.
+    """
+
+    id: str
+    request_id: str
+    step: int
+    index: int
+    problem_id: str
+    problem: str
+    answer: str
+    rewards: dict[str, float | None]
+    reward: float | None
+    turns: list[Turn] = Field(default_factory=list)
+    state: str = "END"
+    rejected: bool = False
+    failure: str | None = None
+    overflow: str | None = None
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    branches: list[Branch] = Field(default_factory=list)
+    turn_rewards: dict[str, list[float | None]] = Field(default_factory=dict)
+    meta: dict[str, Any]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the episode was cut before its end, so that it might have gone on."""
+        return self.overflow is not None
+
+    @property
+    def unrewarded(self) -> bool:
+        """Whether nothing of the episode could be scored, so that nothing can be learned from it."""
+        return self.reward is None and all(player.reward is None for player in self.players)
+
+    @property
+    def players(self) -> list[PlayerOutcome]:
+        """The players, if the policy played several against or beside each other; [] if all messages are one's, whose
+        reward is the episode's."""
+        return []
+
+    @property
+    def refused(self) -> bool:
+        """Whether the episode counts as rejected because its judge refused the policy's content."""
+        return False
+
+    @property
+    def judge_error(self) -> str | None:
+        """The error of a failed judge attempt; None if no attempt failed."""
+        return None

@@ -1,0 +1,316 @@
+"""The server: its application, its routes, and its life from loading the models to the end of their processes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
+
+from classroom_rl.config.checks import reward_names, reward_weights
+from classroom_rl.config.load import record_run
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.engines.vllm.engine_base import EngineProcess
+from classroom_rl.engines.vllm.role_metrics import in_words
+from classroom_rl.environments.classroom.classroom import Classroom
+from classroom_rl.environments.marooned.environment import Environment as Marooned
+from classroom_rl.errors import ClassroomError, ConfigError, EngineFailure, UnknownConversation
+from classroom_rl.models.policy_folder import inside_run_folder
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.server.agreement import conversation_keys, digest_of
+from classroom_rl.server.auth import token_for
+from classroom_rl.server.error_responses import ERROR_RESPONSES, add_error_answers, answer_with_message
+from classroom_rl.server.gc_policy import collect_at_rest
+from classroom_rl.server.gpu_lease import GpuLease
+from classroom_rl.server.judge_check import open_judge_check
+from classroom_rl.server.listening import uvicorn_options
+from classroom_rl.server.long_poll import unless_disconnected
+from classroom_rl.server.middleware import add_request_checks
+from classroom_rl.server.openai_routes import add_openai_routes
+from classroom_rl.server.sampling_service import SamplingService, open_service
+from classroom_rl.server.schemas import (
+    Health,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    PlayedResponse,
+    RewardRequest,
+    RewardResponse,
+    SleepRequest,
+    SleepResponse,
+)
+from classroom_rl.system.imports import large_imports
+from classroom_rl.system.ports import refuse_taken_port
+from classroom_rl.system.run_lock import claim
+from classroom_rl.viewer.chat import ServerTutor
+from classroom_rl.viewer.game_table import GameTable
+from classroom_rl.viewer.routes import add_viewer
+from classroom_rl.viewer.static_files import page_files
+
+if TYPE_CHECKING:
+    from classroom_rl.engines.api.call_ledger import CallLedger
+
+logger = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
+RUNNING = Gauge("classroom_running_conversations", "Conversations that are being played")
+FINISHED = Gauge("classroom_finished_conversations", "Conversations that finished since the server started")
+
+
+@cache
+def _gauge(seat: str, what: str, description: str, *labels: str) -> Gauge:
+    """A Prometheus gauge of what a seat behind an API used, created once per seat."""
+    return Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
+
+
+def serve(config: TrainRLConfig) -> None:
+    """Load the models as soon as no trainer uses their GPUs, and serve on `generation.server_host:server_port` until
+    interrupted.
+
+    Raises:
+        ConfigError: if the port is taken, another server uses the run folder, a prompt template or a model cannot be
+            used, or a token is missing.
+        DeadlineExceeded: if a trainer uses the GPUs and does not make room.
+        EngineFailure: if a model cannot be loaded, or an engine died; a restarted server goes on from the journal.
+    """
+    host, port = config.generation.server_host, config.generation.server_port
+    refuse_taken_port(host, port)
+    subfolder = server_subfolder(config.generation.server_index)
+    with claim("vllm_server", Path(config.logging.save_dir) / subfolder):
+        run_folder = record_run(config, "vllm_server", subfolder)
+        lease = GpuLease(run_folder, config.generation.server_index)
+        lease.wait_for_end(config.generation.sample_timeout_s)
+        _run(create_app(config, run_folder), host, port)
+
+
+def server_subfolder(server_index: int) -> str:
+    """The server's own subfolder of the run folder, for its journal, its ledgers of paid requests and its lock. The
+    first server uses the run folder itself, where the published weights of all servers are."""
+    return f"server{server_index}" if server_index else "."
+
+
+def _run(app: FastAPI, host: str, port: int) -> None:
+    server = uvicorn.Server(uvicorn_options(app, host, port))
+    app.state.end = lambda: setattr(server, "should_exit", True)
+    try:
+        server.run()
+    except SystemExit:  # raised by uvicorn if the application cannot start
+        if app.state.failure is None:
+            raise
+    if app.state.failure is not None and not server.started:
+        raise app.state.failure
+    if app.state.failure is not None:
+        raise EngineFailure(
+            f"{app.state.failure} The server has ended. Start it again with the same command: it goes on where it was."
+        )
+
+
+def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
+    """The application, which loads the models as it starts up and ends their processes as it shuts down. If an engine
+    dies, the failure is stored in `app.state.failure` and `app.state.end` is called."""
+    own_folder = run_folder / server_subfolder(config.generation.server_index)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with _keep_startup_failure(app), large_imports():  # of transformers and vLLM
+            service = await open_service(config, reward_weights(config), own_folder)
+        service.plays = digest_of(app.state.plays) if app.state.plays is not None else ""
+        app.state.service = service
+        tasks = [asyncio.create_task(_stop_when_engine_dies(app))]
+        try:
+            with _keep_startup_failure(app):
+                if isinstance(service.environment, Classroom):
+                    app.state.judge_check = open_judge_check(config, service, own_folder)
+                await service.restore_policy(config.generation.load_weights_timeout_s)
+            timeout_s = config.generation.load_weights_timeout_s
+            await add_openai_routes(app, service.environment.seats.policy, timeout_s)
+            if isinstance(service.environment, Classroom):
+                app.state.tutor = ServerTutor(service.environment.seats, config.generation, timeout_s / 2)
+            elif isinstance(service.environment, Marooned):
+                app.state.table = GameTable.of(config, service.environment.seats, timeout_s / 2)
+            address = f"http://{config.generation.server_host}:{config.generation.server_port}"
+            tasks.append(asyncio.create_task(collect_at_rest(service)))
+            logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            service.engine_sleep.close()
+            if app.state.judge_check is not None:
+                app.state.judge_check.close()
+            service.environment.seats.shutdown()
+
+    app = FastAPI(title="Classroom", lifespan=lifespan, responses=ERROR_RESPONSES)
+    app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
+    app.state.judge_check = None
+    app.state.plays = conversation_keys(config)  # now, as the templates are that are read next
+    add_error_answers(app)
+    app.add_exception_handler(EngineFailure, _stop_and_answer)
+    add_request_checks(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
+    _add_sampling_routes(app, environment_of(config).Record, reward_names(config))
+    _add_weight_routes(app)
+    _add_sleep_routes(app)
+    _add_status_routes(app)
+    add_viewer(app, run_folder, live=True)
+    return app
+
+
+@contextmanager
+def _keep_startup_failure(app: FastAPI) -> Iterator[None]:
+    """Stores the error for `serve`, which ends with its message; uvicorn would show a traceback."""
+    try:
+        yield
+    except ClassroomError as error:
+        app.state.failure = error
+        logging.getLogger("uvicorn.error").disabled = True
+        raise
+
+
+async def _stop_when_engine_dies(app: FastAPI) -> None:
+    """Check the engines until one died, then stop the server: only a restart brings an engine back."""
+    while True:
+        try:
+            app.state.service.check_alive()
+        except EngineFailure as failure:
+            _stop(app, failure)
+            return
+        except Exception:  # nothing awaits this task, so the error would not be seen
+            logger.exception("the engines are no longer checked")
+            raise
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _stop(app: FastAPI, failure: EngineFailure) -> None:
+    if app.state.failure is None:
+        logger.error("%s", failure)
+        app.state.failure = failure
+        app.state.end()
+
+
+async def _stop_and_answer(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, EngineFailure):
+        _stop(request.app, error)
+    return await answer_with_message(request, error)
+
+
+def _service(request: Request) -> SamplingService:
+    return request.app.state.service
+
+
+def _add_sampling_routes(app: FastAPI, record: type[Trajectory], names: Sequence[str]) -> None:
+    @app.post("/sample_conversations", response_model=SampleResponse[record])
+    async def sample_conversations(body: SampleRequest, request: Request) -> Response:
+        return await unless_disconnected(request, _service(request).sample_as_json(body))
+
+    @app.post("/play_conversations", response_model=PlayedResponse)
+    async def play_conversations(body: SampleRequest, request: Request) -> Response:
+        return await unless_disconnected(request, _service(request).play_as_json(body))
+
+    @app.post("/check_judge", response_model=JudgeCheckResponse)
+    async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
+        if request.app.state.judge_check is None:
+            raise ConfigError("There is no judge to check: this environment has none.")
+        return await unless_disconnected(request, request.app.state.judge_check.run_as_json(body))
+
+    @app.get("/wait_batch", response_model=SampleResponse[record])
+    async def wait_batch(request_id: str, request: Request) -> Response:
+        return await unless_disconnected(request, _service(request).wait_as_json(request_id))
+
+    @app.get("/conversations/{conversation_id}", response_model=record)
+    async def conversation(conversation_id: str, request: Request) -> Response:
+        return JSONResponse(_service(request).record(conversation_id).model_dump(mode="json"))
+
+    @app.post("/get_{name}_reward")
+    async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
+        if name not in names:
+            raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(names)}.")
+        return RewardResponse(rewards=[_service(request).reward(name, each) for each in body.conversations])
+
+
+def _add_weight_routes(app: FastAPI) -> None:
+    @app.post("/load_weights")
+    async def load_weights(body: LoadWeightsRequest, request: Request) -> LoadWeightsResponse:
+        folder = inside_run_folder(request.app.state.run_folder, body.path)
+        started = time.monotonic()
+        policy = PolicyVersion(body.run_id, body.version)
+        timeout_s = request.app.state.config.generation.load_weights_timeout_s
+        await _service(request).load_policy(folder, policy, timeout_s)
+        return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
+
+
+def _add_sleep_routes(app: FastAPI) -> None:
+    """Sleep and wake-up, for a trainer that uses the same GPUs. Both routes are idempotent."""
+
+    @app.post("/sleep")
+    async def sleep(body: SleepRequest, request: Request) -> SleepResponse:
+        started = time.monotonic()
+        await _service(request).engine_sleep.sleep(body.borrowers)
+        return _sleep_response(request, started)
+
+    @app.post("/wake_up")
+    async def wake_up(request: Request) -> SleepResponse:
+        started = time.monotonic()
+        await _service(request).engine_sleep.wake_up()
+        return _sleep_response(request, started)
+
+
+def _sleep_response(request: Request, started: float) -> SleepResponse:
+    engines = _service(request).environment.seats.engines
+    asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
+    return SleepResponse(asleep=asleep, seconds=time.monotonic() - started)
+
+
+def _add_status_routes(app: FastAPI) -> None:
+    @app.get("/health")
+    async def health(request: Request) -> Health:
+        service = _service(request)
+        seats = service.environment.seats
+        return Health(
+            status="ok",
+            seats=seats.health(),
+            policy=seats.policy.policy,
+            run_folder=str(request.app.state.run_folder),
+            server_index=request.app.state.config.generation.server_index,
+            reward_weights=service.runner.reward_weights,
+            plays=request.app.state.plays,
+            running_requests=service.running,
+            running_conversations=service.runner.running,
+            finished_conversations=service.runner.finished,
+        )
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        service = _service(request)
+        POLICY_VERSION.set(service.environment.seats.policy.policy.version)
+        RUNNING.set(service.runner.running)
+        FINISHED.set(service.runner.finished)
+        for seat, api in service.environment.seats.apis.items():
+            _show_calls(seat, api.ledger)
+        engines = service.environment.seats.engines.items()
+        of_engines = in_words({seat: engine.metrics() for seat, engine in engines if isinstance(engine, EngineProcess)})
+        return Response(generate_latest() + of_engines, media_type=CONTENT_TYPE_LATEST)
+
+
+def _show_calls(seat: str, ledger: "CallLedger") -> None:
+    calls = _gauge(seat, "calls", "Requests of this run to", "model", "outcome")
+    for (model, outcome), count in ledger.outcomes.items():
+        calls.labels(model, outcome).set(count)
+    tokens = _gauge(seat, "tokens", "Tokens of this run, by the provider's count, of", "kind")
+    tokens.labels("prompt").set(ledger.prompt_tokens)
+    tokens.labels("completion").set(ledger.completion_tokens)
+    usd = _gauge(seat, "usd", "Dollars spent, and held for requests of unknown fate, on", "state")
+    usd.labels("spent").set(ledger.spent_usd)
+    usd.labels("reserved").set(ledger.reserved_usd)

@@ -1,0 +1,347 @@
+"""The client of the server's HTTP API, for trainer and evaluation."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import (
+    AccessDenied,
+    ClassroomError,
+    DataError,
+    DeadlineExceeded,
+    EngineFailure,
+    ForeignRequest,
+    GpuFull,
+    PolicyMismatch,
+    ProviderFailure,
+    RequestTooLarge,
+    SpendingCapReached,
+    UnknownConversation,
+)
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.server.agreement import digest_of, refuse_other_play
+from classroom_rl.server.auth import token_from_environment
+from classroom_rl.server.schemas import (
+    LARGEST_BODY,
+    Health,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
+    LoadWeightsRequest,
+    LoadWeightsResponse,
+    ProcessId,
+    RewardResponse,
+    SleepRequest,
+    SleepResponse,
+)
+
+logger = logging.getLogger(__name__)
+
+_ERRORS: dict[int, type[ClassroomError]] = {
+    401: AccessDenied,
+    402: SpendingCapReached,
+    403: ForeignRequest,
+    404: UnknownConversation,
+    409: PolicyMismatch,
+    413: RequestTooLarge,
+    422: DataError,
+    423: GpuFull,
+    424: ProviderFailure,
+    503: EngineFailure,
+    504: DeadlineExceeded,
+}
+_BROKEN_CONNECTION = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+"""The last one is an answer that breaks off, because its server ended while it was sending it."""
+_ONE_REQUEST_S = 60.0
+_PAUSE_S = 2.0
+_SECONDS_BETWEEN_MESSAGES = 30.0
+_CONNECTIONS = 64
+
+
+class ClassroomClient:
+    """A client of one server; it sends the environment's token if there is one.
+
+    Args:
+        url: the server's address, such as http://127.0.0.1:8005.
+        sample_timeout_s: how long a batch of conversations may take.
+        load_timeout_s: how long loading a policy may take.
+        return_timeout_s: how long a server that ended may take to return.
+        log: the path of the server's log, for error messages.
+        record: the class of the environment's trajectories.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        sample_timeout_s: float = 3600.0,
+        load_timeout_s: float = 600.0,
+        return_timeout_s: float = 1800.0,
+        log: Path | None = None,
+        record: type[Trajectory] = ConversationRecord,
+    ):
+        self.url = url.rstrip("/")
+        self._sample_timeout_s = sample_timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._return_timeout_s = return_timeout_s
+        self._log = log
+        self._record = record
+        self._plays: dict[str, str] | None = None
+        self._session = requests.Session()
+        self._session.trust_env = False  # the environment's proxies are for the internet, not for this server
+        self._session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
+        token = token_from_environment()
+        if token is not None:
+            self._session.headers["Authorization"] = f"Bearer {token}"
+
+    def health(self) -> Health:
+        """The server's models and running work.
+
+        Raises:
+            DeadlineExceeded: if nothing answers.
+            AccessDenied: if the server requires a token and got none, or a wrong one.
+            ClassroomError: if another program answers.
+        """
+        try:
+            return Health.model_validate(self._request("GET", "/health", timeout_s=10.0))
+        except ValueError as error:
+            raise ClassroomError(
+                f"What answers at {self.url} is no server of this project. End it, or choose another port with "
+                "generation.server_port=…"
+            ) from error
+
+    def wait_until_up(self, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Health:
+        """Wait until the server answers.
+
+        Args:
+            alive: whether the server's process still runs.
+
+        Raises:
+            DeadlineExceeded: after `timeout_s` seconds; the message names the command that starts a server.
+            EngineFailure: if the server ended while it was loading.
+        """
+        started = told = time.monotonic()
+        how = f"Start one with: python vllm_server.py --config-name …{self._see_log()}"
+        while True:
+            try:
+                return self.health()
+            except (DeadlineExceeded, EngineFailure) as error:
+                now = time.monotonic()
+                if not alive():
+                    message = f"The server for {self.url} ended while it was loading.{self._see_log()}"
+                    raise EngineFailure(message) from error
+                if now - started > timeout_s:
+                    raise DeadlineExceeded(f"No server answered at {self.url} within {timeout_s:g} s. {how}") from error
+                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
+                    logger.info(
+                        "no server answers at %s yet; waiting up to %g s (%.0f s). %s",
+                        self.url,
+                        timeout_s,
+                        now - started,
+                        how,
+                    )
+                    told = now
+            time.sleep(0.5)
+
+    def expect(self, plays: dict[str, str]) -> None:
+        """Refuse a server that plays otherwise, now and with each batch: it may end and come back with another
+        configuration.
+
+        Args:
+            plays: the trainer's `conversation_keys`.
+
+        Raises:
+            ConfigError: with the keys that differ.
+        """
+        self._plays = plays
+        theirs = self.health().plays
+        if theirs is not None:
+            refuse_other_play(theirs, plays, self.url)
+
+    def sample(self, body: SampleRequest) -> SampleResponse:
+        """Have the server play a batch of conversations. If the connection breaks, the request is sent again with the
+        same id, and the server does not run it twice.
+
+        Raises:
+            DeadlineExceeded: after `sample_timeout_s` seconds.
+            ConfigError: if the server came back with another configuration than `expect` was given.
+            ClassroomError: the server's error.
+        """
+        what = f"the {len(body.problems)} conversations of request {body.request_id}"
+        answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
+        found = SampleResponse[self._record].model_validate(answer)
+        if self._plays is not None and found.plays not in ("", digest_of(self._plays)):
+            self.expect(self._plays)
+        return found
+
+    def play(self, body: SampleRequest) -> None:
+        """Have the server play a batch, as `sample` does, and return when no message of the policy is missing in it.
+        `sample` with the same body then waits for its judge.
+
+        Raises:
+            DeadlineExceeded: after `sample_timeout_s` seconds.
+            ClassroomError: the server's error.
+        """
+        what = f"the messages of request {body.request_id}"
+        self._insist("POST", "/play_conversations", body.model_dump(), self._sample_timeout_s, what)
+
+    def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
+        """One reward for each conversation id; None for one without a verdict."""
+        body = {"conversations": list(conversations)}
+        answer = self._insist("POST", f"/get_{name}_reward", body, self._return_timeout_s, f"the {name} rewards")
+        return RewardResponse.model_validate(answer).rewards
+
+    def check_judge(self, body: JudgeCheckRequest, timeout_s: float) -> JudgeCheckResponse:
+        """Have the server check its judge.
+
+        Args:
+            timeout_s: how long the server may take for one judgement; it makes all of them concurrently.
+
+        Raises:
+            ClassroomError: if the check failed.
+        """
+        what = f"the check of the judge {body.request_id}"
+        answer = self._insist("POST", "/check_judge", body.model_dump(), timeout_s + _ONE_REQUEST_S, what)
+        return JudgeCheckResponse.model_validate(answer)
+
+    def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
+        """Have the server load published weights from the folder `path`.
+
+        Raises:
+            PolicyMismatch: if the server loaded another version.
+        """
+        body = LoadWeightsRequest(run_id=policy.run_id, version=policy.version, path=str(path)).model_dump()
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/load_weights", body, limit_s, f"policy {policy} loaded", self._load_timeout_s)
+        loaded = LoadWeightsResponse.model_validate(answer)
+        if loaded.policy != policy:
+            raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
+        return loaded
+
+    def sleep(self, borrowers: Sequence[ProcessId]) -> SleepResponse:
+        """Put all engines to sleep, until `wake_up` or until all processes in `borrowers` have ended."""
+        body = SleepRequest(borrowers=list(borrowers)).model_dump()
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/sleep", body, limit_s, "engines asleep", self._load_timeout_s)
+        return SleepResponse.model_validate(answer)
+
+    def wake_up(self) -> SleepResponse:
+        """Wake the engines.
+
+        Raises:
+            GpuFull: if the GPU has no room for them.
+        """
+        limit_s = self._load_timeout_s + self._return_timeout_s
+        answer = self._insist("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
+        return SleepResponse.model_validate(answer)
+
+    def _insist(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any],
+        timeout_s: float,
+        what: str,
+        one_request_s: float = _ONE_REQUEST_S,
+    ) -> Any:
+        """Repeat an idempotent request until it is answered. A server that ended, or is about to end because it lost an
+        engine, may return meanwhile."""
+        started = told = time.monotonic()
+        while (left := started + timeout_s - time.monotonic()) > 0:
+            try:
+                return self._request(method, path, body, timeout_s=min(one_request_s, left))
+            except (DeadlineExceeded, EngineFailure) as error:
+                now = time.monotonic()
+                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
+                    why = self._troubles() if isinstance(error.__cause__, requests.ReadTimeout) else ""
+                    logger.info("still waiting for %s (%.0f s): %s%s", what, now - started, error, why)
+                    told = now
+                time.sleep(min(_PAUSE_S, max(0.0, left)))
+        raise DeadlineExceeded(f"{self.url} did not answer with {what} within {timeout_s:g} s.{self._see_log()}")
+
+    def _troubles(self) -> str:
+        """Which APIs the server has no answer from, for how long, and why; empty if the server does not say."""
+        try:
+            seats = self.health().seats
+        except ClassroomError:
+            return ""
+        found = ((seat, each) for seat, each in seats.items() if each.trouble)
+        return "".join(f" The {seat} {each.model} ({each.engine_version}): {each.trouble}." for seat, each in found)
+
+    def _request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0) -> Any:
+        """Send one request.
+
+        Raises:
+            DeadlineExceeded: if the server cannot be reached or does not answer in time.
+            RequestTooLarge: if the body is larger than a server accepts.
+            ClassroomError: the subclass of the answer's status, with the server's message.
+        """
+        data = None if body is None else json.dumps(body, allow_nan=False).encode()
+        if data is not None and len(data) > LARGEST_BODY:  # the server may hang up before its refusal can be read
+            raise RequestTooLarge(
+                f"The request to {self.url}{path} has {len(data)} bytes, but a server takes {LARGEST_BODY}: make the "
+                "batch or its problems smaller."
+            )
+        try:
+            response = self._session.request(
+                method,
+                self.url + path,
+                data=data,
+                headers={"Content-Type": "application/json"},
+                timeout=(5.0, timeout_s),
+            )
+        except requests.ReadTimeout as error:  # it may work on the request for as long as that takes
+            raise DeadlineExceeded(
+                f"{self.url} took the request and has no answer to it yet.{self._see_log()}"
+            ) from error
+        except _BROKEN_CONNECTION as error:
+            raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
+        if response.status_code == 200:
+            return response.json()
+        raise _ERRORS.get(response.status_code, ClassroomError)(f"{self.url}{path}: {_detail(response)}")
+
+    def _see_log(self) -> str:
+        return f" Its log is {self._log}." if self._log is not None and self._log.exists() else ""
+
+
+def _detail(response: requests.Response) -> str:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}: {response.text[:500]}"
+
+
+def sample_conversations(body: SampleRequest, server_port: int) -> SampleResponse:
+    """Have the server on this machine's `server_port` play a batch."""
+    return _local(server_port).sample(body)
+
+
+def get_reward(name: str, conversations: Sequence[str], server_port: int) -> list[float | None]:
+    """The named reward of each conversation id, from the server on this machine's `server_port`."""
+    return _local(server_port).rewards(name, conversations)
+
+
+def get_pedagogical_reward(conversations: Sequence[str], server_port: int) -> list[float | None]:
+    """The pedagogical reward of each conversation id, from the server on this machine's `server_port`."""
+    return get_reward("pedagogical", conversations, server_port)
+
+
+def _local(server_port: int) -> ClassroomClient:
+    return ClassroomClient(f"http://127.0.0.1:{server_port}")
+
+
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def server_url(generation: GenerationConfig) -> str:
+    """The server's address for programs on this machine."""
+    host = _ANY_ADDRESS.get(generation.server_host, generation.server_host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{generation.server_port}"

@@ -1,0 +1,171 @@
+"""Which engines of a server sleep. While a living trainer uses their GPU, all of them sleep. Otherwise all are awake,
+or with `generation.schedule: phased` those of the current phase."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Protocol
+
+import psutil
+
+from classroom_rl.errors import ClassroomError
+from classroom_rl.server.schemas import ProcessId
+
+logger = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SAME_START_S = 2.0
+"""Start times of one process that two programs read may differ by this much, because the system's clock was set."""
+
+
+class Sleeper(Protocol):
+    """An engine that can be put to sleep."""
+
+    async def sleep(self, timeout_s: float) -> None: ...
+
+    async def wake_up(self) -> None: ...
+
+
+class EngineSleep:
+    """Puts the engines of a server to sleep and wakes them.
+
+    Args:
+        engines: by seat.
+        timeout_s: how long an engine that has to sleep waits for its turns in flight.
+        wanted: the seats whose engines are awake when no trainer uses the GPUs; None means all. `wake_only` changes it.
+    """
+
+    def __init__(self, engines: Mapping[str, Sleeper], timeout_s: float, wanted: Collection[str] | None = None):
+        self._engines = engines
+        self._timeout_s = timeout_s
+        self._wanted = [seat for seat in engines if wanted is None or seat in wanted]
+        self._trainer_has_gpus = False
+        self._changes = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def sleep(self, trainer: Sequence[ProcessId]) -> None:
+        """Put all engines to sleep, until `wake_up` or until all processes of the trainer have ended.
+
+        Raises:
+            DeadlineExceeded: if turns are still in flight after the timeout; the wanted engines are awake then.
+            EngineFailure: if an engine died.
+        """
+        async with self._changes:
+            self._end_watch()
+            try:
+                await self._put_to_sleep(self._engines)
+            except BaseException:
+                await self._wake_wanted()
+                raise
+            self._trainer_has_gpus = True
+            here = [each for each in trainer if each.host == socket.gethostname()]  # the others cannot be watched
+            self._watch = asyncio.create_task(self._wake_after(here or trainer))
+
+    async def wake_up(self) -> None:
+        """Wake the wanted engines; those that are awake already stay as they are.
+
+        Raises:
+            EngineFailure: if an engine died.
+        """
+        async with self._changes:
+            self._end_watch()
+            await self._end_sleep()
+
+    async def wake_only(self, seats: Collection[str]) -> None:
+        """Wake the engines of these seats and put the others to sleep: at once, or in the next `wake_up` if a trainer
+        uses the GPUs. If none of the seats has an engine here, nothing changes.
+
+        Raises:
+            DeadlineExceeded: if turns of an engine that has to sleep are still in flight after the timeout.
+            EngineFailure: if an engine died.
+        """
+        wanted = [seat for seat in self._engines if seat in seats]
+        if not wanted:
+            return
+        async with self._changes:
+            self._wanted = wanted
+            if not self._trainer_has_gpus:
+                await self._wake_wanted()
+
+    @asynccontextmanager
+    async def room_for_loading(self, seat: str) -> AsyncIterator[None]:
+        """Inside, the engine of this seat has room on the GPU to load weights. If it is not wanted, the wanted ones
+        sleep meanwhile, and afterwards it sleeps again."""
+        async with self._changes:
+            unwanted = seat in self._engines and seat not in self._wanted
+            if unwanted and not self._trainer_has_gpus:
+                await self._put_to_sleep(self._wanted)
+            try:
+                yield
+            finally:
+                if unwanted:
+                    await self._put_to_sleep([seat])
+                if unwanted and not self._trainer_has_gpus:
+                    await self._wake_wanted()
+
+    def close(self) -> None:
+        """Stop watching the trainer's processes; the engines stay as they are."""
+        self._end_watch()
+
+    async def _end_sleep(self) -> None:
+        await self._wake_wanted()
+        self._trainer_has_gpus = False
+
+    async def _wake_wanted(self) -> None:
+        await self._put_to_sleep([seat for seat in self._engines if seat not in self._wanted])
+        for seat in self._wanted:
+            await self._engines[seat].wake_up()
+
+    async def _put_to_sleep(self, seats: Collection[str]) -> None:
+        asleep = await asyncio.gather(
+            *(self._engines[seat].sleep(self._timeout_s) for seat in seats), return_exceptions=True
+        )
+        failures = [each for each in asleep if each is not None]
+        for failure in failures[1:]:
+            logger.error("another engine did not fall asleep: %s", failure)
+        if failures:
+            raise failures[0]
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _wake_after(self, trainer: Sequence[ProcessId]) -> None:
+        """Wake the engines once all of these processes have ended."""
+        while True:
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+            if any(is_alive(each) for each in trainer):
+                continue
+            pids = ", ".join(str(each.pid) for each in trainer)
+            logger.warning("the trainer (process %s) is gone and left the engines asleep: they wake", pids)
+            try:
+                async with self._changes:
+                    await self._end_sleep()
+                return
+            except ClassroomError as failure:  # the trainer's memory may not be free yet: try again
+                logger.error("%s", failure)
+            except Exception:  # nothing awaits this task, so the error would not be seen
+                logger.exception("the engines cannot be woken after the trainer has ended")
+                raise
+
+
+def this_process() -> ProcessId:
+    """The process that calls this."""
+    own = psutil.Process()
+    return ProcessId(host=socket.gethostname(), pid=os.getpid(), started=own.create_time())
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether a process still runs. A process on another host, or in a container with another hostname, cannot be
+    checked and counts as running."""
+    if process.host != socket.gethostname():
+        return True
+    with suppress(psutil.NoSuchProcess):
+        found = psutil.Process(process.pid)
+        same = abs(found.create_time() - process.started) < _SAME_START_S
+        return same and found.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,0 +1,153 @@
+"""The server's part of checking whether the teacher fools the judge: a held-out judge judges conversations again, and
+the training's judge judges planted ones. The results change no reward.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from classroom_rl.engines.api.chat_api import ChatApi
+from classroom_rl.environments.classroom.canaries import CANARIES
+from classroom_rl.environments.classroom.classroom import Classroom
+from classroom_rl.environments.classroom.conversation import Conversation, State
+from classroom_rl.errors import ConfigError
+from classroom_rl.judges.verdicts import Verdict, ask_for_verdict, sum_up
+from classroom_rl.rollout.engine import Judge
+from classroom_rl.rollout.usage import BATCH
+from classroom_rl.server.open_models import open_second_judge
+from classroom_rl.server.sampling_service import SamplingService
+from classroom_rl.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
+
+if TYPE_CHECKING:
+    from classroom_rl.config.train_rl import TrainRLConfig
+
+logger = logging.getLogger(__name__)
+HELD_OUT_CALLS_NAME = "held_out_judge_calls.sqlite"
+_KEEP = 8
+
+
+class JudgeCheck:
+    """Runs checks, each once per id, and writes their results to the journal.
+
+    Args:
+        service: holds the conversations that were played, and the judge of the training.
+        held_out: the held-out judge; None if there is none.
+        api: the held-out judge's client, if it is behind an API.
+        timeout_s: how long judging one conversation may take.
+    """
+
+    def __init__(self, service: SamplingService, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
+        self._service = service
+        self._held_out = held_out
+        self._api = api
+        self._timeout_s = timeout_s
+        self._checks: OrderedDict[str, tuple[dict, asyncio.Task[JudgeCheckResponse]]] = OrderedDict()
+
+    async def run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
+        """Have the held-out judge judge the conversations, and the training's judge the canaries, which are made from
+        the first conversation.
+
+        If a judge fails, for any reason, its verdict holds the error. If the conversations were played again with other
+        weights, a repeated check runs again.
+
+        Raises:
+            UnknownConversation: if a conversation did not finish on this server.
+            ConfigError: if this server has no judge.
+        """
+        weights = self._service.played_with(request.conversations)
+        played_with, task = self._checks.get(request.request_id, (None, None))
+        if task is None or played_with != weights:
+            task = asyncio.create_task(self._run(request))
+            self._checks[request.request_id] = weights, task
+            while len(self._checks) > _KEEP:
+                self._checks.popitem(last=False)
+        return await asyncio.shield(task)
+
+    @property
+    def _classroom(self) -> Classroom:
+        return self._service.environment
+
+    def _conversation(self, conversation_id: str) -> Conversation:
+        return self._service.record(conversation_id).conversation(self._classroom.rules)
+
+    async def run_as_json(self, request: JudgeCheckRequest) -> bytes:
+        """The result of `run` as JSON."""
+        return (await self.run(request)).model_dump_json().encode()
+
+    def close(self) -> None:
+        """Close the ledger of the held-out judge."""
+        if self._api is not None:
+            self._api.ledger.close()
+
+    async def _run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
+        training = self._classroom.seats.judge
+        if training is None:
+            raise ConfigError("There is no judge to check: the server runs without judge rules.")
+        BATCH.set(request.request_id)  # counts the costs apart from those of the batch
+        conversations = [self._conversation(each) for each in request.conversations]
+        opinions = []
+        if self._held_out is not None:
+            opinions = [self._second_opinion(self._held_out, each) for each in conversations]
+        planted = self._canaries(training, conversations[0], CANARIES if request.canaries else ())
+        found = await asyncio.gather(asyncio.gather(*opinions), planted)
+        response = JudgeCheckResponse(
+            request_id=request.request_id,
+            second_opinions=found[0],
+            canaries=found[1],
+            held_out=self._api.ledger.usage(request.request_id) if self._api is not None else None,
+        )
+        self._service.journal.append("judge_check", request=request.request_id, step=request.step, found=response)
+        return response
+
+    async def _second_opinion(self, judge: Judge, conversation: Conversation) -> SecondOpinion:
+        verdicts = await self._judge(judge, conversation, conversation.transcript())
+        return SecondOpinion(
+            conversation=conversation.id,
+            problem_id=conversation.problem.id,
+            training=conversation.judgement.score if conversation.judgement is not None else None,
+            held_out=self._score(verdicts),
+            verdicts=verdicts,
+        )
+
+    async def _canaries(self, judge: Judge, conversation: Conversation, names: Iterable[str]) -> list[CanaryVerdict]:
+        with self._service.runner.schedule.register(1) as registration:
+            await registration.wait_for_phase(State.JUDGE_TURN)  # the phase in which a judge on an engine is awake
+            return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
+
+    async def _canary(self, judge: Judge, name: str, conversation: Conversation) -> CanaryVerdict:
+        planted = CANARIES[name].plant(conversation.transcript(), conversation.problem)
+        verdicts = await self._judge(judge, conversation, planted)
+        return CanaryVerdict(
+            canary=name, problem_id=conversation.problem.id, score=self._score(verdicts), verdicts=verdicts
+        )
+
+    async def _judge(self, judge: Judge, conversation: Conversation, messages: list[dict[str, str]]) -> list[Verdict]:
+        """One attempt at each rule."""
+        rules = self._classroom.rules.judge_rules
+        about = (messages, conversation.problem.text)
+        attempts = (
+            ask_for_verdict(judge, rule, 0, about, conversation.facts, stops=(), timeout_s=self._timeout_s)
+            for rule in rules
+        )
+        return await asyncio.gather(*attempts)  # with `stops` empty, a failed attempt is a verdict and raises nothing
+
+    def _score(self, verdicts: list[Verdict]) -> float | None:
+        judgement = sum_up(verdicts, self._classroom.rules.judge_rules)
+        return None if judgement is None else judgement.score
+
+
+def open_judge_check(config: "TrainRLConfig", service: SamplingService, run_folder: Path) -> JudgeCheck:
+    """The judge check of a server, with the held-out judge if one is configured.
+
+    Raises:
+        ConfigError: if the held-out judge's API key is missing.
+        StorageError: if the ledger of paid requests in `run_folder` cannot be used.
+    """
+    guards = config.guards
+    judge, api = guards.held_out_judge_model, None
+    if judge is not None:
+        judge, api = open_second_judge(judge, config.generation, run_folder / HELD_OUT_CALLS_NAME, "held-out judge")
+    return JudgeCheck(service, judge, api, guards.judge_check_timeout_s)

@@ -1,0 +1,262 @@
+"""Chooses and loads the engine, API client or embedded judge of each seat."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from classroom_rl.config.base import (
+    ApiModelConfig,
+    EnvironmentConfig,
+    GenerationConfig,
+    JudgeModelConfig,
+    ModelConfig,
+)
+from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, PHASED, RULES, is_script
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.engines.api.chat_api import ChatApi
+from classroom_rl.environments.toy_language.scripted_teacher import ScriptedTeacher
+from classroom_rl.errors import ConfigError
+from classroom_rl.judges.model_judge import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
+from classroom_rl.judges.moves.stored import load_readers
+from classroom_rl.judges.post_test.examiner import examiner_of
+from classroom_rl.judges.readings import MessageReaders
+from classroom_rl.judges.rule_judge import RulesJudge
+from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.memory.engine_shares import refuse_crowded_gpu
+from classroom_rl.memory.sources import gpu_is_there
+from classroom_rl.models.pretrained import check_context, check_model, load_tokenizer
+from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered
+from classroom_rl.rollout.engine import EmbeddedJudge, Judge, Sampling
+from classroom_rl.rollout.registry import environment_of, models_on_engines, phases_of
+from classroom_rl.rollout.reviews import Supervisor
+from classroom_rl.rollout.roles import POLICY_SEAT, Seats
+from classroom_rl.supervision.embedded import embedded_supervisor
+from classroom_rl.supervision.model_supervisor import ApiSupervisor, EngineSupervisor
+from classroom_rl.supervision.rules_supervisor import review_by_rules
+
+if TYPE_CHECKING:
+    from classroom_rl.config.evaluation import EvalConfig
+    from classroom_rl.config.train_rl import TrainRLConfig
+    from classroom_rl.engines.vllm.engine import VllmEngine
+    from classroom_rl.engines.vllm.engine_base import EngineProcess
+
+logger = logging.getLogger(__name__)
+JUDGE_CALLS_NAME = "judge_calls.sqlite"
+"""The judge's ledger. Every seat behind an API has one, `<seat>_calls.sqlite`, with a spending cap of its own."""
+
+
+async def open_seats(
+    config: "TrainRLConfig | EvalConfig", reward_weights: Mapping[str, float], run_folder: Path
+) -> Seats:
+    """Load the models of all seats.
+
+    Raises:
+        EngineFailure: if a model cannot be loaded; the engines of the others are shut down.
+        DataError: if a prompt template or the trained readers are missing or wrong.
+        ConfigError: if a model folder is missing or damaged, an API key is missing, or the engines need more memory
+            than their GPU has.
+        StorageError: if the ledger of paid requests in `run_folder` cannot be used.
+    """
+    generation, judge, environment = config.generation, config.judge_model, environment_of(config)
+    models = environment.models(config, reward_weights)
+    wanted = models_on_engines(config, reward_weights)
+    apis = {
+        seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", _cap_usd(model, generation)), seat)
+        for seat, model in models.items()
+        if model.is_remote
+    }
+    readers = open_readers(generation)
+    judged_by = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"), readers)
+    refuse_crowded_gpu(wanted, phases_of(config))
+    environment.check(config, judge_reads_templates=not isinstance(judged_by, EmbeddedJudge))
+    _check_models(wanted)
+    engines = await _start_engines(wanted, generation, config.seed)  # with the phased schedule they are asleep
+    if "judge" in engines:
+        most = generation.max_tokens_per_judge_attempt
+        judged_by = ChatEngineJudge(judge, generation.judge_rules, most, engines["judge"])
+    answering = {seat: ApiChatEngine(models[seat], api) for seat, api in apis.items()} | engines
+    if is_script(config.teacher_model.model_name_or_path):
+        answering[POLICY_SEAT] = ScriptedTeacher(config.teacher_model.model_name_or_path)
+    answering.pop("judge", None)
+    answering.pop("supervisor", None)
+    supervisor, examiner = _supervisor(config, engines, apis, readers), examiner_of(generation)
+    return Seats(answering, engines, apis, judged_by, supervisor, examiner)
+
+
+def _supervisor(
+    config: "TrainRLConfig | EvalConfig",
+    engines: Mapping[str, "EngineProcess"],
+    apis: Mapping[str, ChatApi],
+    readers: MessageReaders | None,
+) -> Supervisor | None:
+    model = getattr(config, "supervisor_model", None)  # an evaluation has none
+    if model is None:
+        return None
+    rules = environment_of(config).review_by_rules or partial(review_by_rules, readers=readers)
+    if model.model_name_or_path in EMBEDDED_SUPERVISORS:
+        return embedded_supervisor(model.model_name_or_path, rules)
+    supervision = config.generation.supervisor
+    if "supervisor" in apis:
+        api = apis["supervisor"]
+        return ApiSupervisor(model, supervision, api.ledger, api, rules=rules)
+    sampling = Sampling.of(model.vllm, supervision.max_tokens)
+    return EngineSupervisor(model, supervision, engines["supervisor"], sampling, rules=rules)
+
+
+async def open_chat_engine(seat: str, model: ModelConfig, generation: EnvironmentConfig, seed: int) -> "VllmEngine":
+    """Load one generating model, outside of any environment.
+
+    Args:
+        seat: its name in log and error messages.
+
+    Raises:
+        ConfigError: if the model's folder is missing or damaged.
+        EngineFailure: if it cannot be loaded.
+    """
+    _check_models({seat: model})
+    return (await _start_engines({seat: model}, generation, seed))[seat]
+
+
+def open_readers(generation: EnvironmentConfig) -> MessageReaders | None:
+    """The trained readers that a configuration names; None without any.
+
+    Raises:
+        DataError: if their folder is missing or damaged, or belongs to another version.
+        ConfigError: if scikit-learn is not installed.
+    """
+    path = getattr(generation, "readers_path", None)  # only the classroom's configuration has the key
+    if path is None:
+        return None
+    readers = load_readers(Path(path))
+    for label, trust in readers.trust.items():
+        logger.info("the reader of %s: %s (%s)", label, trust, trust.by)
+    return readers
+
+
+def embedded_judge(name: str, readers: MessageReaders | None = None) -> EmbeddedJudge:
+    """The embedded judge of this name, one of `EMBEDDED_JUDGES`. `rules` uses the trained readers; `rubric` knows its
+    language for certain."""
+    return RulesJudge(readers) if name == RULES else RubricJudge()
+
+
+def open_second_judge(
+    judge: JudgeModelConfig, generation: GenerationConfig, ledger_path: Path, role: str
+) -> tuple[Judge | EmbeddedJudge, ChatApi | None]:
+    """A judge besides the training's, embedded or behind an API, and its API client, if it has one.
+
+    Args:
+        ledger_path: the file for its ledger of paid requests.
+        role: its name in log and error messages.
+
+    Raises:
+        ConfigError: if its API key is missing.
+        DataError: if the trained readers are missing or damaged.
+        StorageError: if the ledger cannot be used.
+    """
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        return embedded_judge(judge.model_name_or_path, open_readers(generation)), None
+    api = ChatApi(judge, CallLedger(ledger_path, judge.max_cost_usd), role)
+    rules, most = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
+    return OpenAICompatibleJudge(judge, rules, most, api.ledger, api), api
+
+
+def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | None:
+    """A server's share of the spending cap: the servers of a run do not see each other's spending."""
+    servers = len(generation.server_urls) if generation.server_urls is not None else 1
+    return None if model.max_cost_usd is None else model.max_cost_usd / servers
+
+
+def _judge_without_engine(
+    judge: JudgeModelConfig, generation: EnvironmentConfig, api: ChatApi | None, readers: MessageReaders | None
+) -> Judge | EmbeddedJudge | None:
+    rules = generation.judge_rules
+    if not rules:
+        return None
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        return embedded_judge(judge.model_name_or_path, readers)
+    if api is not None:
+        return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt, api.ledger, api)
+    return None
+
+
+def _check_models(wanted: dict[str, ModelConfig]) -> None:
+    for seat, model in wanted.items():
+        key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
+        check_model(key, name)
+        tokenizer = load_tokenizer(key, name)
+        if seat == "reward":  # a reward model needs no reply frame: it only reads
+            continue
+        try:
+            ReplyFrame(tokenizer)
+            alone = roles_as_rendered(tokenizer, ["system"])
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {name}: {error}") from error
+        if seat == "teacher" and alone != ["system"]:
+            logger.info("the chat template of %s takes no system message alone: the prompt goes as the user's", name)
+    for seat, model in wanted.items():  # last, because it is only of interest for models that passed the rest
+        check_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, model.vllm.max_length)
+
+
+async def _start_engines(
+    wanted: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int
+) -> dict[str, "EngineProcess"]:
+    """Start an engine for every seat: at once without a GPU, because most of a start is the loading of Python modules,
+    with which each process keeps one core busy. On GPUs one after the other, because vLLM measures free memory as it
+    loads; so, too, with the phased schedule."""
+    engines: dict[str, EngineProcess] = {}
+    starts = [_start_engine(seat, model, generation, seed, engines) for seat, model in wanted.items()]
+    try:
+        if generation.schedule == PHASED or gpu_is_there():
+            for start in starts:
+                await start
+        else:
+            await _all_at_once(starts)
+    except BaseException:
+        for start in starts:
+            start.close()  # those that have not begun
+        for engine in engines.values():
+            engine.shutdown()
+        raise
+    return {seat: engines[seat] for seat in wanted}
+
+
+async def _start_engine(
+    seat: str, model: ModelConfig, generation: EnvironmentConfig, seed: int, engines: dict[str, "EngineProcess"]
+) -> None:
+    """Start one engine, and put it into `engines` as soon as it has processes to be ended."""
+    from classroom_rl.engines.vllm.engine import VllmEngine
+    from classroom_rl.engines.vllm.reward_engine import RewardEngine
+
+    started = time.monotonic()
+    logger.info("loading the %s: %s", seat, model.model_name_or_path)
+    kind = RewardEngine if seat == "reward" else VllmEngine
+    engines[seat] = await kind.start(model, seed, generation)
+    logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
+    if generation.schedule == PHASED:
+        await _sleep_after_loading(engines[seat], generation)
+
+
+async def _all_at_once(starts: Iterable[Coroutine[None, None, None]]) -> None:
+    """Wait for all starts; the first that fails cancels the others, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in starts:
+                group.create_task(start)
+    except BaseExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
+
+
+async def _sleep_after_loading(engine: "VllmEngine", generation: EnvironmentConfig) -> None:
+    """Put an engine to sleep, so that the next one has room to load."""
+    health = engine.health()
+    if health.gpus and not health.can_sleep:
+        raise ConfigError(
+            f"generation.schedule is {PHASED}, but vLLM has no sleep mode on this kind of GPU, so {health.model} "
+            "cannot give its memory back between the phases: set generation.schedule=concurrent."
+        )
+    await engine.sleep(generation.load_weights_timeout_s)

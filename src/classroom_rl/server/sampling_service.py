@@ -1,0 +1,314 @@
+"""Runs sample requests by id: as long as the teacher's weights are the same, each request runs once, however often and
+over however many connections it is sent.
+
+The last answers stay in memory. All conversations are in the journal, including those of earlier servers.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from classroom_rl.config.values import LARGEST_BATCH
+from classroom_rl.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
+from classroom_rl.models.policy_folder import check_policy, inside_run_folder
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.environment import Environment
+from classroom_rl.rollout.registry import environment_of, phases_of
+from classroom_rl.rollout.replay import replay_tokens
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, Schedule
+from classroom_rl.rollout.store.journal import Journal, request_of
+from classroom_rl.rollout.trajectory import TOKEN_FIELDS, Trajectory
+from classroom_rl.server.engine_sleep import EngineSleep
+from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.schemas import PlayedResponse
+
+if TYPE_CHECKING:
+    from classroom_rl.config.evaluation import EvalConfig
+    from classroom_rl.config.train_rl import TrainRLConfig
+
+logger = logging.getLogger(__name__)
+
+_FREED_AT_ONCE = 64
+
+
+@dataclass
+class _Batch:
+    """The run of one request, finished or not.
+
+    `weights` is a fingerprint of the weights that it began with (None: it has not begun). `given_up` means that other
+    weights replaced them. `played` is set once the policy is not needed any more. `readers` counts the connections that
+    wait for the answer, which is serialised once for all.
+    """
+
+    digest: str
+    task: "asyncio.Task[SampleResponse]"
+    weights: str | None = None
+    given_up: bool = False
+    played: asyncio.Event = field(default_factory=asyncio.Event)
+    readers: int = 0
+    body: "asyncio.Task[bytes] | None" = None
+
+    async def as_json(self) -> bytes:
+        self.readers += 1
+        try:
+            response = await asyncio.shield(self.task)
+            if self.body is None:
+                self.body = asyncio.create_task(response.as_json())
+            return await asyncio.shield(self.body)
+        finally:
+            self.readers -= 1
+            if self.readers == 0:
+                self.body = None
+
+
+class SamplingService:
+    """Runs sample requests with the runner, and keeps their answers.
+
+    Args:
+        keep: the number of answers that stay in memory; older ones are restored from the journal.
+        engine_sleep: puts the engines to sleep and wakes them.
+
+    Attributes:
+        plays: a fingerprint of the configuration, given with every answer.
+    """
+
+    plays = ""
+
+    def __init__(self, runner: Runner, journal: Journal, keep: int = 8, engine_sleep: EngineSleep | None = None):
+        self._runner = runner
+        self._journal = journal
+        self._keep = keep
+        self._engine_sleep = engine_sleep or EngineSleep({}, timeout_s=0.0)
+        self._batches: OrderedDict[str, _Batch] = OrderedDict()
+        self._failure: EngineFailure | None = None
+
+    @property
+    def runner(self) -> Runner:
+        """The runner that plays the batches."""
+        return self._runner
+
+    @property
+    def environment(self) -> Environment:
+        """The environment that is played."""
+        return self._runner.environment
+
+    @property
+    def engine_sleep(self) -> EngineSleep:
+        """What puts the engines to sleep and wakes them."""
+        return self._engine_sleep
+
+    @property
+    def journal(self) -> Journal:
+        """The journal of this server."""
+        return self._journal
+
+    async def sample(self, request: SampleRequest) -> SampleResponse:
+        """The answer to a request. It runs now, unless it ran or runs already with the teacher's current weights, or
+        with those before, if it asks for their policy. What the journal holds of it from these weights is replayed, not
+        repeated.
+
+        Raises:
+            RequestConflict: if the id was used with another body.
+            DataError: if the request asks for more conversations than a server holds.
+            PolicyMismatch: if it was given up because the same request came again under other weights.
+            ClassroomError: any error of the environment; the id can be used again afterwards.
+        """
+        return await asyncio.shield((await self._batch(request)).task)
+
+    async def sample_as_json(self, request: SampleRequest) -> bytes:
+        """The answer to a request as JSON; raises as `sample` does."""
+        return await (await self._batch(request)).as_json()
+
+    async def play_as_json(self, request: SampleRequest) -> bytes:
+        """Run a request as `sample` does; answers when the policy is not needed in it any more, perhaps long before it
+        is judged. Raises as `sample` does."""
+        batch = await self._batch(request)
+        played = asyncio.create_task(batch.played.wait())
+        try:
+            await asyncio.wait((played, batch.task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            played.cancel()
+        if batch.task.done():
+            batch.task.result()
+        return PlayedResponse(request_id=request.request_id).model_dump_json().encode()
+
+    async def _batch(self, request: SampleRequest) -> _Batch:
+        if len(request.problems) > LARGEST_BATCH:
+            raise DataError(
+                f"Request {request.request_id} asks for {len(request.problems)} conversations, but a server holds "
+                f"{LARGEST_BATCH} at once: split the request."
+            )
+        digest = request.digest
+        while (batch := self._batches.get(request.request_id)) is not None:
+            if batch.digest != digest:
+                raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
+            if batch.weights in (None, self.environment.seats.policy.weights):
+                break
+            if self._runner.began_before(request, batch.weights):
+                break
+            await self._give_up(request.request_id, batch)
+        if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
+            task = asyncio.create_task(self._run(request))
+            batch = self._batches[request.request_id] = _Batch(digest, task)
+        return batch
+
+    async def _give_up(self, request_id: str, batch: _Batch) -> None:
+        """Cancel and forget a batch of other weights, so that it writes nothing more to the journal."""
+        logger.warning("request %s is asked for again under other weights: it is played anew", request_id)
+        batch.given_up = True
+        batch.task.cancel()
+        await asyncio.gather(batch.task, return_exceptions=True)
+        self._forget(request_id, batch)
+
+    def _forget(self, request_id: str, batch: _Batch) -> None:
+        if self._batches.get(request_id) is batch:
+            del self._batches[request_id]
+
+    async def wait_as_json(self, request_id: str) -> bytes:
+        """The answer to an earlier request, as JSON.
+
+        Raises:
+            UnknownConversation: if there was no request with this id, or it failed, or its answer was dropped.
+        """
+        batch = self._batches.get(request_id)
+        if batch is None:
+            raise UnknownConversation(f"No request {request_id} runs here: send it with POST /sample_conversations.")
+        return await batch.as_json()
+
+    def record(self, conversation_id: str) -> Trajectory:
+        """The record of a conversation that finished in this run folder.
+
+        Raises:
+            UnknownConversation: if no conversation with this id did.
+        """
+        events = self._journal.events(conversation_id)
+        records = [event["record"] for event in events if event["event"] == "conversation"]
+        if not records:
+            raise UnknownConversation(
+                f"There is no finished conversation {conversation_id}. Ids come from /sample_conversations."
+            )
+        buffer = replay_tokens(events)
+        tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
+        return self.environment.Record.model_validate(records[-1] | tokens)
+
+    def reward(self, name: str, conversation_id: str) -> float | None:
+        """One reward of an episode that finished in this run folder. Rewards that this server computed come from
+        memory. Those that an earlier server computed, and rewards without a weight in this run, come from the episode's
+        record.
+
+        Raises:
+            UnknownConversation: if no episode with this id finished, or there is no such reward.
+            DataError: if the episode lacks what the reward is computed from.
+        """
+        rewards = self._runner.rewards.get(conversation_id)
+        if rewards is not None and name in rewards:
+            return rewards[name]
+        return self.environment.reward_of(name, self.record(conversation_id))
+
+    def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
+        """The fingerprints of the weights that these conversations were played with, by request; None for a request
+        that never began."""
+        begun = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
+        return {request: event["weights"] if event is not None else None for request, event in begun.items()}
+
+    def check_alive(self) -> None:
+        """Raise an `EngineFailure` if an engine died, or failed in a batch, even if no connection waited for that
+        batch."""
+        if self._failure is not None:
+            raise self._failure
+        self.environment.seats.check_alive()
+
+    @property
+    def running(self) -> list[str]:
+        """The ids of the requests that are running."""
+        return [name for name, batch in self._batches.items() if not batch.task.done()]
+
+    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+        """Load published weights into the teacher's engine, and record that for a server that replaces this one."""
+        teacher = self.environment.seats.policy
+        async with self._engine_sleep.room_for_loading("teacher"):
+            await teacher.load_policy(folder, policy, timeout_s)
+        self._journal.write_weights(policy, teacher.weights, folder)
+
+    async def restore_policy(self, timeout_s: float) -> None:
+        """Load the weights that the previous server had, if their folder still exists, so that its unfinished batch can
+        go on."""
+        event = self._journal.loaded_weights()
+        if event is None:
+            return
+        policy = PolicyVersion(**event["version"])
+        try:
+            folder = inside_run_folder(self._journal.path.parent.resolve(), event["path"])
+            check_policy(folder, policy)
+            async with self._engine_sleep.room_for_loading("teacher"):
+                await self.environment.seats.policy.load_policy(folder, policy, timeout_s)
+        except DataError as error:
+            logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
+            return
+        logger.info("the teacher has the weights of %s again, as before", policy)
+
+    async def _run(self, request: SampleRequest) -> SampleResponse:
+        batch = self._batches[request.request_id]
+        _, batch.weights = self._runner.weights_for(request)
+        try:
+            response = await self._runner.sample(request, batch.played.set)
+            response = response.model_copy(update={"plays": self.plays})
+        except BaseException as failure:
+            self._forget(request.request_id, batch)
+            if isinstance(failure, EngineFailure):
+                self._failure = failure
+            if batch.given_up and isinstance(failure, asyncio.CancelledError):
+                raise PolicyMismatch(
+                    f"Request {request.request_id} was given up: other weights were loaded, and it was asked for again."
+                ) from None
+            raise
+        await self._drop_oldest()
+        return response
+
+    async def _drop_oldest(self) -> None:
+        done = [name for name, batch in self._batches.items() if batch.task.done()]
+        dropped = [self._batches.pop(name).task for name in done[: -self._keep]]  # before others run
+        while dropped:
+            task = dropped.pop()
+            records = [] if task.cancelled() or task.exception() else list(task.result().conversations)
+            del task
+            while records:  # freeing thousands of records at once would block the event loop
+                del records[-_FREED_AT_ONCE:]
+                await asyncio.sleep(0)
+
+
+def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
+    return task.done() and any(record.reward is None for record in task.result().conversations)
+
+
+async def open_service(
+    config: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], run_folder: Path
+) -> SamplingService:
+    """Load the models of a configuration and open its environment with them; the journal is in `run_folder`.
+
+    Raises:
+        EngineFailure: if a model cannot be loaded.
+    """
+    seats = await open_seats(config, reward_weights, run_folder)
+    journal = Journal(run_folder)
+    environment = environment_of(config).open_with(config, seats, journal, reward_weights)
+    engine_sleep, schedule = await _open_schedule(config, environment)
+    return SamplingService(Runner(environment, journal, reward_weights, schedule), journal, engine_sleep=engine_sleep)
+
+
+async def _open_schedule(
+    config: "TrainRLConfig | EvalConfig", environment: Environment
+) -> tuple[EngineSleep, Schedule]:
+    engines, timeout_s = environment.seats.engines, config.generation.load_weights_timeout_s
+    phases = phases_of(config)
+    if not phases:
+        return EngineSleep(engines, timeout_s), ConcurrentSchedule()
+    engine_sleep = EngineSleep(engines, timeout_s, wanted=phases[0].seats)
+    await engine_sleep.wake_only(phases[0].seats)
+    return engine_sleep, PhasedSchedule(engine_sleep.wake_only, phases)

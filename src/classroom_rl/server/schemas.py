@@ -1,0 +1,128 @@
+"""The request and response models of the server's HTTP API, for the routes, the client and the journal."""
+
+from pydantic import BaseModel, Field
+
+from classroom_rl.config.values import LARGEST_BATCH
+from classroom_rl.judges.verdicts import Verdict
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import EngineHealth
+from classroom_rl.rollout.requests import StrictModel
+from classroom_rl.rollout.usage import Usage
+
+LARGEST_BODY = 64 * 1024**2
+"""The most bytes in a request's body: 16 KiB for each conversation of the largest batch."""
+
+
+class PlayedResponse(BaseModel):
+    """Answer of `/play_conversations`: the policy is not needed in this request any more, so other weights may be
+    loaded."""
+
+    request_id: str
+
+
+class RewardRequest(StrictModel):
+    """Body of `POST /get_{name}_reward`: conversation ids."""
+
+    conversations: list[str] = Field(min_length=1)
+
+
+class RewardResponse(BaseModel):
+    """One reward per id, null for a conversation without a verdict."""
+
+    rewards: list[float | None]
+
+
+class JudgeCheckRequest(StrictModel):
+    """Body of `POST /check_judge`: finished conversations for the held-out judge. With `canaries`, the training's judge
+    judges planted conversations on the first one's problem.
+
+    `request_id` makes the request idempotent: sent again it returns the same answer.
+    """
+
+    request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
+    step: int
+    conversations: list[str] = Field(min_length=1, max_length=LARGEST_BATCH)
+    canaries: bool = True
+
+
+class SecondOpinion(BaseModel):
+    """A conversation's scores by the training's judge and by the held-out one, in [0, 1]; null without a verdict.
+    `verdicts` are the held-out judge's."""
+
+    conversation: str
+    problem_id: str
+    training: float | None
+    held_out: float | None
+    verdicts: list[Verdict]
+
+
+class CanaryVerdict(BaseModel):
+    """A planted conversation's score by the training's judge, in [0, 1]; null without a verdict."""
+
+    canary: str
+    problem_id: str
+    score: float | None
+    verdicts: list[Verdict]
+
+
+class JudgeCheckResponse(BaseModel):
+    """Answer of `/check_judge`. `second_opinions` is empty without a held-out judge. `held_out` is the usage of its
+    API, if it is behind one."""
+
+    request_id: str
+    second_opinions: list[SecondOpinion]
+    canaries: list[CanaryVerdict]
+    held_out: Usage | None = None
+
+
+class LoadWeightsRequest(StrictModel):
+    """Body of `POST /load_weights`: a folder inside the run folder with a complete published policy."""
+
+    run_id: str = Field(min_length=1)
+    version: int = Field(ge=0)
+    path: str
+
+
+class LoadWeightsResponse(BaseModel):
+    """The policy that is loaded now, and the seconds that waiting for turns in flight and loading took."""
+
+    policy: PolicyVersion
+    seconds: float
+
+
+class ProcessId(StrictModel):
+    """A process on a machine; `started` (seconds since 1970) distinguishes it from a later one with the same id."""
+
+    host: str
+    pid: int
+    started: float
+
+
+class SleepRequest(StrictModel):
+    """Body of `POST /sleep`: the trainer's processes. When all of them have ended, the engines wake."""
+
+    borrowers: list[ProcessId] = Field(min_length=1)
+
+
+class SleepResponse(BaseModel):
+    """Answer of `/sleep` and `/wake_up`: whether each seat's engine sleeps now, and how many seconds it took."""
+
+    asleep: dict[str, bool]
+    seconds: float
+
+
+class Health(BaseModel):
+    """Answer of `GET /health`. `server_index` is the server's position in `generation.server_urls`; by `reward_weights`
+    it sums up rewards, and `plays` says what its conversations depend on, as text by config key (null if it does not
+    say)."""
+
+    status: str
+    seats: dict[str, EngineHealth]
+    policy: PolicyVersion
+    run_folder: str
+    server_index: int = 0
+    reward_weights: dict[str, float] | None = None
+    plays: dict[str, str] | None = None
+    running_requests: list[str]
+    running_conversations: int
+    finished_conversations: int

@@ -1,0 +1,115 @@
+"""Communication between the processes of one training."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Optional
+
+import torch
+
+from classroom_rl.errors import ConfigError
+
+_STORE_TIMEOUT = timedelta(seconds=10)
+
+
+def communication_backend() -> Optional[str]:
+    """The torch.distributed backend of processes that accelerate launched; None, the default, for a single one.
+
+    On GPUs it is NCCL for tensors there, and gloo for what is on the CPU: Python objects and barriers. accelerate's
+    default under DeepSpeed is NCCL alone, which sends objects with kernels, so that a process waiting for another one's
+    conversations keeps a GPU busy that an engine may need for them.
+    """
+    from accelerate.utils import parse_flag_from_env
+
+    if "LOCAL_RANK" not in os.environ:
+        return None
+    on_cpus = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.cuda.is_available()
+    return "gloo" if on_cpus else "cuda:nccl,cpu:gloo"
+
+
+def keep_deepspeed_from_compiling() -> None:
+    """Make DeepSpeed use gloo on CPUs.
+
+    Otherwise it compiles its own shared-memory collective when it starts, which takes a minute and a C++ compiler that
+    a laptop may not have. It uses gloo if it is told that none of its kernels can be built.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed guesses it and logs a warning
+        import deepspeed.ops
+
+        deepspeed.ops.__compatible_ops__ = {}
+
+
+def uses_fsdp(environment: Mapping[str, str]) -> bool:
+    """Whether `accelerate launch` was configured for FSDP, going by the environment of the processes it started."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
+    """Refuse settings of accelerate's FSDP with which a training would not be what it is without.
+
+    Args:
+        has_reference: whether a reference model is loaded beside the one that is trained.
+
+    Raises:
+        ConfigError: naming the setting, and its value that works.
+    """
+    if not uses_fsdp(environment):
+        return
+    if environment.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError("accelerate is set to FSDP1, which is not supported: set fsdp_version: 2, as in config/fsdp.")
+    if environment.get("FSDP_STATE_DICT_TYPE") != "FULL_STATE_DICT":
+        raise ConfigError(
+            f"fsdp_state_dict_type is {environment.get('FSDP_STATE_DICT_TYPE')}, but checkpoints of that type are "
+            "pickles that torch loads without restrictions: set fsdp_state_dict_type: FULL_STATE_DICT, as in "
+            "config/fsdp."
+        )
+    if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false") == "true" and has_reference:
+        raise ConfigError(
+            "fsdp_cpu_ram_efficient_loading is true, but TRL gives the weights of the reference model to the first "
+            "process alone then: set it to false, train.beta to 0, or train an adapter (its reference is the model "
+            "without it)."
+        )
+
+
+def let_fsdp_run_on_cpus() -> None:
+    """Have accelerate use its FSDP settings in processes on CPUs, too. It drops them there without a word, and would
+    train with DDP; torch itself runs FSDP2 over gloo. Call it before the first `Accelerator` is made."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    if torch.cuda.is_available() or not uses_fsdp(os.environ):
+        return
+    make = AcceleratorState.__init__
+
+    @wraps(make)
+    def make_with_fsdp(self: AcceleratorState, *arguments: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        make(self, *arguments, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None and self.distributed_type is DistributedType.MULTI_CPU:
+            if self.mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(self.mixed_precision)
+            self.fsdp_plugin = fsdp_plugin
+        if getattr(self, "fsdp_plugin", None) is not None:  # the state is one for all its instances, and made anew
+            self.distributed_type = DistributedType.FSDP
+
+    AcceleratorState.__init__ = make_with_fsdp
+
+
+def is_first_to_say(message: str) -> bool:
+    """Whether this process is the first of the training, on this machine, to ask about this message.
+
+    So an error that ends all processes is shown once, and an error in a single process is shown whichever process it
+    is. The answer comes from the launcher's TCP store, since the process group may not exist yet, or no longer.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+    said = f"{os.environ['GROUP_RANK']}/{hashlib.sha256(message.encode()).hexdigest()}"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT).add(said, 1) == 1
+    except (DistNetworkError, DistStoreError):
+        return True  # the store is gone: better to show the error twice than never

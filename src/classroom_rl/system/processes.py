@@ -1,0 +1,282 @@
+"""Starts other programs, and ends exactly the processes that they started.
+
+Every program gets its own session, and with it its own process group. Its descendants may move into other groups
+(torchrun's workers do) and may outlive their parents. So `Child` remembers descendants while the program runs, and
+finds the ones that it missed by a mark in the environment, which processes inherit. It never finds them by name.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Self
+from uuid import uuid4
+
+import psutil
+
+from classroom_rl.system.terminal import Echo
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_SECONDS_BETWEEN_SCANS = 1.0
+_SECONDS_TO_END = 5.0
+_MARK = "STARTED_BY_CLASSROOM_AS"
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Interrupted(Exception):
+    """A signal asked this program to end. `status` is the exit status for that signal (128 + its number)."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.status = 128 + signum
+
+
+class Signals:
+    """Records SIGINT, SIGTERM and SIGHUP inside its `with` block; waiting code calls `check`, which raises.
+
+    A handler that raised by itself could do so after a program was started and before it was remembered. Signals that
+    this program ignores (nohup) stay ignored.
+    """
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._before: dict[int, Callable[[int, FrameType | None], None] | int | None] = {}
+
+    def __enter__(self) -> Self:
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, lambda number, _frame: self._received.append(number))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def check(self) -> None:
+        """Stop the caller if a signal came.
+
+        Raises:
+            Interrupted: if a signal came.
+        """
+        if self._received:
+            raise Interrupted(self._received[0])
+
+    @property
+    def impatient(self) -> bool:
+        """Whether a second signal came. `Child.stop` then skips the waiting before SIGKILL."""
+        return len(self._received) > 1
+
+
+class Child:
+    """A running program and all processes that it started.
+
+    Args:
+        name: for messages.
+        command: program and arguments.
+        signals: checked while waiting.
+        log: file to which its output is appended.
+        echo: whether its output also goes to this program's standard output; if that is a terminal, the program
+            sees one, too.
+        grace_s: seconds that `stop` waits after SIGTERM.
+        environment: variables added to this program's environment.
+    """
+
+    GRACE_S = 20.0
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        signals: Signals,
+        log: Path,
+        echo: bool = False,
+        grace_s: float = GRACE_S,
+        environment: Mapping[str, str] | None = None,
+    ):
+        self.name, self.log, self.grace_s = name, log, grace_s
+        self._signals = signals
+        self._descendants: dict[int, psutil.Process] = {}
+        self._last_scan = 0.0
+        self._mark = uuid4().hex
+        self._status: int | None = None
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as file:
+            self._echo = Echo(file.fileno()) if echo else None
+            output = self._echo.write_end if self._echo else file.fileno()
+            self._popen = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Unbuffered, so that its log is complete even if it is killed.
+                env={**os.environ, **(environment or {}), _MARK: self._mark, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+                preexec_fn=_end_with_parent(os.getpid()),
+            )
+        if self._echo:
+            self._echo.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also the id of its process group and session."""
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """Its exit status as in a shell (128 + signal number if a signal ended it); None while it runs.
+
+        The process stays a zombie until `stop`, so that the system does not reuse its id.
+        """
+        if self._status is None:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                self._status = ended.si_status + (0 if ended.si_code == os.CLD_EXITED else 128)
+            elif time.monotonic() - self._last_scan > _SECONDS_BETWEEN_SCANS:
+                self._scan()
+        return self._status
+
+    def wait(self, check: Callable[[], None] = lambda: None) -> int:
+        """Wait until it ends by itself, and return its exit status.
+
+        Args:
+            check: called repeatedly; an error that it raises ends the wait.
+
+        Raises:
+            Interrupted: if a signal came.
+        """
+        while (status := self.poll()) is None:
+            self._signals.check()
+            check()
+            time.sleep(_POLL_S)
+        return status
+
+    def stop(self) -> None:
+        """End it and all processes that it started.
+
+        It gets SIGTERM first, so that it can end its own processes in order; then the remaining processes get SIGTERM,
+        and at last SIGKILL. A second signal to this program skips the waiting.
+        """
+        if self._popen.returncode is not None:
+            return
+        self._scan()
+        self._remember_by_mark()
+        if self.poll() is None:
+            if self._echo:
+                self._echo.mute()  # its output while it is being ended goes to the log only
+            os.kill(self.pid, signal.SIGTERM)
+            self._wait_until(lambda: self.poll() is not None, self.grace_s)
+        self._remember_by_mark()
+        self._end(signal.SIGTERM)
+        self._end(signal.SIGKILL, spare=_is_resource_tracker)
+        self._end(signal.SIGKILL)
+        for process in self._running():
+            logger.error("process %d of %s does not end, not even by SIGKILL", process.pid, self.name)
+        if self.poll() is not None:
+            self._popen.wait()
+        if self._echo:
+            self._echo.finish()
+
+    def last_lines(self, count: int = 20) -> str:
+        """The last `count` lines that it wrote into its log."""
+        with self.log.open("rb") as file:
+            file.seek(max(self._log_start, self.log.stat().st_size - 64 * 1024))
+            text = file.read().decode("utf-8", errors="replace")
+        return "\n".join(text.rstrip().splitlines()[-count:])
+
+    def _end(self, signum: int, spare: Callable[[psutil.Process], bool] = lambda _: False) -> None:
+        self._scan()
+        for process in self._running():
+            if not spare(process):
+                _send(process, signum)
+        self._wait_until(lambda: not self._running(), _SECONDS_TO_END, patient=signum == signal.SIGKILL)
+
+    def _wait_until(self, reached: Callable[[], bool], seconds: float, patient: bool = False) -> None:
+        deadline = time.monotonic() + seconds
+        while not reached() and time.monotonic() < deadline and (patient or not self._signals.impatient):
+            time.sleep(_POLL_S / 4)
+
+    def _scan(self) -> None:
+        """Remember all processes that descend from it or are in its group now, and forget those that have ended."""
+        self._last_scan = time.monotonic()
+        self._descendants = {pid: process for pid, process in self._descendants.items() if _runs(process)}
+        running = _running_processes()
+        found = {pid for pid, (_, group) in running.items() if group == self.pid} | {self.pid, *self._descendants}
+        while more := {pid for pid, (parent, _) in running.items() if parent in found} - found:
+            found |= more
+        self._remember(found)
+
+    def _remember_by_mark(self) -> None:
+        """Remember processes whose parent had ended before `_scan` saw it; they carry the mark in their environment."""
+        mark = f"{_MARK}={self._mark}".encode()
+        for pid in psutil.pids():
+            with suppress(OSError):  # the process has ended, or belongs to another user
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    self._remember({pid})
+
+    def _remember(self, pids: set[int]) -> None:
+        for pid in pids - {self.pid, *self._descendants}:
+            with suppress(psutil.NoSuchProcess):
+                self._descendants[pid] = psutil.Process(pid)
+
+    def _running(self) -> list[psutil.Process]:
+        """The processes that still run: the program itself and its remembered descendants."""
+        itself = [psutil.Process(self.pid)] if self.poll() is None else []
+        return itself + [process for process in self._descendants.values() if _runs(process)]
+
+
+def _running_processes() -> dict[int, tuple[int, int]]:
+    """For every process on this machine, the ids of its parent and of its group."""
+    found = {}
+    for pid in psutil.pids():
+        with suppress(OSError):  # the process has ended
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            found[pid] = int(fields[1]), int(fields[2])
+    return found
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _send(process: psutil.Process, signum: int) -> None:
+    try:
+        process.send_signal(signum)  # psutil checks first that the id still belongs to the same process
+    except psutil.NoSuchProcess:
+        return
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """Whether it is Python's resource tracker, which removes the shared memory of dead processes and then ends."""
+    try:
+        return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end_with_parent(parent: int) -> Callable[[], None]:
+    """A `preexec_fn` that has the kernel send SIGTERM to the new program when this one dies, even if it is killed."""
+
+    def in_child() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child

@@ -1,0 +1,85 @@
+"""What resuming depends on: checkpoints that are complete or absent, and an order of problems that depends on the epoch
+only."""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch.utils.data import Sampler
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from trl.trainer.utils import RepeatSampler
+
+from classroom_rl.models.checkpoint_safety import refuse_unsafe_checkpoint
+from classroom_rl.models.policy_folder import complete, policies_folder, shared_memory_folder
+
+logger = logging.getLogger(__name__)
+UNFINISHED = "unfinished"
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The checkpoint to resume from; None if there is none.
+
+    Raises:
+        UnsafeCheckpoint: if it is damaged, or would run code when it is loaded.
+    """
+    last = get_last_checkpoint(folder) if folder.is_dir() else None
+    if last is not None:
+        refuse_unsafe_checkpoint(Path(last))
+    return last
+
+
+def step_of(checkpoint: str | Path | None) -> int:
+    """The number of optimizer steps before a checkpoint was saved; 0 for None."""
+    return int(Path(checkpoint).name.rpartition("-")[2]) if checkpoint is not None else 0
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove an unfinished checkpoint from `folder`, if there is one."""
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+
+
+def remove_leftovers(run_folder: Path) -> None:
+    """Remove what a trainer left in its run folder when it was killed or the disk was full: an unfinished checkpoint,
+    unfinished policies and models, and its lease on the GPUs (server/gpu_lease.py), for which a server would wait
+    if it cannot tell whether that trainer still runs.
+
+    The caller must hold the trainer's claim on the folder, so that no other trainer uses it.
+    """
+    remove_unfinished(run_folder / "checkpoints")
+    for folder in (run_folder, policies_folder(run_folder), shared_memory_folder(run_folder)):
+        for begun in folder.glob("*.unfinished"):
+            shutil.rmtree(begun, ignore_errors=True)
+    for lease in run_folder.glob("gpu_lease*.json"):
+        lease.unlink(missing_ok=True)
+
+
+def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
+    """Move the checkpoint in `folder/unfinished` to its final name once it is on disk, and only then delete the oldest
+    checkpoints, so that `keep` remain."""
+    name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    complete(folder / UNFINISHED / name, folder / name)
+    remove_unfinished(folder)
+    older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of)
+    for path in older[:-keep]:
+        shutil.rmtree(path)
+
+
+class EpochOrderSampler(Sampler):
+    """TRL's sampler with an order that depends on the epoch only. TRL's own sampler draws the orders one after the
+    other, so a run that resumes in its second epoch would repeat the order of the first.
+
+    Args:
+        epoch: returns the epoch that begins, from 0.
+    """
+
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
+        self._sampler = sampler
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self._sampler.generator.manual_seed(self._sampler.seed + 1_000_003 * self._epoch())
+        return iter(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)

@@ -1,0 +1,187 @@
+"""The trainer's part of checking whether the teacher fools the judge: at intervals, the held-out judge judges a sample
+of the batch again, and the training's judge judges planted conversations. The checks change no reward.
+"""
+
+import json
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
+from classroom_rl.environments.classroom.canaries import CANARIES
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import ClassroomError, JudgeOutputError, StorageError
+from classroom_rl.results.agreement import rank_correlation
+from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
+from classroom_rl.rollout.intervals import Estimate, mean_with_ci
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.server.schemas import JudgeCheckRequest, JudgeCheckResponse
+from classroom_rl.system.storage import write_whole
+from classroom_rl.trainer.collective import Processes, on_main_process
+from classroom_rl.trainer.verdict_watch import VerdictWatch
+
+logger = logging.getLogger(__name__)
+
+
+FAILED_CHECK: dict[str, Any] = {
+    "gap": {"mean": None, "ci95": None, "n": 0},
+    "growth": None,
+    "training": None,
+    "held_out": None,
+    "rank_correlation": None,
+    "canaries": {},
+    "failed": 1,
+    "held_out_cost_usd": None,
+    "warnings": [],
+}
+"""The line in `judge_checks.jsonl` for a check that failed."""
+
+
+class JudgeMonitor:
+    """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and logs
+    warnings. For every batch it also tests whether the verdicts depend on the conversation.
+
+    Each check is a line of `judge_checks.jsonl` in the run folder. If a resumed run repeats a step, its line is
+    replaced. A failed check is logged and recorded, and does not stop the training.
+    """
+
+    def __init__(self, config: TrainRLConfig, client: ClassroomClient, run_folder: Path):
+        self._guards = config.guards
+        self._has_verdicts = isinstance(config.generation, GenerationConfig)
+        self._steps_in_batch = config.train.mu
+        self._seed = config.seed
+        self._client = client
+        self._path = run_folder / JUDGE_CHECKS_NAME
+        self._verdicts = VerdictWatch()
+
+    def is_due(self, step: int) -> bool:
+        """Whether the batch that is sampled at this step is checked."""
+        every = self._guards.judge_check_every_n_steps
+        return every > 0 and step % every < self._steps_in_batch
+
+    def check(self, processes: Processes, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        """Examine the verdicts, and check the judge if a check is due. The main process does this with its own
+        conversations; all processes call it together.
+
+        Returns:
+            The metrics to log.
+        """
+        if not self._has_verdicts:  # another environment than the classroom
+            return {}
+        check = self._check if self.is_due(step) else lambda *_: {}
+        return on_main_process(processes, lambda: self._examine_verdicts(step, records) | check(step, records))
+
+    def _examine_verdicts(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        found = self._verdicts.update(records)
+        if found is None:
+            return {}
+        warning = self._verdicts.new_warning(found)
+        if warning is not None:
+            logger.warning("step %d: %s", step + 1, warning)
+        figures = {"guard/blind_judge": float(found.warning is not None)}
+        return figures if found.share is None else figures | {"guard/verdict_dependence": found.share}
+
+    def _check(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        """Check the judge with the main process's conversations, whose problems are a random part of the batch."""
+        earlier = [line for line in read_lines(self._path) if line["step"] < step]
+        try:
+            line = summarize_check(self._ask(step, records), self._guards, first_gap(earlier)) | {"step": step}
+        except ClassroomError as error:
+            logger.warning("the judge was not checked at step %d: %s", step + 1, error)
+            line = FAILED_CHECK | {"step": step, "error": str(error)}
+        for warning in line["warnings"]:
+            logger.warning("step %d: %s", step + 1, warning)
+        try:
+            write_whole(self._path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (*earlier, line)))
+        except StorageError as error:
+            logger.warning("the check of the judge at step %d is not on record: %s", step + 1, error)
+        return metrics_of(line)
+
+    def _ask(self, step: int, records: Sequence[ConversationRecord]) -> JudgeCheckResponse:
+        judged = [record.id for record in records if record.reward is not None]
+        if not judged:
+            raise JudgeOutputError("No conversation of the batch has a verdict.")
+        drawn = random.Random(f"{self._seed}|{step}").sample(judged, min(len(judged), self._guards.judge_check_sample))
+        request = JudgeCheckRequest(
+            request_id=f"{records[0].request_id}-judge-check",
+            step=step,
+            conversations=drawn,
+            canaries=self._guards.canaries,
+        )
+        return self._client.check_judge(request, self._guards.judge_check_timeout_s)
+
+
+def first_gap(checks: Sequence[Mapping[str, Any]]) -> float | None:
+    """The gap of the first check that measured one; None if no check has."""
+    return next((check["gap"]["mean"] for check in checks if check["gap"]["mean"] is not None), None)
+
+
+def summarize_check(response: JudgeCheckResponse, guards: GuardsConfig, first: float | None) -> dict[str, Any]:
+    """The line of a check in `judge_checks.jsonl`.
+
+    Args:
+        first: the gap at the beginning of the run; None if this check is the first.
+
+    Returns:
+        `gap`: the training judge's score minus the held-out judge's (mean, 95 % interval over problems, n
+        conversations); `growth`: the gap minus `first`; `rank_correlation` of the two judges' scores; `canaries`: the
+        score of each canary by the training's judge; `failed`: the number of judgements without a verdict; `warnings`:
+        messages for the user.
+    """
+    pairs = [each for each in response.second_opinions if None not in (each.training, each.held_out)]
+    by_problem: dict[str, list[float]] = {}
+    for each in pairs:
+        by_problem.setdefault(each.problem_id, []).append(each.training - each.held_out)
+    gap = mean_with_ci(by_problem, (-1.0, 1.0))
+    growth = None if gap["mean"] is None else gap["mean"] - (gap["mean"] if first is None else first)
+    canaries = {each.canary: each.score for each in response.canaries}
+    return {
+        "gap": gap,
+        "growth": growth,
+        "training": fmean(each.training for each in pairs) if pairs else None,
+        "held_out": fmean(each.held_out for each in pairs) if pairs else None,
+        "rank_correlation": rank_correlation([(each.training, each.held_out) for each in pairs]),
+        "canaries": canaries,
+        "failed": len(response.second_opinions) - len(pairs) + sum(score is None for score in canaries.values()),
+        "held_out_cost_usd": response.held_out.run_cost_usd if response.held_out is not None else None,
+        "warnings": _gap_warnings(gap, growth, guards) + _canary_warnings(canaries, guards),
+    }
+
+
+def _gap_warnings(gap: Estimate, growth: float | None, guards: GuardsConfig) -> list[str]:
+    if growth is None or growth <= guards.largest_gap_growth:
+        return []
+    return [
+        f"The judge may be being fooled: it gives {gap['mean']:.3f} more than the held-out judge (mean of {gap['n']} "
+        f"conversations), and {growth:.3f} of that has come since the run began (guards.largest_gap_growth is "
+        f"{guards.largest_gap_growth:g})."
+    ]
+
+
+def _canary_warnings(canaries: Mapping[str, float | None], guards: GuardsConfig) -> list[str]:
+    return [
+        f"The judge can be fooled: it gives {score:.3f} to a planted conversation with a teacher that "
+        f"{CANARIES[name].what} (guards.largest_canary_score is {guards.largest_canary_score:g})."
+        for name, score in canaries.items()
+        if score is not None and score > guards.largest_canary_score
+    ]
+
+
+def metrics_of(check: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a check; unknown values are left out."""
+    found = {
+        "guard/gap": check["gap"]["mean"],
+        "guard/gap_growth": check["growth"],
+        "guard/gap_n": check["gap"]["n"],
+        "guard/held_out_reward": check["held_out"],
+        "guard/rank_correlation": check["rank_correlation"],
+        **{f"guard/canary_{name}": score for name, score in check["canaries"].items()},
+        "guard/failed": check["failed"],
+        "guard/held_out_cost_usd": check["held_out_cost_usd"],
+        "guard/warnings": len(check["warnings"]),
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}

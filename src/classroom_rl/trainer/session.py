@@ -1,0 +1,237 @@
+"""A training session for any algorithm: everything before the first step, and after the last one until the model is
+released."""
+
+import logging
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
+
+from classroom_rl.config.checks import check_machines, reward_weights
+from classroom_rl.config.load import record_run
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
+from classroom_rl.memory.sources import machines_of
+from classroom_rl.models.lora import check_checkpoint
+from classroom_rl.results.hub import check_push, release
+from classroom_rl.results.learning import describe_learning, write_learning
+from classroom_rl.results.rollout_files import drop_rollouts_from
+from classroom_rl.results.supervision_summary import describe_supervision, write_supervision
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.registry import environment_of
+from classroom_rl.server.agreement import conversation_keys
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.server.schemas import Health
+from classroom_rl.system.run_lock import claim
+from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers, step_of
+from classroom_rl.trainer.collective import on_every_process, on_main_process
+from classroom_rl.trainer.contents import Contents
+from classroom_rl.trainer.gpu_sharing import SharedGpus
+from classroom_rl.trainer.metrics_callback import last_metrics
+from classroom_rl.trainer.plot_callback import PlotCallback
+from classroom_rl.trainer.resume import check_launch, check_problems, check_resume, contents_at_start
+from classroom_rl.trainer.run_length import load_training_problems, report_length
+from classroom_rl.trainer.sample_batch import refuse_other_weights
+from classroom_rl.trainer.server_assignment import AssignedServer, assign_server
+from classroom_rl.trainer.step_progress import GRPOMetricsCallback
+from classroom_rl.trainer.weight_delta import parameter_movement
+
+logger = logging.getLogger(__name__)
+_STOPS = (ProviderFailure, TooManyFailedJudgements, ConfigError)
+"""Errors that reach every rank before a step has changed any weight, so that a checkpoint can be saved."""
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+"""What a request id, which begins with it, can hold. Earlier versions took the folder's name, which may not fit."""
+_LEAST_FOR_AN_ADAPTER = 5e-6
+
+
+@dataclass
+class TrainingSession:
+    """One process's part of a training that is about to begin or to resume.
+
+    Attributes:
+        run_folder: the folder that trainer and server share.
+        run_id: identifies this run's policies; it stays the same after a resume.
+        problems: the training problems.
+        client, server: the client of the server that plays this process's episodes, and that server's assignment.
+        gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
+        checkpoint: the checkpoint to resume from; None for a new training.
+        contents: fingerprints of the problems, and of the files that the configuration names, as the training begins.
+    """
+
+    config: TrainRLConfig
+    run_folder: Path
+    run_id: str
+    problems: list[Problem]
+    client: ClassroomClient
+    server: AssignedServer
+    gpus: SharedGpus
+    checkpoint: str | None
+    contents: Contents
+
+    def run(self, trainer: Any) -> None:
+        """Train to the end, from the checkpoint if there is one, then save the model, write `learning.json` (with a
+        supervisor also `supervision.json`), and push to the Hub if configured.
+
+        Args:
+            trainer: a transformers `Trainer` that is a `TrainerContext` and has `publisher`, `save_progress`,
+                `save_adapter` and `save_whole`.
+
+        Raises:
+            ClassroomError: on every rank, if the server refuses or fails. If judging or an API failed, or a restarted
+                server has another configuration, a checkpoint of the steps so far is saved first.
+        """
+        config, run_folder, state = self.config, self.run_folder, PartialState()
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(GRPOMetricsCallback(run_folder))
+        trainer.add_callback(PlotCallback(run_folder, trainer))
+        limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
+        environment_of(config).check_problems(config, self.problems, trainer.processing_class, limit)
+        on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(self.checkpoint)))
+        try:
+            trainer.train(resume_from_checkpoint=self.checkpoint)
+        except _STOPS:
+            trainer.save_progress()
+            raise
+        trainer.publisher.sync_weights(last=True)
+        self.gpus.wake_engines()
+        if trainer.has_adapter:
+            trainer.save_adapter(run_folder / "adapter")
+        trainer.save_whole(run_folder / "model")
+        base = config.teacher_model.model_name_or_path
+        movement = parameter_movement(trainer, base)
+        if state.is_main_process:  # not a collective: an upload may take longer than the other ranks would wait
+            print(describe_learning(write_learning(run_folder, movement)), flush=True)
+            if (supervision := write_supervision(run_folder)) is not None:
+                print(describe_supervision(supervision), flush=True)
+            release(run_folder / "model", config, base, config.train.algorithm, last_metrics(run_folder))
+
+
+@contextmanager
+def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
+    """Claim the run folder, load the problems, connect to the server, and find the last checkpoint. All ranks take
+    part; the process group must exist.
+
+    Raises:
+        ConfigError: if an adapter does not fit its model, or a checkpoint the configuration.
+        DeadlineExceeded: if no server answers.
+        ClassroomError: on every rank, if the server refuses or fails.
+    """
+    disable_progress_bar()  # the bars of loading and saving; the training has its own
+    run_folder, state = Path(config.logging.save_dir).resolve(), PartialState()
+    main = state.is_main_process
+    with on_every_process(state, lambda: claim("train_rl", run_folder) if main else nullcontext()):
+        yield _open(config, run_folder, state)
+
+
+def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> TrainingSession:
+    on_every_process(state, lambda: check_machines(config, machines_of(os.environ)))
+    on_main_process(state, lambda: check_push(config.huggingface))
+    on_main_process(state, lambda: _log_config_changes(config, run_folder))
+    run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
+    problems = on_every_process(state, lambda: load_training_problems(config))
+    if state.is_main_process:
+        report_length(config, len(problems)).log()
+    on_main_process(state, lambda: check_problems(run_folder, problems))
+    contents = on_main_process(state, lambda: contents_at_start(config, problems))
+    server = on_every_process(state, lambda: assign_server(config.generation, state.process_index, state.num_processes))
+    client = on_every_process(state, lambda: connect(config, server))
+    checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
+    gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
+    if config.train.max_staleness > 0:
+        gpus.refuse_playing_ahead()
+    gpus.sleep_engines()
+    return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint, contents)
+
+
+def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
+    last = last_checkpoint(run_folder / "checkpoints")
+    if last is not None:
+        check_launch(Path(last), os.environ)
+        check_checkpoint(Path(last), config.teacher_model.model_name_or_path, config.teacher_model.adapter)
+    return last
+
+
+def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
+    """Connect to this process's server.
+
+    Raises:
+        DeadlineExceeded: if it does not answer.
+        ConfigError: if it belongs to another run, has another position among this run's servers, or plays or
+            rewards its conversations otherwise than this training is configured.
+    """
+    generation, run_folder = config.generation, Path(config.logging.save_dir).resolve()
+    client = ClassroomClient(
+        server.url,
+        generation.sample_timeout_s,
+        generation.load_weights_timeout_s,
+        generation.server_start_timeout_s,
+        Path(config.logging.save_dir) / (f"server.{server.index}.log" if server.index else "server.log"),
+        environment_of(config).Record,
+    )
+    health = client.wait_until_up(generation.server_start_timeout_s)
+    _refuse_server_of_another_run(health, client.url, run_folder)
+    if health.server_index != server.index:
+        raise ConfigError(
+            f"The server at {client.url} is number {health.server_index} of this run, but number {server.index} in "
+            f"generation.server_urls: start it with generation.server_index={server.index}, or put them in order."
+        )
+    if health.reward_weights is not None:
+        refuse_other_weights(health.reward_weights, reward_weights(config))
+    client.expect(conversation_keys(config))
+    return client
+
+
+def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) -> None:
+    if health.run_folder != str(run_folder):
+        raise ConfigError(
+            f"The server at {url} belongs to the run in {health.run_folder}, but this training's logging.save_dir is "
+            f"{run_folder}. Start both with the same logging.save_dir, or give each run its own generation.server_port."
+        )
+
+
+def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
+    """Record the configuration, and return the run's id, which stays the same over restarts."""
+    _warn_about_truncation(config)
+    _warn_about_learning_rate(config)
+    record_run(config, "train_rl")
+    remove_leftovers(run_folder)
+    path = run_folder / "run_id"
+    if not path.exists() or not _RUN_ID.fullmatch(path.read_text(encoding="utf-8")):
+        path.write_text(f"run-{uuid.uuid4().hex[:12]}", encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def _log_config_changes(config: TrainRLConfig, run_folder: Path) -> None:
+    """Log changed config keys, and refuse a change that is not allowed, before anything is written or loaded."""
+    for change in check_resume(run_folder, config):
+        logger.warning("%s", change)
+
+
+def _warn_about_truncation(config: TrainRLConfig) -> None:
+    options = config.teacher_model.vllm
+    if options.top_p < 1 or options.top_k != -1:
+        logger.warning(
+            "The teacher is sampled with top_p %g and top_k %d, but GRPO trains the full softmax: the engine's "
+            "log-probs are of the truncated distribution, and the importance-sampling correction has to bridge the "
+            "difference "
+            "(see mismatch/… in the metrics). Leave top_p at 1 and top_k at -1 unless you want this.",
+            options.top_p,
+            options.top_k,
+        )
+
+
+def _warn_about_learning_rate(config: TrainRLConfig) -> None:
+    if config.teacher_model.adapter is not None and config.train.learning_rate < _LEAST_FOR_AN_ADAPTER:
+        logger.warning(
+            "train.learning_rate is %g, which suits the training of all weights; an adapter hardly learns with it. "
+            "Take ten times and more of what one would take there, usually from 1e-5 to 1e-4.",
+            config.train.learning_rate,
+        )

@@ -1,0 +1,158 @@
+"""The chat with the current teacher. The teacher gets the same prompt as in a lesson; the user plays the student."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+from uuid import uuid4
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation
+from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.environments.classroom.teacher_prompt import (
+    chat_so_far,
+    forced_ids,
+    opened_thought,
+    opening_turns,
+    system_message,
+)
+from classroom_rl.environments.classroom.teacher_tools import TeacherTools
+from classroom_rl.errors import DataError, DeadlineExceeded
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.tokens import Turn, approximate_tokens
+from classroom_rl.rollout.tools.turn import SampledMessage
+from classroom_rl.viewer.schemas import ChatBody, ChatMessage, ChatOpening, ChatReply
+from classroom_rl.viewer.text_spans import split_thoughts
+
+
+class ChatTutor(Protocol):
+    """A tutor to chat with, and the state of its server."""
+
+    def opening(self, request: ChatBody) -> ChatOpening: ...
+
+    async def reply(self, request: ChatBody) -> ChatReply: ...
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def spent_usd(self) -> float | None: ...
+
+
+class ServerTutor:
+    """The teacher of a running server.
+
+    Args:
+        longest_s: how long an answer may take, in seconds. It is limited because new weights of the training wait for
+            answers in flight.
+    """
+
+    def __init__(self, seats: Seats, generation: GenerationConfig, longest_s: float):
+        self._seats = seats
+        self._generation = generation
+        self._longest_s = longest_s
+        self._tools = TeacherTools(generation, seats)
+        self._forced_ids, self._opened_thought = [], ""
+        if seats.teacher_has_tokens:
+            self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
+            self._opened_thought = opened_thought(generation, seats.teacher.frame)
+
+    @property
+    def policy(self) -> str:
+        return str(self._seats.teacher.policy)
+
+    @property
+    def spent_usd(self) -> float | None:
+        """As `LoadedModels.spent_usd`."""
+        return self._seats.spent_usd
+
+    @property
+    def _kind(self) -> ConversationType:
+        """Which side opens the chat: the same as in lessons, and the teacher if the lessons allow both."""
+        forced = self._generation.forced_conversation_type
+        return ConversationType.GUIDED if forced is None else ConversationType(forced.lower())
+
+    def opening(self, request: ChatBody) -> ChatOpening:
+        """The opening of a lesson on this problem."""
+        opened = opening_turns(self._generation, request.problem, request.student_name)
+        student_begins = bool(opened) or self._kind is ConversationType.ATTEMPTED
+        return ChatOpening(
+            system=system_message(self._generation, request.problem, request.student_name),
+            turns=[ChatMessage(role=turn.role, text=turn.text) for turn in opened],
+            next="student" if student_begins else "teacher",
+        )
+
+    async def reply(self, request: ChatBody) -> ChatReply:
+        """Generate the teacher's next message.
+
+        Raises:
+            DataError: if the context has no room left.
+            DeadlineExceeded: if the answer takes too long, because the engine is busy or sleeps while a trainer uses
+                its GPU.
+        """
+        messages = self._messages(request)
+        try:
+            async with asyncio.timeout(self._longest_s):
+                answer = await self._answer(messages)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The teacher did not answer within {self._longest_s:g} s: its engine is busy, or sleeps while the "
+                "trainer uses the GPU. Try again during the next rollout."
+            ) from None
+        text, tokens, ended, policy = answer
+        return ChatReply(
+            text=text,
+            parts=split_thoughts(text),
+            tokens=tokens,
+            ended=ended,
+            over=END_OF_CONVERSATION in visible_text(text),
+            policy=str(policy),
+        )
+
+    async def _answer(self, messages: Sequence[Message]) -> tuple[str, int, bool, PolicyVersion | None]:
+        """The teacher's message: its text, its tokens, whether the teacher ended it, and the policy version."""
+        teacher, sampling = self._seats.teacher, self._seats.teacher_sampling
+        if not self._seats.teacher_has_tokens:
+            room = self._room(sum(approximate_tokens(message["content"]) for message in messages))
+            sampling = replace(sampling, max_tokens=room, draw=("chat", uuid4().hex))
+            if self._tools:
+                return _told(await self._tools.chat(messages, sampling))
+            answer = await teacher.chat(messages, sampling)
+            return answer.text, answer.tokens, answer.ended, answer.policy
+        system = [{**messages[0], "role": "system"}, *messages[1:]]
+        ids = self._tools.encode_chat(system) + self._forced_ids
+        sampling = replace(sampling, max_tokens=self._room(len(ids)))
+        if self._tools:
+            room = self._generation.max_tokens_in_conversation - len(ids)
+            return _told(await self._tools.sample(ids, sampling, room, self._opened_thought))
+        answer = await teacher.generate(ids, sampling)
+        return self._opened_thought + answer.text, answer.tokens, answer.ended, answer.policy
+
+    def _room(self, used: int) -> int:
+        """The most tokens that the answer may have, if the chat has `used` tokens already."""
+        room = min(self._generation.max_tokens_in_conversation - used, self._generation.max_tokens_per_turn)
+        if room < 1:
+            raise DataError(
+                f"The chat has {used} tokens, and a conversation may have "
+                f"{self._generation.max_tokens_in_conversation} (generation.max_tokens_in_conversation): begin anew."
+            )
+        return room
+
+    def _messages(self, request: ChatBody) -> list[Message]:
+        """The chat as the teacher's messages, built as in a lesson."""
+        opened = opening_turns(self._generation, request.problem, request.student_name)
+        said = [Turn(each.role, each.text) for each in request.turns[len(opened) :]]
+        setup = Setup(self._kind, request.student_name, ())
+        conversation = Conversation(
+            "chat", Problem.of(request.problem), setup, ClassroomRules(), turns=[*opened, *said]
+        )
+        return chat_so_far(self._generation, conversation)
+
+
+def _told(message: SampledMessage) -> tuple[str, int, bool, PolicyVersion | None]:
+    return message.text, message.sampled, message.ended, message.policy

@@ -1,0 +1,159 @@
+"""The rows that lists of conversations show. Each file is read once, without its tokens."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from classroom_rl.results.correction_decisions import ITSELF
+from classroom_rl.results.rollout_files import plain_record
+
+_COLUMNS = (
+    "id step index problem_id problem type student_name state turns verdicts rewards reward rejected failure".split()
+)
+_PLAYED_BY = ("tutor", "sampling")
+LONGEST_TITLE = 110
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """One conversation in a list.
+
+    Attributes:
+        personas: the number of student turns of each persona.
+        judge_failed: whether a judge attempt brought no verdict.
+        failed: whether an error ended the conversation.
+        sampling: "sampled" or "greedy" in an evaluation, after the tutor's name if several were compared; else None.
+        reviewed: whether a supervisor read a message of it.
+        without_review: the number of messages and drafts that a supervisor gave no verdict on.
+        categories: the number of invalid messages and drafts of each category.
+        corrections: (message, draft, category) of each correction, as in `correction_decisions.Place`.
+        file, position: its file and its row there; None for a conversation that is only in the journal.
+    """
+
+    id: str
+    step: int | None
+    index: int
+    problem_id: str
+    title: str
+    type: str
+    student_name: str | None
+    state: str
+    messages: int
+    personas: dict[str, int]
+    rewards: dict[str, float | None]
+    reward: float | None
+    rejected: bool
+    judge_failed: bool
+    failed: bool = False
+    sampling: str | None = None
+    reviewed: bool = False
+    without_review: int = 0
+    categories: Mapping[str, int] = field(default_factory=dict)
+    corrections: tuple[tuple[int, int, str], ...] = ()
+    file: Path | None = None
+    position: int | None = None
+
+
+def title_of(problem: str) -> str:
+    """A problem in one line: its first lines, cut at `LONGEST_TITLE` characters."""
+    line = " · ".join(part.strip() for part in problem[: 4 * LONGEST_TITLE].splitlines() if part.strip())
+    return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
+
+
+def reviews_of(turn: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The reviews of a message as plain data, each with the position of its draft, or `ITSELF`. A message that stands
+    in place of a draft has no review of its own."""
+    drafts = turn.get("drafts") or ()
+    for place, draft in enumerate(drafts):
+        yield place, draft["review"]
+    if turn.get("review") is not None and not (turn.get("replaced") and drafts):
+        yield ITSELF, turn["review"]
+
+
+def row_of(record: dict[str, Any], **more: Any) -> ConversationRow:
+    """Make a row from a record as plain data whose nested columns are parsed."""
+    turns = record["turns"]
+    personas = Counter(turn["persona"] for turn in turns if turn["persona"] is not None)
+    reviews = [(place, *found) for place, turn in enumerate(turns) for found in reviews_of(turn)]
+    invalid = [(turn, draft, review) for turn, draft, review in reviews if review.get("valid") is False]
+    return ConversationRow(
+        title=title_of(record["problem"]),
+        messages=len(turns),
+        personas=dict(personas),
+        judge_failed=any(
+            each["scores"] is None and each["accepted"] is None and not each.get("anchor")
+            for each in record["verdicts"]
+        ),
+        failed=record.get("failure") is not None,
+        reviewed=bool(reviews),
+        without_review=sum(review.get("valid") is None for _, _, review in reviews),
+        categories=dict(Counter(review.get("category", "") for _, _, review in invalid)),
+        corrections=tuple(
+            (turn, draft, review.get("category", ""))
+            for turn, draft, review in invalid
+            if review.get("correction") is not None
+        ),
+        **{name: record[name] for name in _COPIED},
+        **more,
+    )
+
+
+_COPIED = "id step index problem_id type student_name state rewards reward rejected".split()
+
+
+class ListIndex:
+    """Caches the rows of Parquet files, and their problems. A file is read again only when it has changed."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Path, tuple[tuple[int, int], list[ConversationRow]]] = {}
+        self._problems: dict[str, str] = {}
+        self._newest: tuple[object, frozenset[str]] = (None, frozenset())
+        self._lock = Lock()
+
+    def rows(self, files: Sequence[Path]) -> list[ConversationRow]:
+        """All rows of these files, in order."""
+        return [row for path in files for row in self._rows_of(path)]
+
+    def ids(self, files: Sequence[Path]) -> frozenset[str]:
+        """The ids of the conversations in these files. Only the last answer stays in memory: the page asks again
+        and again for those of the newest step, and the rows of every step would stay."""
+        stamp = [(path, *_stamp(path)) for path in files]
+        with self._lock:
+            if self._newest[0] != stamp:
+                found = (pq.read_table(path, columns=["id"])["id"].to_pylist() for path in files)
+                self._newest = stamp, frozenset(each for ids in found for each in ids)
+            return self._newest[1]
+
+    def problem(self, problem_id: str) -> str | None:
+        """The text of a problem; None if no file read so far holds it."""
+        return self._problems.get(problem_id)
+
+    def _rows_of(self, path: Path) -> list[ConversationRow]:
+        stamp = _stamp(path)
+        with self._lock:
+            if path not in self._rows or self._rows[path][0] != stamp:
+                self._rows[path] = (stamp, self._read(path))
+            return self._rows[path][1]
+
+    def _read(self, path: Path) -> list[ConversationRow]:
+        with pq.ParquetFile(path) as file:
+            named = [name for name in (*_COLUMNS, *_PLAYED_BY) if name in file.schema_arrow.names]
+            rows: list[ConversationRow] = []
+            for batch in file.iter_batches(columns=named):
+                for record in batch.to_pylist():
+                    self._problems[record["problem_id"]] = record["problem"]
+                    played_by = ", ".join(record[name] for name in _PLAYED_BY if record.get(name))
+                    more = {"sampling": played_by or None, "file": path, "position": len(rows)}
+                    rows.append(row_of(plain_record(record), **more))
+        return rows
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written again."""
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size

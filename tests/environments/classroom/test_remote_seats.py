@@ -1,0 +1,417 @@
+"""Students and teachers behind real HTTP: what they are sent, what is stored and paid for once, and what stops a batch.
+
+The clock of pauses and deadlines is turned (tests/support/turned_clock.py).
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from classroom_rl.config.base import ApiModelConfig, GenerationConfig
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.engines.api.chat_api import ChatApi
+from classroom_rl.errors import ConfigError, DataError, ProviderFailure, SpendingCapReached
+from classroom_rl.judges.model_judge import ApiChatEngine
+from classroom_rl.results.rollout_files import read_records, write_records
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.rollout.tokens import approximate_tokens
+from classroom_rl.server.sampling_service import SamplingService
+from tests.support.chat_client import PRICES, timed_api
+from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
+from tests.support.scripted_engine import ScriptedJudge
+from tests.support.scripted_room import Room
+from tests.support.turned_clock import run
+
+REQUEST = SampleRequest(
+    problems=["fractions", "fractions", "sums"], answers=["1/2", "1/2", "7"], request_id="r", seed=1, step=0
+)
+
+
+class Server:
+    """What a server is, but for engines: opened on a run folder with some seats behind `url`, asked, closed."""
+
+    def __init__(self, room: Room, generation: GenerationConfig, url: str, *seats: str, **options):
+        self.room, self.generation, self.seats = room, generation, seats
+        options = {"deadline_s": 60.0} | options
+        self.configs = {seat: ApiModelConfig(model_name_or_path=f"a-{seat}", base_url=url, **options) for seat in seats}
+        self.ledgers: dict[str, CallLedger] = {}
+
+    def run(self, work: Callable[[SamplingService], Awaitable]):
+        async def whole():
+            apis = {seat: self._api(seat) for seat in self.seats}
+            for seat, api in apis.items():
+                setattr(self.room, seat, ApiChatEngine(self.configs[seat], api))
+            service = self.room.open(self.generation)
+            service.environment.seats.apis |= apis
+            try:
+                return await work(service)
+            finally:
+                for api in apis.values():
+                    await api._client.close()
+                    api.ledger.close()
+                service._journal.close()
+
+        return run(whole())
+
+    def _api(self, seat: str) -> ChatApi:
+        config = self.configs[seat]
+        ledger = self.ledgers[seat] = CallLedger(self.room.folder / f"{seat}_calls.sqlite", config.max_cost_usd)
+        return timed_api(config, ledger, seat)
+
+    def sample(self, request: SampleRequest = REQUEST) -> SampleResponse:
+        return self.run(lambda service: service.sample(request))
+
+
+def numbered(body: dict, nth: int):
+    """Each answer is another one, also to the same question."""
+    return says(f"{body['model']} says {nth}")
+
+
+def sent(endpoint: JudgeEndpoint) -> list[list[tuple[str, str]]]:
+    return [[(m["role"], m["content"]) for m in call.body["messages"]] for call in endpoint.calls]
+
+
+@pytest.fixture
+def maths(generation: GenerationConfig, room: Room) -> GenerationConfig:
+    room.judge = ScriptedJudge(lambda *_: '{"reasoning": "fine", "decision": "OK"}')
+    return replace(
+        generation, judges_rules_prompts_paths={"does_not_leak_answer": "scripted"}, forced_conversation_type="attempt"
+    )
+
+
+# The student --------------------------------------------------------------------------------------------------------
+
+
+def test_a_student_behind_an_api_speaks_and_solves_as_one_on_an_engine(room: Room, maths: GenerationConfig) -> None:
+    with judge_endpoint(lambda body, nth: says(rf"I think \boxed{{1/2}} {nth}")) as endpoint:
+        server = Server(room, maths, endpoint.url, "student")
+        response = server.sample()
+    fractions, again, sums = response.conversations
+    assert [turn.role for turn in fractions.turns] == ["student", "teacher"] * 3
+    assert fractions.turns[0].text.startswith(r"I think \boxed{1/2}")
+    assert fractions.turns[0].text != again.turns[0].text, "each conversation of a group draws its own attempt"
+    assert [solution.grade for record in response.conversations for solution in record.solutions] == [1.0] * 4 + [
+        0.0
+    ] * 2
+    assert all(len({solution.text for solution in record.solutions}) == 2 for record in response.conversations)
+    asked = sent(endpoint)
+    assert asked.count([("user", "Attempt: fractions")]) == 2 and asked.count([("user", "Attempt: sums")]) == 1
+    name = fractions.student_name or "someone"
+    persona = {"correct_student": f"You are {name}.", "error_student": "Make an error."}[fractions.turns[2].persona]
+    assert [
+        ("system", persona),
+        ("user", "Attempt: fractions"),
+        ("assistant", fractions.turns[0].text),
+        ("user", "Say hello."),
+    ] in asked
+    # What the student says is given, what the teacher says is sampled, token by token.
+    trained = [i for i, bit in zip(fractions.completion_ids, fractions.mask, strict=True) if bit]
+    assert room.tokenizer.decode(trained) == "Say hello.<|im_end|>" * 3
+    assert all("seed" not in call.body for call in endpoint.calls)
+    assert response.usage["student"].calls == len(endpoint.calls) == 3 * (3 + 2) and "judge" not in response.usage
+    assert response.usage["student"].cost_usd == pytest.approx(endpoint.billed_usd)
+    assert fractions.turns[0].tokens == endpoint.calls[0].completion_tokens
+
+
+@pytest.mark.parametrize("kind", ["generation", "maths"])
+def test_whatever_line_a_kill_leaves_nothing_is_paid_for_twice(
+    request: pytest.FixtureRequest, tokenizer, tmp_path, kind: str
+) -> None:
+    """The journal is cut at every line; what the student said is in the ledger, though the journal lost it."""
+    room = Room(tokenizer, tmp_path / "run")
+    generation = request.getfixturevalue(kind)
+    if kind == "maths":
+        room.judge = request.getfixturevalue("room").judge
+    with judge_endpoint(numbered) as endpoint:
+        wanted = Server(room, generation, endpoint.url, "student").sample().conversations
+        asked = len(endpoint.calls)
+        lines = (room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+        for count in range(len(lines)):
+            (room.folder / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
+            assert Server(room, generation, endpoint.url, "student").sample().conversations == wanted
+        assert len(endpoint.calls) == asked
+        other = REQUEST.model_copy(update={"request_id": "another"})
+        Server(room, generation, endpoint.url, "student").sample(other)
+        assert len(endpoint.calls) == 2 * asked, "another step of a training draws anew"
+
+
+def test_a_student_that_stays_away_stops_the_batch_and_a_new_server_goes_on(room: Room, generation) -> None:
+    """It is gone once it has answered in each conversation: nobody waits alone, and nobody is answered meanwhile."""
+    away, first, heard_all = True, [], threading.Event()
+
+    def script(body: dict, nth: int):
+        if len(body["messages"]) == 2:
+            first.append(body)
+            if len(first) == 3:
+                heard_all.set()
+        elif away:
+            heard_all.wait(60)
+            return fails(503, "maintenance")
+        return numbered(body, nth)
+
+    with judge_endpoint(script) as endpoint:
+        with pytest.raises(
+            ProviderFailure, match="The student a-student .*student_model.deadline_s = 60 s.*maintenance"
+        ):
+            Server(room, generation, endpoint.url, "student").sample()
+        spoken = len(room.teacher.calls)
+        away = False
+        response = Server(room, generation, endpoint.url, "student").sample()
+    assert len(endpoint.of("says")) == 6, (
+        "two student turns in each of three conversations, none of them paid for twice"
+    )
+    assert len(room.teacher.calls) == 9 and spoken < 9, "nor did the teacher say anything twice"
+    assert [record.reward for record in response.conversations] == [0.7] * 3
+
+
+def test_the_cap_of_the_student_is_its_own(room: Room, generation) -> None:
+    with judge_endpoint(numbered) as endpoint:
+        with pytest.raises(SpendingCapReached, match=r"student_model.max_cost_usd = 0.0002 is reached"):
+            Server(room, generation, endpoint.url, "student", max_cost_usd=0.0002, **PRICES).sample()
+        spent = endpoint.billed_usd
+        assert 0 < spent <= 0.0002
+        server = Server(room, generation, endpoint.url, "student", max_cost_usd=0.1, **PRICES)
+        response = server.sample()
+    assert len(endpoint.calls) == 6 and response.usage["student"].cost_usd == pytest.approx(endpoint.billed_usd)
+
+
+@pytest.mark.parametrize("when", ["opening", "dialogue", "solutions"])
+def test_what_a_provider_refuses_costs_one_conversation_and_not_the_batch(
+    room: Room, maths: GenerationConfig, when: str, tmp_path
+) -> None:
+    refused = {"opening": 1, "dialogue": 4, "solutions": 8}[when]
+
+    def script(body: dict, nth: int):
+        about_sums = "sums" in json.dumps(body)
+        return fails(403, "flagged by moderation") if about_sums and len(body["messages"]) >= refused else says("Hm.")
+
+    with judge_endpoint(script) as endpoint:
+        response = Server(room, maths, endpoint.url, "student").sample()
+        *fine, failed = response.conversations
+        assert [record.failure for record in fine] == [None, None] and None not in [r.reward for r in fine]
+        assert "The student a-student" in failed.failure and "flagged by moderation" in failed.failure
+        assert failed.reward is None and set(failed.rewards.values()) == {None} and failed.state == "END"
+        assert failed.prompt_ids and failed.completion_ids, "a trainer takes no conversation without tokens"
+        assert len(failed.completion_ids) == len(failed.mask) == len(failed.logprobs)
+        message = len(room.tokenizer.encode("Say hello.")) + 1
+        assert sum(failed.mask) == {"opening": 0, "dialogue": 1, "solutions": 3}[when] * message
+        write_records(tmp_path / "records.parquet", response.conversations)
+        assert read_records(tmp_path / "records.parquet")[2].failure == failed.failure
+        asked = len(endpoint.calls)
+        again = Server(room, maths, endpoint.url, "student")
+        assert again.sample().conversations == response.conversations and len(endpoint.calls) == asked
+        assert again.run(lambda service: as_coroutine(service.record(failed.id))) == failed
+        refused = 10**6  # the provider thought better of it
+        mended = Server(room, maths, endpoint.url, "student").sample(REQUEST.model_copy(update={"judge_again": True}))
+    assert mended.conversations[:2] == fine and mended.conversations[2].failure is None
+    assert mended.conversations[2].reward is not None
+    assert (
+        mended.conversations[2].completion_ids[: len(failed.completion_ids)] == failed.completion_ids
+        or when == "opening"
+    )
+    after = len(room.teacher.calls)
+    assert Server(room, maths, endpoint.url, "student").sample().conversations == mended.conversations
+    assert len(room.teacher.calls) == after
+
+
+async def as_coroutine(value):
+    return value
+
+
+# The teacher --------------------------------------------------------------------------------------------------------
+
+
+def test_a_teacher_behind_an_api_teaches_without_tokens(room: Room, generation: GenerationConfig) -> None:
+    with judge_endpoint(numbered) as endpoint:
+        response = Server(room, generation, endpoint.url, "teacher", "student", max_concurrent_requests=1).sample()
+    record = response.conversations[2]
+    assert [turn.role for turn in record.turns] == ["teacher", "student"] * 2 + ["teacher"]
+    assert record.prompt_ids == record.completion_ids == record.mask == record.logprobs == []
+    assert record.reward == 0.7 and record.turns[0].span is None and record.turns[0].tokens > 0
+    prompt = f"Teach sums to {record.student_name or 'someone'}."
+    said = [turn.text for turn in record.turns]
+    of_teacher = [
+        messages
+        for call, messages in zip(endpoint.calls, sent(endpoint), strict=True)
+        if call.body["model"] == "a-teacher"
+    ]
+    # The user speaks first, which some APIs insist on.
+    assert [("user", prompt)] in of_teacher
+    assert [("user", prompt), ("assistant", said[0]), ("user", said[1])] in of_teacher
+    assert response.usage["teacher"].calls == 9 and response.usage["student"].calls == 6
+    lines = list(read_journal(room.folder / JOURNAL_NAME))
+    assert next(line for line in lines if line["event"] == "batch")["weights"].startswith("those of a-teacher at http")
+
+
+def test_an_attempt_reaches_a_teacher_behind_an_api_as_the_users_message(room: Room, maths: GenerationConfig) -> None:
+    with judge_endpoint(numbered) as endpoint:
+        record = Server(room, maths, endpoint.url, "teacher").sample().conversations[0]
+    name = record.student_name or "someone"
+    assert [("system", f"Teach fractions to {name}."), ("user", "I tried: Hello.")] in sent(endpoint)
+
+
+def test_thoughts_stay_with_the_teacher_alone(room: Room, generation: GenerationConfig) -> None:
+    with judge_endpoint(lambda body, nth: says("<think>It is easy.</think>Go on.")) as endpoint:
+        record = Server(room, generation, endpoint.url, "teacher").sample().conversations[0]
+    assert all("easy" not in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
+    assert ("assistant", "<think>It is easy.</think>Go on.") in sent(endpoint)[-1]
+    assert record.turns[0].text == "<think>It is easy.</think>Go on."
+
+
+def test_a_conversation_without_tokens_ends_by_messages_and_by_an_approximate_count(room: Room, generation) -> None:
+    prompt = approximate_tokens("Teach sums to someone.")
+    assert prompt == 6 and approximate_tokens("é" * 6) == 3 and approximate_tokens("") == 0
+    generation = replace(generation, student_names=[None], max_tokens_in_conversation=6 + 25 + 25 + 3)
+    with judge_endpoint(lambda body, nth: says("word " * 20)) as endpoint:
+        record = Server(room, generation, endpoint.url, "teacher", "student").sample().conversations[2]
+        assert [turn.role for turn in record.turns] == ["teacher", "student", "teacher"], "then two tokens were left"
+        limits = [
+            call.body["max_tokens"] for call in endpoint.calls if call.body["messages"][0]["content"].endswith("e.")
+        ]
+        assert {48, 2} <= set(limits)
+        with pytest.raises(DataError, match="max_tokens_in_conversation"):
+            long = REQUEST.model_copy(update={"problems": ["word " * 400] * 3, "request_id": "long"})
+            Server(room, generation, endpoint.url, "teacher").sample(long)
+
+
+@pytest.mark.parametrize("kind", ["generation", "maths"])
+def test_conversations_without_tokens_are_taken_up_again_at_any_line(
+    request: pytest.FixtureRequest, tokenizer, tmp_path, kind: str
+) -> None:
+    generation = replace(request.getfixturevalue(kind), max_tokens_in_conversation=80)
+    room = Room(tokenizer, tmp_path / "run")
+    if kind == "maths":
+        room.judge = request.getfixturevalue("room").judge
+    with judge_endpoint(numbered) as endpoint:
+        wanted = Server(room, generation, endpoint.url, "teacher", "student").sample().conversations
+        asked = len(endpoint.calls)
+        lines = (room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+        for count in range(len(lines)):
+            (room.folder / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
+            assert Server(room, generation, endpoint.url, "teacher", "student").sample().conversations == wanted
+    assert len(endpoint.calls) == asked
+
+
+def test_a_measurement_with_fixed_seeds_finds_its_replies_again_under_another_request(room: Room, generation) -> None:
+    """An evaluation that was stopped names its requests anew: what it paid for is found all the same."""
+    requests = [
+        REQUEST.model_copy(update={"request_id": name, "fixed_seeds": True, "greedy": True}) for name in ("a", "b")
+    ]
+    with judge_endpoint(numbered) as endpoint:
+        first, second = (Server(room, generation, endpoint.url, "teacher", "student").sample(each) for each in requests)
+        assert [record.turns for record in first.conversations] == [record.turns for record in second.conversations]
+        assert len(endpoint.calls) == 15
+        assert {call.body["temperature"] for call in endpoint.calls if call.body["model"] == "a-teacher"} == {0.0}
+        other = requests[0].model_copy(update={"request_id": "c", "seed": 2})
+        Server(room, generation, endpoint.url, "teacher", "student").sample(other)
+        assert len(endpoint.calls) > 15
+
+
+# How seats are opened -----------------------------------------------------------------------------------------------
+
+
+def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
+    tmp_path, prompts, generation, monkeypatch
+) -> None:
+    from classroom_rl.server.sampling_service import open_service
+
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    monkeypatch.setenv("GEMINI_API_KEY", "another")
+    rule = tmp_path / "rule.txt"
+    rule.write_text("Judge this lesson: {{ conversation }}")
+    config = EvalConfig(generation=replace(generation, judges_rules_prompts_paths={"pedagogical_eval": str(rule)}))
+    config.teacher_model = ApiModelConfig(model_name_or_path="openai/gpt-4o", use_openrouter=True)
+    config.student_model = ApiModelConfig(model_name_or_path="gemini-2.5-flash", use_gemini=True)
+    config.judge_model.model_name_or_path, config.judge_model.base_url = "judge", "http://127.0.0.1:9/v1"
+
+    async def opened():
+        service = await open_service(config, {"pedagogical": 1.0}, run_folder=tmp_path / "run")
+        service.environment.seats.shutdown()
+        return service.environment.seats
+
+    seats = asyncio.run(opened())
+    assert {seat: (each.model, each.engine, each.engine_version) for seat, each in seats.health().items()} == {
+        "teacher": ("openai/gpt-4o", "api", "https://openrouter.ai/api/v1/"),
+        "student": ("gemini-2.5-flash", "api", "https://generativelanguage.googleapis.com/v1beta/openai/"),
+        "judge": ("judge", "api", "http://127.0.0.1:9/v1/"),
+    }
+    assert seats.engines == {} and not seats.teacher_has_tokens
+    assert {path.name for path in (tmp_path / "run").glob("*_calls.sqlite")} == {
+        f"{seat}_calls.sqlite" for seat in ("teacher", "student", "judge")
+    }
+    monkeypatch.delenv("GEMINI_API_KEY")
+    with suppress(FileNotFoundError), pytest.raises(ConfigError, match="set the environment variable GEMINI_API_KEY"):
+        asyncio.run(opened())
+
+
+# Configurations -----------------------------------------------------------------------------------------------------
+
+
+def train_rl(*overrides: str) -> TrainRLConfig:
+    return load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+
+
+def test_grpo_refuses_a_teacher_without_tokens_and_takes_a_student() -> None:
+    with pytest.raises(
+        ConfigError, match="teacher_model is behind an API, which gives neither token ids nor log-probs"
+    ):
+        train_rl("teacher_model.use_openrouter=true")
+    with pytest.raises(ConfigError, match="a script can be measured by eval.py and not be trained"):
+        train_rl("teacher_model.model_name_or_path=script:ideal")
+    assert train_rl("student_model.use_gemini=true").student_model.is_remote
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("teacher_model.replies_per_attempt=3", "no config key teacher_model.replies_per_attempt"),
+        ("student_model.max_failed_share=0.1", "no config key student_model.max_failed_share"),
+        ("student_model.max_cost_usd=5", "student_model.max_cost_usd is 5.0; it needs student_model.usd_per_million"),
+        ("student_model.base_url=openrouter.ai", "student_model.base_url is 'openrouter.ai'; it must begin with http"),
+        ("student_model.deadline_s=0", "student_model.deadline_s is 0.0; it must be above 0"),
+    ],
+)
+def test_a_seats_keys_are_checked_by_its_own_name(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train_rl(override)
+
+
+def test_eval_takes_a_teacher_behind_an_api_but_cannot_begin_its_messages() -> None:
+    here = ("server_url=null", "teacher_model.use_openrouter=true")
+    assert load(EvalConfig, "eval", here, check_eval).teacher_model.is_remote
+    with pytest.raises(ConfigError, match="generation.force_thinking is true, but teacher_model is behind an API"):
+        load(EvalConfig, "eval", (*here, "generation.force_thinking=true"), check_eval)
+    with pytest.raises(
+        ConfigError, match=r"teacher_model.deadline_s is 4000.*must be less than generation.sample_timeout"
+    ):
+        load(EvalConfig, "eval", (*here, "teacher_model.deadline_s=4000"), check_eval)
+
+
+def test_an_answer_without_figures_is_counted_approximately(tmp_path) -> None:
+    def without_usage(exchange):
+        exchange.bill()
+        exchange.send(200, {"choices": [{"message": {"content": "eight ch"}, "finish_reason": "stop"}]})
+
+    async def ask(url: str):
+        config = ApiModelConfig(model_name_or_path="m", base_url=url)
+        api = ChatApi(config, CallLedger(tmp_path / "calls.sqlite"), "student")
+        try:
+            messages = [{"role": "user", "content": "?"}]
+            return [await ApiChatEngine(config, api).chat(messages, Sampling(1.0)) for _ in range(2)]
+        finally:
+            await api._client.close()
+
+    with judge_endpoint(lambda body, nth: without_usage) as endpoint:
+        asked, found = asyncio.run(ask(endpoint.url))
+    assert asked == found and asked.tokens == 2 and asked.ended and len(endpoint.calls) == 1

@@ -1,0 +1,62 @@
+"""Games of the tests: played from seeds, and positions made by hand."""
+
+from collections.abc import Iterator
+from random import Random
+
+from classroom_rl.environments.marooned.actions import WAIT, parse_action
+from classroom_rl.environments.marooned.game import Game, StepResult
+from classroom_rl.environments.marooned.observation import observe
+from classroom_rl.environments.marooned.players import PLAYERS
+from classroom_rl.environments.marooned.presets import TINY
+from classroom_rl.environments.marooned.rules import Rules
+from classroom_rl.environments.marooned.things import COLONIST, TRAITOR, Place
+
+ROLES = (COLONIST, COLONIST, COLONIST, COLONIST, TRAITOR)
+"""Of a game made by hand: sailor 5 is the traitor."""
+
+
+def made(rules: Rules = TINY, seed: int = 0, roles: tuple[str, ...] = ROLES) -> Game:
+    """A clear first morning with an empty island."""
+    game = Game(rules, seed, roles=roles)
+    game.state.piles, game.state.foggy = {}, False
+    return game
+
+
+def do(game: Game, text: str, seat: int = 1) -> StepResult:
+    """Have one sailor act now, whoever's turn it is."""
+    game.state.seat = seat
+    return game.step(parse_action(text))
+
+
+def end_round(game: Game, *acts: str) -> StepResult:
+    """A whole round: sailors 1, 2, … do these, the others wait. Returns the last step."""
+    game.state.seat = game.state.active[0].seat
+    texts = dict(enumerate(acts, start=1))
+    while True:
+        seat, when = game.seat, (game.state.day, game.state.turn)
+        result = game.step(parse_action(texts[seat]) if texts.get(seat) else WAIT)
+        if game.over or (game.state.day, game.state.turn) != when:
+            return result
+
+
+def end_day(game: Game) -> None:
+    """Wait until the next day."""
+    day = game.state.day
+    while not game.over and game.state.day == day:
+        game.step(WAIT)
+
+
+def put(game: Game, seat: int, x: int, y: int, level: int = 0) -> None:
+    """Put a sailor somewhere."""
+    game.state.sailors[seat].place = Place(level, x, y)
+
+
+def played(rules: Rules, seed: int, steps: int) -> Iterator[tuple[Game, StepResult]]:
+    """A game of random and scripted players, drawn from the seed, step by step."""
+    rng = Random(seed)
+    game = Game(rules, seed)
+    players = {each: PLAYERS[rng.choice(["random", "random", "builder", "traitor"])]() for each in game.roles}
+    for _ in range(steps):
+        if game.seat is None:
+            return
+        yield game, game.step(players[game.seat].act(observe(game, game.seat), rules, rng))

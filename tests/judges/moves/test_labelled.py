@@ -1,0 +1,164 @@
+"""Labelled messages are read from the forms in which the data sets were published, and what cannot be read is named."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from classroom_rl.errors import DataError
+from classroom_rl.judges.moves import rows
+from classroom_rl.judges.moves.labelled import CITATIONS, LABELS_OF, LICENCES, read_labelled
+from classroom_rl.judges.readings import Exchange
+from tests.support.tutor_messages import cima_rows, mathdial_rows, mrbench_rows, write_rows
+
+CIMA_ROW = {
+    "history": ["Fill in the blank.", "What is door?", "Door is puerta.", "está en puerta rojo"],
+    "target": {
+        "obj": "puerta",
+        "engObj": "door",
+        "prep": "está en",
+        "engPrep": "in",
+        "color": "roja",
+        "engColor": "red",
+    },
+    "tutor": "Nearly! Think of the ending.",
+    "tutor_actions": {"question": False, "hint": True, "correction": True, "confirmation": False, "other": False},
+}
+MRBENCH_LABELS = {
+    "Mistake_Identification": "Yes",
+    "Revealing_of_the_Answer": "Yes (but the answer is incorrect)",
+    "Actionability": "To some extent",
+}
+HISTORY = "Tutor: What is 85-77? \n Student: 12? \n Tutor: Really? \n Student: Yes,\xa0it is 12."
+
+
+def as_published(rows: list[dict]) -> dict:
+    """CIMA's own form of flat rows: one row for each conversation, with flags as lists."""
+    found = {}
+    for row in rows:
+        key = json.dumps([row["history"], row["target"]])
+        entry = found.setdefault(
+            key, {"past_convo": row["history"], **row["target"], "tutorResponses": [], "tutorActions": []}
+        )
+        entry["tutorResponses"].append(row["tutor"])
+        entry["tutorActions"].append([*row["tutor_actions"].values()])
+    return {"prepDataset": {str(place): each for place, each in enumerate(found.values())}, "shapeDataset": {}}
+
+
+def test_a_flat_row_of_cima(tmp_path: Path):
+    (found,) = read_labelled(str(write_rows(tmp_path / "a.jsonl", [CIMA_ROW])))
+    assert found.exchange == Exchange(
+        "Nearly! Think of the ending.", "está en puerta rojo", "está en puerta roja", tuple(CIMA_ROW["history"][:3])
+    )
+    assert {label for label, given in found.labels.items() if given} == {"hint", "correction", "treats_as_wrong"}
+    assert tuple(sorted(found.labels)) == tuple(sorted(LABELS_OF["CIMA"]))
+
+
+def test_cima_as_published_holds_the_same(tmp_path: Path):
+    rows = cima_rows(6, seed=3)
+    (tmp_path / "dataset.json").write_text(json.dumps(as_published(rows)), encoding="utf-8")
+    flat = read_labelled(str(write_rows(tmp_path / "flat.jsonl", rows)))
+    published = read_labelled(str(tmp_path / "dataset.json"))
+    assert len(flat) == 30 and sorted(published, key=repr) == sorted(flat, key=repr)
+
+
+def test_mrbench_flat_and_as_published(tmp_path: Path):
+    flat = {"history": HISTORY, "solution": "85 - 77 = 8 \n 8", "tutor": "It is 8.", "labels": MRBENCH_LABELS}
+    published = {
+        "conversation_id": "1",
+        "conversation_history": HISTORY,
+        "Ground_Truth_Solution": "85 - 77 = 8 \n 8",
+        "anno_llm_responses": {"Expert": {"response": "It is 8.", "annotation": MRBENCH_LABELS}},
+    }
+    (tmp_path / "published.json").write_text(json.dumps([published]), encoding="utf-8")
+    (found,) = read_labelled(str(write_rows(tmp_path / "flat.jsonl", [flat])))
+    assert [found] == read_labelled(str(tmp_path / "published.json"))
+    assert found.exchange == Exchange("It is 8.", "Yes, it is 12.", "8", ("What is 85-77?", "12?", "Really?"))
+    assert found.labels == {"reveals_answer": True, "actionable": False, "mistake_identified": True}
+
+
+def test_a_solution_that_is_not_available_is_no_target(tmp_path: Path):
+    row = {"history": HISTORY, "solution": "Not Available", "tutor": "Try again.", "labels": MRBENCH_LABELS}
+    (found,) = read_labelled(str(write_rows(tmp_path / "a.jsonl", [row])))
+    assert found.exchange.target == "" and found.lesson == HISTORY
+
+
+def test_mathdial_flat_and_as_published(tmp_path: Path):
+    turns = [
+        {"role": "teacher", "move": "generic", "text": "Hi, tell me more."},
+        {"role": "student", "move": None, "text": "I got 30."},
+        {"role": "teacher", "move": "telling", "text": "Add them: 35."},
+        {"role": "teacher", "move": None, "text": "Bye."},
+    ]
+    common = {"question": "How many?", "ground_truth": "20 + 15 = 35\n 35", "student_incorrect_solution": "It is 30."}
+    told = "Teacher: (generic)Hi, tell me more.|EOM|Mariana: I got 30.|EOM|Teacher: (telling)Add them: 35."
+    told += "|EOM|Teacher: Bye."
+    flat = read_labelled(str(write_rows(tmp_path / "flat.jsonl", [common | {"turns": turns}])))
+    published = read_labelled(str(write_rows(tmp_path / "published.jsonl", [common | {"conversation": told}])))
+    assert flat == published
+    assert [each.labels["telling"] for each in flat] == [False, True]
+    assert flat[0].exchange == Exchange("Hi, tell me more.", "It is 30.", "35", ("How many?",))
+    assert flat[1].exchange.before == ("How many?", "It is 30.", "Hi, tell me more.")
+    assert flat[1].exchange.student == "I got 30."
+
+
+def test_a_name_without_a_suffix_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def load_rows(source) -> list[dict]:
+        asked.append(SimpleNamespace(name=source.name_or_path, split=source.split))
+        return mathdial_rows(2, seed=1)
+
+    monkeypatch.setattr(rows, "load_rows", load_rows)
+    assert len(read_labelled("eth-nlped/mathdial", "test")) == 8
+    assert asked == [SimpleNamespace(name="eth-nlped/mathdial", split="test")]
+
+
+def test_every_data_set_has_a_licence_and_a_citation():
+    assert set(LABELS_OF) == set(LICENCES) == set(CITATIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", '{"text": "Hello"}', "line 1 has the keys text"),
+        ("a.jsonl", "", "holds no labelled message"),
+        ("a.jsonl", "[1]", "line 1 is no JSON object"),
+        ("a.jsonl", "{", "line 1 is not JSON"),
+        ("a.json", '"text"', "holds no list of rows"),
+        ("a.json", "[" * 100_000, "is not JSON"),
+        ("a.jsonl", b"\xff\xfe", "cannot be read"),
+        ("a.csv", "a,b", "read from .jsonl and .json files"),
+        ("a.jsonl", json.dumps(CIMA_ROW | {"history": []}), "line 1 cannot be read: IndexError"),
+        ("a.jsonl", json.dumps(CIMA_ROW | {"tutor": None}), "a text is missing"),
+        ("a.jsonl", json.dumps(CIMA_ROW | {"tutor": "\ud800"}), "half of a character"),
+        ("a.jsonl", json.dumps(CIMA_ROW | {"tutor_actions": {"hint": True}}), "KeyError 'question'"),
+        ("a.jsonl", json.dumps({"history": HISTORY, "solution": "", "tutor": "", "labels": {}}), "KeyError"),
+        (
+            "a.json",
+            json.dumps([{"past_convo": ["a"], "tutorResponses": ["b"], "tutorActions": [[True]]}]),
+            "row 1 cannot be read: ValueError",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | bytes, says: str):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=says) as caught:
+        read_labelled(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match="There is no file"):
+        read_labelled(str(tmp_path / "absent.jsonl"))
+
+
+def test_the_made_data_has_both_values_of_every_label(tmp_path: Path):
+    rows = {"CIMA": cima_rows(8, 1), "MRBench": mrbench_rows(8, 1), "MathDial": mathdial_rows(8, 1)}
+    for source, some in rows.items():
+        found = read_labelled(str(write_rows(tmp_path / f"{source}.jsonl", some)))
+        assert {each.source for each in found} == {source}
+        for label in LABELS_OF[source]:
+            assert {each.labels[label] for each in found} == {True, False}, label

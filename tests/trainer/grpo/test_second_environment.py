@@ -1,0 +1,77 @@
+"""A second environment through the whole program: real server, engine and trainer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from classroom_rl.results.rollout_files import read_records
+from classroom_rl.rollout.trajectory import Trajectory
+from tests.conftest import ROOT, RunningServer, free_port, server_with
+from tests.trainer.test_several_processes import launch, metrics_of
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory):
+    folder, port = tmp_path_factory.mktemp("guessing"), free_port()
+    numbers = [json.dumps({"problem": f"game {number}", "answer": str(number)}) for number in range(8)]
+    (folder / "numbers.jsonl").write_text("\n".join(numbers), encoding="utf-8")
+    overrides = [
+        *("--config-dir", str(ROOT / "tests/support/guessing"), "--config-name", "guessing"),
+        *(f"logging.save_dir={folder}", f"generation.server_port={port}"),
+        *(f"teacher_model.model_name_or_path={world / 'blank'}", f"train.max_steps={STEPS}"),
+    ]
+    with server_with(overrides, folder, port) as server:
+        done = launch("1CPU", overrides)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield server
+
+
+def test_the_policy_s_seat_is_the_only_one(trained: RunningServer) -> None:
+    assert set(trained.client.health().seats) == {"teacher"}
+
+
+def test_it_is_trained_on_what_was_said_and_scored_on_the_server(trained: RunningServer) -> None:
+    steps = metrics_of(trained.run_folder)
+    assert len(steps) == STEPS
+    records = [
+        record
+        for path in sorted((trained.run_folder / "rollouts").glob("*.parquet"))
+        for record in read_records(path, Trajectory)
+    ]
+    assert len(records) == STEPS * 128 and {turn.role for each in records for turn in each.turns} <= {
+        "teacher",
+        "program",
+    }
+    assert all(sum(each.mask) == sum(turn.tokens for turn in each.turns) for each in records)
+    assert all(each.reward == each.rewards["found"] + 0.5 * each.rewards["in_range"] for each in records)
+    mean = sum(each.rewards["in_range"] for each in records[:128]) / 128
+    assert steps[0]["rewards/in_range/mean"] == pytest.approx(mean)
+    kinds = {f"rewards/{name}/{figure}" for name in ("found", "in_range") for figure in ("mean", "std")}
+    assert {name for name in steps[0] if name.startswith("rewards/")} == kinds
+    assert max(step["mismatch/mean_abs_logprob_diff"] for step in steps) < 1e-4, "token in, token out"
+    assert any(step["grad_norm"] > 0 for step in steps) or all(each.reward == 0 for each in records)
+
+
+def test_its_rewards_can_be_asked_for(trained: RunningServer) -> None:
+    [path, *_] = sorted((trained.run_folder / "rollouts").glob("*.parquet"))
+    records = read_records(path, Trajectory)
+    found = trained.client.rewards("in_range", [each.id for each in records])
+    assert found == [each.rewards["in_range"] for each in records]
+
+
+def test_the_page_shows_its_episodes(trained: RunningServer) -> None:
+    get = trained.client._session.get
+    page = get(f"{trained.client.url}/api/conversations", params={"where": "step-0"}, timeout=30).json()
+    assert page["total"] == 128
+    for path in ("/api/run", "/api/pulse", "/api/conversations?where=now"):
+        answer = get(f"{trained.client.url}{path}", timeout=30)
+        assert answer.status_code == 200, answer.text
+    assert "no tutor to talk to" in get(f"{trained.client.url}/api/run", timeout=30).json()["chat"]["why"]
+    which = {"where": "step-0", "id": page["columns"]["id"][0]}
+    answer = get(f"{trained.client.url}/api/conversation", params=which, timeout=30)
+    assert answer.status_code == 200, answer.text
+    shown = answer.json()
+    assert shown["turns"][0]["role"] == "teacher" and shown["verdicts"] == []

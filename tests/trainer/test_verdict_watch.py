@@ -1,0 +1,165 @@
+"""Whether verdicts depend on the conversation: hand-worked cases, judges that roll dice, and the monitor's warnings."""
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from accelerate import PartialState
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.verdicts import Scores, Verdict
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.trainer.judge_monitor import JudgeMonitor
+from classroom_rl.trainer.verdict_watch import VerdictWatch, dependence
+from tests.trainer.grpo.test_grpo import record
+
+Judge = Callable[[int, int], list[Verdict]]
+"""The verdicts on a conversation, by the number of its problem and its place in the group."""
+
+
+def scored(*values: float) -> list[Verdict]:
+    """Attempts whose reward is each value."""
+    given = [Scores(value, value, 10 * value) for value in values]
+    return [Verdict("pedagogical_eval", attempt, scores=scores) for attempt, scores in enumerate(given)]
+
+
+def decided(*values: bool) -> list[Verdict]:
+    return [Verdict("does_not_leak_answer", attempt, accepted=value) for attempt, value in enumerate(values)]
+
+
+def batch(judge: Judge, step: int = 0, problems: int = 16, group: int = 8) -> list[ConversationRecord]:
+    return [
+        record(0, id=f"{step}-{problem}-{place}", step=step, problem_id=str(problem), verdicts=judge(problem, place))
+        for problem in range(problems)
+        for place in range(group)
+    ]
+
+
+# By hand ------------------------------------------------------------------------------------------------------------
+
+
+def test_by_hand() -> None:
+    """Attempts 0.2 and 0.4, 0.6 and 0.8. Of one conversation: 0.04, 0.04. Of two: 0.16, 0.36, 0.04, 0.16, mean 0.18."""
+    two = [scored(0.2, 0.4), scored(0.6, 0.8)]
+    found = dependence(batch(lambda problem, place: two[place], problems=1, group=2))
+    assert (found.conversations, found.compared, found.same) == (2, 2, False)
+    assert found.share == pytest.approx(1 - 0.04 / 0.18)
+    other_step = batch(lambda problem, place: scored(0.9, 0.9), step=1, problems=1, group=2)
+    both = dependence(batch(lambda problem, place: two[place], problems=1, group=2) + other_step)
+    assert both.share == pytest.approx(1 - 0.02 / 0.09), "a group of its own: its differences are 0 on both sides"
+
+
+def test_decisions_count_as_0_and_1() -> None:
+    """Attempts OK OK and OK REJECT. Of one conversation: 0, 1. Of two: 0, 1, 0, 1."""
+    two = [decided(True, True), decided(True, False)]
+    found = dependence(batch(lambda problem, place: two[place], problems=1, group=2))
+    assert found.share == pytest.approx(0.0) and not found.same
+
+
+def test_single_slips_of_a_judge_that_decides_are_no_noise() -> None:
+    def judge(problem: int, place: int) -> list[Verdict]:
+        return decided(True, (problem, place) not in [(3, 1), (20, 5)])
+
+    found = dependence(batch(judge, problems=32))
+    assert found.compared == 256 and found.differing == 2 and found.share is not None and found.share < 0.1
+    assert found.warning is None
+
+
+def test_what_cannot_be_compared_is_not() -> None:
+    once = dependence(batch(lambda problem, place: scored(place / 8)))
+    assert once.share is None and once.compared == 0 and not once.same and once.warning is None
+    failed = [Verdict("pedagogical_eval", 2, error="no JSON")]
+    alone = dependence(batch(lambda problem, place: scored(0.1, 0.9) + failed, group=1))
+    assert alone.share is None and alone.compared == 0, "nothing else on its problem"
+
+
+def test_the_same_verdict_on_a_problem_is_the_same_whatever_other_problems_get() -> None:
+    of_problem = dependence(batch(lambda problem, place: scored(problem / 16, problem / 16)))
+    assert of_problem.same and of_problem.share is None and "the same verdict" in of_problem.warning
+    one_differs = dependence(batch(lambda problem, place: scored(0.5, 0.5 + 0.1 * (problem == place == 3))))
+    assert not one_differs.same
+    equal_sums = [Scores(0.5, 0.25, 5), Scores(0.25, 0.5, 5)]
+    found = dependence(batch(lambda problem, place: [Verdict("pedagogical_eval", 0, scores=equal_sums[place % 2])]))
+    assert not found.same, "criteria count, not the reward that they make"
+
+
+# Over a run ---------------------------------------------------------------------------------------------------------
+
+
+def noisy(share: float, seed: int) -> Judge:
+    """Two attempts whose scores depend on the conversation with this share of their variance."""
+    chance = random.Random(seed)
+
+    def judge(problem: int, place: int) -> list[Verdict]:
+        conversation = chance.gauss(0, share**0.5)
+        drawn = [0.5 + 0.1 * (conversation + chance.gauss(0, (1 - share) ** 0.5)) for _ in range(2)]
+        return scored(*(min(max(value, 0.0), 1.0) for value in drawn))
+
+    return judge
+
+
+def warnings_of(judge: Judge, steps: int = 3) -> list[str | None]:
+    watch = VerdictWatch()
+    looks = [watch.update(batch(judge, step)) for step in range(steps)]
+    return [look.warning if look is not None else None for look in looks]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_judge_that_rolls_dice_is_warned_about_and_a_noisy_one_is_not(seed: int) -> None:
+    first, *later = warnings_of(noisy(0.0, seed))
+    assert first is None, "128 conversations are too few"
+    assert all("do not depend on the conversation" in each for each in later)
+    assert warnings_of(noisy(0.5, seed)) == [None, None, None]
+
+
+def test_batches_that_are_long_past_do_not_count() -> None:
+    watch = VerdictWatch()
+    for step in range(3):
+        assert watch.update(batch(noisy(0.9, step), step)).warning is None
+    looks = [watch.update(batch(lambda problem, place: scored(1.0, 1.0), step)) for step in range(3, 6)]
+    assert [look.conversations for look in looks] == [256, 256, 256]
+    assert [look.warning is not None for look in looks] == [False, True, True]
+
+
+def test_small_batches_are_taken_together() -> None:
+    watch = VerdictWatch()
+    looks = [watch.update(batch(lambda problem, place: decided(True), step, 2, 8)) for step in range(9)]
+    assert looks[:7] == [None] * 7 and looks[7].conversations == 128 and looks[8].warning is not None
+
+
+def monitor_in(folder: Path, judged: bool = True) -> JudgeMonitor:
+    rules = {"pedagogical_eval": "rubric"} if judged else {}
+    config = TrainRLConfig(generation=GenerationConfig(judges_rules_prompts_paths=rules))
+    return JudgeMonitor(config, ClassroomClient("http://127.0.0.1:1"), folder)
+
+
+def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the default `guards` keys: no judge is asked, and nothing is written."""
+    monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
+    with caplog.at_level(logging.WARNING):
+        logged = [
+            monitor.check(processes, step, batch(lambda problem, place: scored(0.7, 0.7), step)) for step in (0, 2, 4)
+        ]
+    assert logged == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
+    [said] = [each.getMessage() for each in caplog.records if "same verdict" in each.getMessage()]
+    assert said.startswith("step 1: The judge gave every conversation on a problem the same verdict")
+    assert "in the last 128 conversations" in said
+
+
+def test_a_judge_that_reads_is_logged_and_not_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
+    with caplog.at_level(logging.WARNING):
+        logged = [monitor.check(processes, step, batch(noisy(0.8, step), step)) for step in (0, 2)]
+    assert [each["guard/blind_judge"] for each in logged] == [0.0, 0.0] and not caplog.records
+    assert all(0.6 < each["guard/verdict_dependence"] < 0.95 for each in logged)
+
+
+def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:
+    for judged in (True, False):
+        monitor = monitor_in(tmp_path, judged)
+        found = [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)]
+        assert found == [{}] * 3
