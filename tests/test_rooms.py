@@ -63,11 +63,7 @@ def test_a_room_claims_every_module(module):
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_no_import_goes_up(module):
     room = room_of(module)
-    up = {
-        name
-        for name in IMPORTS[module]
-        if room_of(name) != room and ROOMS.index(room_of(name)) < ROOMS.index(room)
-    }
+    up = {name for name in IMPORTS[module] if room_of(name) != room and ROOMS.index(room_of(name)) < ROOMS.index(room)}
     assert not up, f"{module} ({room}) imports {', '.join(sorted(up))}, which is above it"
 
 

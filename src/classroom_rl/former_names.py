@@ -1,5 +1,5 @@
 """Forwards the import names of version 0.1, `src.…` and `tutor_rollouts.…`, to `classroom_rl`: for one version, with a
-warning. Covers the rooms and the modules that people import or start with `python -m`."""
+warning. `python -m src.…` is forwarded, too."""
 
 import sys
 import warnings
@@ -14,6 +14,10 @@ _FORMER_PACKAGES = ("src", "tutor_rollouts")
 _PACKAGE = __name__.rpartition(".")[0]
 _NEW_NAMES = {
     "classroom": "environments.classroom",
+    "classroom.foul_play": "judges.prompt_injection",
+    "classroom.group_verdicts": "judges.group_verdicts",
+    "classroom.json_answer": "judges.json_answer",
+    "classroom.seats": "environments.classroom.roles",
     "classroom.verdicts": "judges.verdicts",
     "grpo": "trainer.grpo",
     "inference_providers": "engines.api",
@@ -29,16 +33,38 @@ _NEW_NAMES = {
     "rollout": "",  # its public names are the package's own now
     "rollout.__main__": "launch.rollouts",
     "rollout.api_engine": "engines.api_engine",
+    "rollout.builtin_tools": "rollout.tools.builtin",
+    "rollout.calculator_tool": "rollout.tools.calculator",
+    "rollout.calculator_worker": "rollout.tools.calculator_worker",
     "rollout.command": "launch.rollouts",
+    "rollout.compact": "rollout.omit_empty",
+    "rollout.disguises": "rollout.deobfuscation",
     "rollout.engines": "rollout.engine",
     "rollout.hf_engine": "engines.hf_engine",
+    "rollout.hf_sampling": "engines.hf_sampling",
     "rollout.journal": "rollout.store.journal",
+    "rollout.journal_index": "rollout.store.journal_index",
+    "rollout.journal_segments": "rollout.store.journal_segments",
+    "rollout.mcp_tools": "rollout.tools.mcp",
+    "rollout.seats": "rollout.roles",
     "rollout.set_files": "rollout.store.set_files",
+    "rollout.tool_formats": "rollout.tools.formats",
+    "rollout.tool_frame": "rollout.tools.frame",
+    "rollout.tool_turn": "rollout.tools.turn",
     "rollout.tools": "rollout.tools.tool",
+    "rollout.turnstile": "rollout.yield_gate",
+    "server.garbage": "server.gc_policy",
     "sft": "trainer.sft",
+    "supervision.arithmetic": "judges.arithmetic",
+    "supervision.reference_answers": "judges.reference_answers",
+    "supervision.rubric_supervisor": "supervision.toy_supervisor",
+    "system.made_folder": "system.artifact_cache",
     "toy_language": "environments.toy_language",
     "toy_language.rubric_judge": "judges.toy_judge",
+    "toy_language.turn_pairs": "results.turn_pairs",
     "training": "trainer",
+    "training.row_batch": "trainer.batch_builder",
+    "training.turn_credit": "trainer.turn_advantages",
     "vllm": "engines.vllm",
     "vllm.client": "server.client",
 }

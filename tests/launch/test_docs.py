@@ -1,7 +1,6 @@
 """The documentation: its links lead somewhere, its commands can be given, and it names every file and every page."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,13 +10,13 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig
 from classroom_rl.environments.marooned.config import Generation as MaroonedGeneration
 from classroom_rl.launch.quickstart_plan import applies
-from tests.support.pages import check_command, commands_of, headings_of, inline_code, links_of
+from tests.support.pages import FENCED, check_command, commands_of, headings_of, inline_code, links_of, path_of
 from tests.test_rooms import ROOMS
 
 TEXTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
     for name in (
-        *("README.md", "CONTRIBUTING.md", "SECURITY.md", "src/README.md", "data/README.md"),
+        *("README.md", "CONTRIBUTING.md", "SECURITY.md", "data/README.md"),
         *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
     )
 }
@@ -54,11 +53,11 @@ def test_a_link_leads_to_a_file_and_a_heading(page: str, link: str) -> None:
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_a_page_names_no_file_that_is_not_there(page: str) -> None:
-    roots = "src|tests|config|benchmarks|docs|prompt_templates|data"
+    roots = "src|tests|config|benchmarks|docs|prompt_templates|data|examples|notebooks"
     paths = re.findall(rf"(?<![\w./-])((?:{roots})/[\w./-]*\.[a-z0-9]+)\b", TEXTS[page])
     paths += re.findall(rf"`((?:{roots})/[\w./-]*)`", TEXTS[page])
     absent = {path for path in paths if path not in EXAMPLES and not (ROOT / path).exists()}
-    modules = re.findall(r"(?:-m |`)((?:src|tests|config|benchmarks)(?:\.\w+)+)", TEXTS[page])
+    modules = re.findall(r"(?:-m |`)((?:classroom_rl|tests|benchmarks)(?:\.\w+)+)", TEXTS[page])
     absent |= {module for module in modules if not is_module(module)}
     assert not absent, f"{page} names {', '.join(sorted(absent))}"
 
@@ -74,7 +73,7 @@ def test_a_page_names_nothing_of_a_file_that_is_not_in_it(page: str) -> None:
 
 def is_module(name: str) -> bool:
     """Whether it is a module, a package, or something in a module."""
-    place = ROOT / name.replace(".", "/")
+    place = path_of(name)
     if name.endswith((".json", ".yaml")) or place.is_dir():
         return True
     return place.with_suffix(".py").is_file() or place.parent.with_suffix(".py").is_file()
@@ -120,46 +119,17 @@ def test_the_contents_of_docs_name_every_page() -> None:
     assert not absent
 
 
-def tree_of(heading: str) -> dict[str, str]:
-    """The files and folders in the block under a heading of src/README.md, and what the page says of each."""
-    section = TEXTS["src/README.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    found, folders = {}, []
-    for line in section.split("```\n")[1].splitlines():
-        if not line:
-            continue
-        indent, name, says = re.fullmatch(r"( *)(\S+) +(\S.*)|.*", line).groups()
-        assert name is not None, f"{line!r} says nothing of a file"
-        folders = folders[: len(indent) // 2]
-        found["".join([*folders, name])] = says
-        if name.endswith("/"):
-            folders.append(name)
-    return found
+def test_the_docs_are_few_pages_and_short() -> None:
+    """A reader looks through fifteen pages, not forty. Generated pages and the contents are not counted."""
+    generated = {"README.md", "config_keys.md", "marooned.md", "prompts.md"}
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+    written = {name: len(text.split()) for name, text in pages.items() if name not in generated}
+    assert len(written) <= 15 and sum(written.values()) <= 30_000, written
 
 
-def files_in(folder: Path) -> set[str]:
-    """The files below a folder that somebody may look for, by their path in it."""
-    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    return {str(path.relative_to(folder)) for path in files if path.stat().st_size and path != ROOT / "src/README.md"}
-
-
-def test_the_page_about_the_code_has_a_line_for_every_file() -> None:
-    named = set(tree_of("src/, from the roof to the ground"))
-    assert {name for name in named if not name.endswith("/")} == files_in(ROOT / "src")
-    assert all((ROOT / "src" / name).is_dir() for name in named if name.endswith("/"))
-
-
-def test_the_page_about_the_code_has_the_rooms_in_their_order() -> None:
-    rooms = [name[:-1] for name in tree_of("src/, from the roof to the ground") if re.fullmatch(r"\w+/", name)]
-    assert rooms == [room for room in ROOMS if room not in ("config", "errors")]
-
-
-def test_the_page_about_the_code_has_the_configuration_the_programs_and_the_tests() -> None:
-    config = {name.partition("/")[0] for name in files_in(ROOT / "config")}
-    assert {name.rstrip("/") for name in tree_of("config/")} == config
-    beside = tree_of("Beside src/ and config/")
-    assert all((ROOT / name).exists() for name in beside)
-    programs = {path.name for pattern in ("*.py", "*.sh", "*.txt") for path in ROOT.glob(pattern)}
-    assert programs | {f"benchmarks/{name}" for name in files_in(ROOT / "benchmarks")} <= set(beside)
-    tests = TEXTS["src/README.md"].split("\n## tests/\n")[1]
-    folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert all(f"`{name}/`" in tests for name in folders)
+def test_the_page_about_the_inside_has_every_room_in_its_order() -> None:
+    listed = re.findall(
+        r"^(\w[\w/]*)/ +\S", "\n".join((block for _, block in FENCED.findall(TEXTS["docs/inside.md"]))), re.MULTILINE
+    )
+    rooms = [room.replace(".", "/") for room in ROOMS if room != "errors"]
+    assert [name for name in listed if name in rooms] == rooms

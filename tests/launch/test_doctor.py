@@ -44,10 +44,13 @@ def root(tmp_path: Path) -> Path:
     """The project's folder as after a clone."""
     folder = tmp_path / "clone"
     for room in ("launch", "system"):
-        (folder / "src" / room).mkdir(parents=True)
-        (folder / "src" / room / "__init__.py").touch()
+        (folder / "src/classroom_rl" / room).mkdir(parents=True)
+        (folder / "src/classroom_rl" / room / "__init__.py").touch()
+    for name in ("data", "prompt_templates"):
+        (folder / name).mkdir()
     for name in (
-        "src/__init__.py",
+        "src/classroom_rl/__init__.py",
+        "src/classroom_rl/system/shipped.py",
         "src/classroom_rl/system/container_memory.py",
         "src/classroom_rl/launch/doctor.py",
         "requirements.txt",
@@ -66,7 +69,9 @@ def of(subject: str, findings: list[Finding]) -> Finding:
 
 def run(root: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
     command = [sys.executable, *flags, "-m", "classroom_rl.launch.doctor"]
-    return subprocess.run(command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": "src", **environment}, capture_output=True, text=True
+    )
 
 
 # GPUs ---------------------------------------------------------------------------------------------------------------

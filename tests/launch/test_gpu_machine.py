@@ -107,8 +107,8 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
     gpus(count, mebibytes=8192)
     overrides = [f"logging.save_dir={tmp_path / 'run'}"]
     assert quickstart([*overrides, "dry_run=true"]) == 0
-    trainer = words_of(capsys.readouterr().out, "train_rl.py")
-    flags = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
+    trainer = words_of(capsys.readouterr().out, "classroom_rl.launch.train")
+    flags = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("--module")]
     assert flags == ["--config_file", "config/deepspeed/1GPU.yaml", "--mixed_precision", "no"]
 
     commands = make_commands(overrides)
@@ -203,8 +203,8 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
     file = f"config/deepspeed/{launched}.yaml"
     config = trained("--config-name", name)
     assert launcher(["--config-name", name, "--config_file", file, "dry_run=true"]) == 0
-    trainer = words_of(capsys.readouterr().out, "train_rl.py")
-    by_launcher = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("train_rl.py")]
+    trainer = words_of(capsys.readouterr().out, "classroom_rl.launch.train")
+    by_launcher = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("--module")]
     wanted = PRECISIONS[config.train.dtype]
     assert by_launcher == ["--config_file", file, "--mixed_precision", wanted]
     for flags in (by_launcher, ["--config_file", file]):  # the second as typed by a user

@@ -147,7 +147,7 @@ def test_dry_run_shows_both_commands_with_the_overrides(capsys):
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     server, trainer = shown.strip().splitlines()[-2:]
-    for command, program in ((server, "vllm_server.py"), (trainer, "train_rl.py")):
+    for command, program in ((server, "classroom_rl.launch.server"), (trainer, "classroom_rl.launch.train")):
         assert f"{program} --config-name quickstart train.learning_rate=1e-4 generation.max_turns=5" in command
     assert "learning_rate: 0.0001" in shown and "max_turns: 5" in shown
 

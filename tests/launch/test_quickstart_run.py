@@ -126,10 +126,10 @@ def test_dry_run_shows_every_program_and_makes_nothing(tmp_path, capsys):
     shown = capsys.readouterr().out
     for program in (
         "classroom_rl.environments.toy_language.build",
-        "train_sft.py",
-        "vllm_server.py",
-        "train_rl.py",
-        "eval.py",
+        "classroom_rl.launch.sft",
+        "classroom_rl.launch.server",
+        "classroom_rl.launch.train",
+        "classroom_rl.launch.evaluate",
     ):
         assert program in shown
     assert not (tmp_path / "run").exists()

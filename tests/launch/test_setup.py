@@ -18,7 +18,7 @@ from classroom_rl.config.load import ROOT
 
 FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
 OPENENV_CHECK = "src/classroom_rl/environments/marooned/openenv_server/check.sh"
-LOCAL = {"config", "src", "tests", "benchmarks", "vllm_server", "train_rl", "train_sft", "eval"}
+LOCAL = {"classroom_rl", "src", "tests", "benchmarks", "vllm_server", "train_rl", "train_sft", "eval"}
 
 
 def normal(package: str) -> str:
@@ -39,8 +39,9 @@ def pins(name: str) -> dict[str, tuple[str, str]]:
 
 def source_files() -> list[Path]:
     """Every Python file of the project."""
-    folders = [ROOT / name for name in ("config", "src", "tests", "benchmarks")]
-    return [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+    folders = [ROOT / name for name in ("src", "tests", "benchmarks")]
+    programs = [path for path in ROOT.glob("*.py") if path.name != "setup.py"]  # it runs where the package is built
+    return [*programs, *(path for folder in folders for path in folder.rglob("*.py"))]
 
 
 def imported_packages() -> dict[str, str]:

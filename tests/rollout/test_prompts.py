@@ -384,7 +384,7 @@ def test_shipped_prompts_pass_without_a_warning(name, caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("program", ["vllm_server", "train_rl", "eval", "launcher"])
+@pytest.mark.parametrize("program", ["server", "train", "evaluate", "launcher"])
 def test_dry_runs_find_a_template_that_fails(program, template, capsys):
     """In a judge's rule, of a judge that reads it."""
     wrong = template("{% for message in conversation %}\n{{ message.content + 1 }}{% endfor %}", "rule.txt")
@@ -398,10 +398,10 @@ def test_dry_runs_find_a_template_that_fails(program, template, capsys):
         assert launcher(["--config-name", "quickstart", *overrides, "dry_run=true"]) == 2
         assert re.search(f"error: generation.judges_rules_prompts_paths.{message}", capsys.readouterr().err)
         return
-    schema, folder = (EvalConfig, "eval") if program == "eval" else (TrainRLConfig, "train_rl")
-    overrides += ["server_url=null"] if program == "eval" else []
+    schema, folder = (EvalConfig, "eval") if program == "evaluate" else (TrainRLConfig, "train_rl")
+    overrides += ["server_url=null"] if program == "evaluate" else []
     with pytest.raises(DataError, match=message):
-        importlib.import_module(program).more_of_dry_run(load(schema, folder, overrides))
+        importlib.import_module(f"classroom_rl.launch.{program}").more_of_dry_run(load(schema, folder, overrides))
 
 
 def test_a_program_ends_its_dry_run_with_the_message_alone(template):

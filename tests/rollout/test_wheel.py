@@ -1,46 +1,48 @@
-"""The library as a package of its own: what is in it, that it is light, and that it works outside the repository."""
+"""The package as a wheel: what is in it, that it is light, and that it works where there is no checkout."""
 
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.load import ROOT
+from classroom_rl.system.shipped import FOLDERS, ROOT
 from tests.launch.test_setup import imports_of
-from tests.test_rooms import ROOMS
 
-HEAVY = "torch transformers vllm deepspeed accelerate trl peft matplotlib pyarrow openai datasets src config"
-ROOMS_IN_IT = ROOMS[ROOMS.index("rollout") : -1]
+HEAVY = "torch transformers vllm deepspeed accelerate trl peft matplotlib pyarrow openai datasets"
+SOURCES = ("src", *FOLDERS)
 
 
 @pytest.fixture(scope="session")
-def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the library in it, unpacked from the wheel that pip builds from a copy of the repository."""
-    folder = tmp_path_factory.mktemp("wheel")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist that are built from a copy of the repository."""
+    folder = tmp_path_factory.mktemp("distributions")
     copy = folder / "copy"
-    without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "src", copy / "src", ignore=without)
-    shutil.copytree(ROOT / "config", copy / "config", ignore=without)
-    (copy / "docs").mkdir()
-    for name in ("pyproject.toml", "LICENSE", "docs/rollouts.md"):
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, copy / name)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = [*pip, "wheel", ".", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run(build, cwd=copy, check=True, timeout=600, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "installed"), str(wheel)],
-        check=True,
-        timeout=600,
-        capture_output=True,
+    code = (
+        "from setuptools import build_meta as build; "
+        f"build.build_sdist({str(folder)!r}); build.build_wheel({str(folder)!r})"
     )
-    shutil.copy(wheel, folder / "installed")
-    return folder / "installed"
+    subprocess.run([sys.executable, "-c", code], cwd=copy, check=True, timeout=600, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built_wheel(distributions: Path) -> Path:
+    """A folder with the wheel installed in it, without its requirements."""
+    (wheel,) = distributions.glob("*.whl")
+    installed = distributions / "installed"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(installed), str(wheel)], check=True, timeout=600, capture_output=True)
+    return installed
 
 
 def outside(library: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -51,48 +53,94 @@ def outside(library: Path, folder: Path, *arguments: str) -> subprocess.Complete
     )
 
 
-def test_the_wheel_holds_the_rooms_from_rollout_down_and_nothing_else(built_wheel: Path) -> None:
-    (wheel,) = built_wheel.glob("*.whl")
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Path in the folder → content, of every file that is shipped."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in files if "__pycache__" not in path.parts and ".egg-info" not in str(path)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def wanted_files() -> dict[str, bytes]:
+    """What a wheel must hold: the packages, and a copy of the folders of shipped files."""
+    sources = files_below(ROOT / "src")
+    wanted = {name: data for name, data in sources.items() if name.startswith(("classroom_rl/", "tutor_rollouts/"))}
+    for folder in FOLDERS:
+        shipped = files_below(ROOT / folder)
+        wanted |= {f"classroom_rl/shipped/{folder}/{name}": data for name, data in shipped.items()}
+    return wanted
+
+
+def test_the_wheel_holds_the_package_and_the_shipped_files_byte_by_byte(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as package:
-        found = {name for name in package.namelist() if ".dist-info/" not in name}
-    wanted = {f"tutor_rollouts/{path.relative_to(ROOT / 'src')}" for room in ROOMS_IN_IT for path in room_files(room)}
-    assert found == wanted | {"tutor_rollouts/__init__.py", "tutor_rollouts/errors.py"}
+        found = {name: package.read(name) for name in package.namelist() if ".dist-info/" not in name}
+    assert found == wanted_files()
 
 
-def room_files(room: str) -> list[Path]:
-    return list((ROOT / "src" / room).glob("*.py"))
+def test_the_sdist_holds_what_the_wheel_is_built_from(distributions: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as package:
+        members = [member for member in package.getmembers() if member.isfile()]
+        found = {member.name.partition("/")[2]: package.extractfile(member).read() for member in members}
+    for folder in SOURCES:
+        wanted = {f"{folder}/{name}": data for name, data in files_below(ROOT / folder).items()}
+        wanted.pop("src/__init__.py", None)  # the former name of the package, in a checkout alone
+        assert wanted.items() <= found.items(), sorted(wanted.keys() - found.keys())
 
 
 def test_importing_the_library_loads_nothing_heavy(built_wheel: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
-from tutor_rollouts.rollout import Rollout, Rollouts, RolloutSet, Step
-import tutor_rollouts.rollout.command, tutor_rollouts.rollout.hf_sampling, tutor_rollouts.rollout.api_engine
-import tutor_rollouts.rollout.set_files, tutor_rollouts.rollout.set_plots, tutor_rollouts.rollout.set_summary
-assert len(RolloutSet()) == 0
+import classroom_rl as cr
+assert len(cr.RolloutSet()) == 0 and cr.Rollouts and cr.Step and cr.Environment and cr.tool
+import classroom_rl.launch.rollouts, classroom_rl.rollout.store.set_files, classroom_rl.engines.api_engine
 print(sorted(set("{HEAVY}".split()) & set(sys.modules)))
 """
     done = outside(built_wheel, tmp_path, "-c", code)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_the_engines_load_neither_vllm_nor_the_programs(built_wheel: Path, tmp_path: Path) -> None:
+def test_every_public_name_is_there(built_wheel: Path, tmp_path: Path) -> None:
+    code = "import classroom_rl as cr\nfor name in cr.__all__: getattr(cr, name)\nprint(cr.__file__)"
+    done = outside(built_wheel, tmp_path, "-c", code)
+    assert done.returncode == 0 and done.stdout.startswith(str(built_wheel)), done.stderr
+
+
+def test_the_names_of_version_0_1_forward_with_a_warning(built_wheel: Path, tmp_path: Path) -> None:
     code = """
-import sys
-from tutor_rollouts.rollout import ApiEngine, HfEngine
-print(sorted({"vllm", "src", "config", "torch"} & set(sys.modules)))
+import classroom_rl as cr
+from classroom_rl.rollout.tools.calculator import calculator
+from tutor_rollouts.rollout import Rollouts
+from tutor_rollouts.rollout.calculator_tool import calculator as former
+assert Rollouts is cr.Rollouts and former is calculator
 """
     done = outside(built_wheel, tmp_path, "-c", code)
-    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "tutor_rollouts.rollout is called classroom_rl now" in done.stderr
 
 
 def test_the_command_is_in_it_and_says_how_to_use_vllm(built_wheel: Path, tmp_path: Path) -> None:
-    shown = outside(built_wheel, tmp_path, "-m", "tutor_rollouts.rollout", "--help")
-    assert shown.returncode == 0 and "python -m tutor_rollouts.rollout --model" in shown.stdout
+    shown = outside(built_wheel, tmp_path, "-m", "classroom_rl.launch.rollouts", "--help")
+    assert shown.returncode == 0 and "classroom-rollouts --model" in shown.stdout
     (tmp_path / "data.jsonl").write_text('{"problem": "Say a number."}\n')
+    without_vllm = "import sys; sys.modules['vllm'] = None; from classroom_rl.launch.rollouts import main; main()"
     arguments = ("--engine", "vllm", "--model", "x", "--data", "data.jsonl")
-    refused = outside(built_wheel, tmp_path, "-m", "tutor_rollouts.rollout", *arguments)
+    refused = outside(built_wheel, tmp_path, "-c", f"{without_vllm.replace('main()', 'sys.exit(main())')}", *arguments)
     assert refused.returncode == 2 and "--engine vllm cannot be used here" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "name"), [("server", "language_tutor"), ("train", "quickstart"), ("sft", "quickstart")]
+)
+def test_a_program_finds_its_configuration_and_templates_without_a_checkout(
+    built_wheel: Path, tmp_path: Path, program: str, name: str
+) -> None:
+    arguments = ["--config-name", name, "dry_run=true"]
+    done = outside(built_wheel, tmp_path, "-m", f"classroom_rl.launch.{program}", *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    if program == "server":
+        shipped = built_wheel / "classroom_rl/shipped/prompt_templates"
+        assert f"teacher_prompt_path: {shipped}" in done.stdout
 
 
 def test_what_the_library_imports_is_among_its_requirements() -> None:
@@ -101,9 +149,9 @@ def test_what_the_library_imports_is_among_its_requirements() -> None:
     required = {requirement.split(">")[0] for requirement in project["dependencies"]}
     extra = {each.split(">")[0] for found in project["optional-dependencies"].values() for each in found}
     names = {"math_verify": "math-verify", "pydantic_core": "pydantic-core"}
-    used = set()
-    for room in ("rollout", "grading"):
-        for path in room_files(room):
-            used |= {names.get(name, name) for name in imports_of(path) - set(sys.stdlib_module_names)}
+    library = ROOT / "src/classroom_rl"
+    paths = [*library.glob("rollout/**/*.py"), *library.glob("grading/*.py"), *library.glob("engines/*.py")]
+    used = {names.get(name, name) for path in paths for name in imports_of(path) - set(sys.stdlib_module_names)}
+    used -= {"classroom_rl"}
     assert used - {"vllm"} <= required | extra
     assert required <= used

@@ -119,7 +119,7 @@ def test_the_launcher_tells_each_machines_server_its_place(capsys) -> None:
     server, trainer = capsys.readouterr().out.strip().splitlines()[-2:]
     assert server.endswith("generation.server_index=1") and "server_index" not in trainer
     assert launcher([*arguments, "--config_file", "config/deepspeed/zero2_2CPU.yaml"]) == 0
-    assert "generation.server_index=" not in capsys.readouterr().out.split("vllm_server.py")[1]
+    assert "generation.server_index=" not in capsys.readouterr().out.split("classroom_rl.launch.server")[1]
 
 
 # What each server keeps ---------------------------------------------------------------------------------------------

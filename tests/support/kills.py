@@ -149,7 +149,10 @@ def _is_training(process: psutil.Process) -> bool:
         command = process.cmdline()
     except psutil.NoSuchProcess:
         return False
-    return "train_rl.py" in command and "accelerate.commands.launch" not in command
+    return (
+        not {"train_rl.py", "classroom_rl.launch.train"}.isdisjoint(command)
+        and "accelerate.commands.launch" not in command
+    )
 
 
 _PHASE_OF_EVENT = {

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 from classroom_rl.config.evaluation import EvalConfig
@@ -13,6 +14,7 @@ from classroom_rl.launch.quickstart_plan import SFT_PREFIX, applies
 
 FENCED = re.compile(r"^(`{3,})[^\n`]*\n(.*?)^\1`*[ \t]*$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 PROGRAMS = {
     "vllm_server.py": ("train_rl", TrainRLConfig),
@@ -20,9 +22,19 @@ PROGRAMS = {
     "start_rl_training.sh": ("train_rl", TrainRLConfig),
     "eval.py": ("eval", EvalConfig),
     "train_sft.py": ("train_sft", TrainSFTConfig),
+    "classroom-server": ("train_rl", TrainRLConfig),
+    "classroom-train": ("train_rl", TrainRLConfig),
+    "classroom-eval": ("eval", EvalConfig),
+    "classroom-sft": ("train_sft", TrainSFTConfig),
 }
 """Program → the folder of its YAMLs, and its schema. `make quickstart` takes what server and trainer take."""
-_COMMANDS = ("make ", "python ", "accelerate ", "./")
+_COMMANDS = (
+    "make ",
+    "python ",
+    "accelerate ",
+    "./",
+    *(f"{name} " for name in PROGRAMS if name.startswith("classroom-")),
+)
 
 
 def without_code(page: str) -> str:
@@ -61,6 +73,11 @@ def links_of(page: str) -> list[str]:
     return [link for link in links if not re.match(r"[a-z]+:", link)]
 
 
+def path_of(module: str) -> Path:
+    """Where a module of this repository is, without the suffix of its file."""
+    return ROOT / ("src" if module.partition(".")[0] == "classroom_rl" else "") / module.replace(".", "/")
+
+
 def check_command(command: str) -> None:
     """Raises AssertionError if a command names a target, a program, a file, a configuration or a key that is not
     there."""
@@ -69,13 +86,13 @@ def check_command(command: str) -> None:
     if words[0] == "make":
         assert words[1] in TARGETS
     elif words[1:2] == ["-m"] and words[2] not in ("pytest", "venv"):
-        module = ROOT / words[2].replace(".", "/")
+        module = path_of(words[2])
         assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words[2]
     elif words[0].startswith("./"):
         assert (ROOT / words[0]).is_file()
     else:
         assert program is not None or words[1] in ("-m", "-c"), command
-    assert program is None or (ROOT / program).is_file()
+    assert program is None or program in SCRIPTS or (ROOT / program).is_file()
     folder, schema = PROGRAMS.get(program, ("train_rl", TrainRLConfig))
     for word in words:
         if re.fullmatch(r"(tests|config|src|benchmarks)/[\w./]+", word):

@@ -54,7 +54,7 @@ choose_requirements() {
     fi
 }
 
-fingerprint() { cat "$1" "$DEV_REQUIREMENTS" pyproject.toml src/classroom_rl/launch/install.sh | sha256sum | cut -d ' ' -f 1; }
+fingerprint() { cat "$1" "$DEV_REQUIREMENTS" src/classroom_rl/launch/install.sh pyproject.toml 2>/dev/null | sha256sum | cut -d ' ' -f 1; }
 
 # Leaves a .venv that can be installed into, and $UNFINISHED in it until the install is done.
 make_venv() {
@@ -120,7 +120,9 @@ install_requirements() {
     esac
     echo "installing $1 and $DEV_REQUIREMENTS"
     pip_install -r "$1" -r "$DEV_REQUIREMENTS" || return 1
-    pip_install --no-deps --no-build-isolation --editable . || return 1
+    if [ -f pyproject.toml ]; then
+        pip_install --no-deps --no-build-isolation --editable . || return 1
+    fi
     case $1 in
         *cpu*) take_out "$NOT_NEEDED" || return 1 ;;
     esac
