@@ -49,12 +49,11 @@ from classroom_rl.environments.classroom.roles import models_in_use
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.environment import Seats, environment_of
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.roles import Seats
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.server.listening import uvicorn_options
+from classroom_rl.server.app import uvicorn_options
 from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine
 

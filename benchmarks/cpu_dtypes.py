@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from classroom_rl.system.cpu_features import has_fast_bfloat16
+from classroom_rl.system.startup import has_fast_bfloat16
 
 SHAPES = {"attention": (576, 576), "up": (576, 1536), "down": (1536, 576)}
 """Inputs and outputs of the linear maps."""

@@ -23,13 +23,13 @@ from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import program
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.teacher_prompt import system_message
+from classroom_rl.environments.classroom.teacher import system_message
 from classroom_rl.errors import UnknownConversation
 from classroom_rl.models.policy_folder import check_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.environment import POLICY_SEAT
 from classroom_rl.rollout.requests import SampleResponse, StrictModel
-from classroom_rl.rollout.roles import POLICY_SEAT
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.server.schemas import RewardResponse
 

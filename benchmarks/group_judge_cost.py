@@ -23,9 +23,8 @@ from classroom_rl.config.base import JudgeModelConfig, lesson_plans
 from classroom_rl.config.load import ROOT
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
-from classroom_rl.judges.group_verdicts import parse_group
 from classroom_rl.judges.model_judge import OpenAICompatibleJudge
-from classroom_rl.judges.verdicts import CRITERIA, parse_verdict, reason_key
+from classroom_rl.judges.verdicts import CRITERIA, parse_group, parse_verdict, reason_key
 from classroom_rl.rollout.datasets import load_problems
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 

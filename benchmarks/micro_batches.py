@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.results.rollout_files import read_records
-from classroom_rl.trainer.cpu import prepare_cpu
-from classroom_rl.trainer.grpo.token_packing import pack_rows
+from classroom_rl.trainer.grpo.log_probs import pack_rows
+from classroom_rl.trainer.model_loading import prepare_cpu
 
 Division = list[list[int]]
 

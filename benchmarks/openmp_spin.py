@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Self
 
-from classroom_rl.system.cpu_features import OPENMP_VARIABLES
+from classroom_rl.system.startup import OPENMP_VARIABLES
 
 STATES = ("quiet", "busy")
 DEFAULT = "default"
@@ -116,7 +116,7 @@ def train(model_folder: Path, steps: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from classroom_rl.trainer.cpu import prepare_cpu
+    from classroom_rl.trainer.model_loading import prepare_cpu
 
     prepare_cpu("float32")
     torch.manual_seed(0)

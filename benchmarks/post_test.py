@@ -29,8 +29,8 @@ from classroom_rl.config.base import DatasetSource, GenerationConfig, PostTestCo
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM
 from classroom_rl.config.values import LEDGER, STUDENT
-from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules
 from classroom_rl.environments.classroom.conversation import Solution
+from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
 from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Seats
@@ -39,9 +39,9 @@ from classroom_rl.environments.toy_language.scripted_teacher import SCRIPTS
 from classroom_rl.evaluation.metrics.language import plan_progress
 from classroom_rl.evaluation.metrics.post_test import post_test_by_problem
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.judges.plans import read_plan
-from classroom_rl.judges.post_test.examiner import EmbeddedExaminer
-from classroom_rl.results.paired_tests import differences
+from classroom_rl.judges.messages import read_plan
+from classroom_rl.judges.post_test.exams import EmbeddedExaminer
+from classroom_rl.results.statistics import differences
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ChatEngine, Sampling
 from classroom_rl.rollout.intervals import mean_with_ci

@@ -10,8 +10,7 @@ from classroom_rl.environments.toy_language.grammar import parse_sentence
 from classroom_rl.environments.toy_language.lessons import Lesson
 from classroom_rl.environments.toy_language.scripts import student_reply
 from classroom_rl.judges.messages import sentences
-from classroom_rl.judges.post_test.maths_exam import ANSWER
-from classroom_rl.judges.post_test.phrase_exam import DOES_NOT_KNOW
+from classroom_rl.judges.post_test.exams import ANSWER, DOES_NOT_KNOW
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling

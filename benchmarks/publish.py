@@ -34,7 +34,7 @@ from classroom_rl.models.policy_folder import (
     write_whole,
 )
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.trainer.cpu import prepare_cpu
+from classroom_rl.trainer.model_loading import prepare_cpu
 from classroom_rl.trainer.sharded_save import write_shards
 from classroom_rl.trainer.weight_files import KeptFiles
 

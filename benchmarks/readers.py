@@ -19,14 +19,19 @@ import numpy as np
 
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.judges.feedback import falsely_corrects, feedback_kind
-from classroom_rl.judges.messages import own_words, read_message
-from classroom_rl.judges.moves.agreement import agreement, difference
+from classroom_rl.judges.messages import ParsedPlan, Phrase, own_words, read_message
 from classroom_rl.judges.moves.classifier import require_sklearn, seen
-from classroom_rl.judges.moves.cross_validation import BY_CLASSIFIER, BY_RULES, OUTER_FOLDS, Measured, measure
+from classroom_rl.judges.moves.cross_validation import (
+    BY_CLASSIFIER,
+    BY_RULES,
+    OUTER_FOLDS,
+    Measured,
+    agreement,
+    difference,
+    measure,
+)
 from classroom_rl.judges.moves.labelled import LabelledMessage, read_labelled
-from classroom_rl.judges.moves.numbers_said import answers, values
-from classroom_rl.judges.moves.rules import asks
-from classroom_rl.judges.plans import ParsedPlan, Phrase
+from classroom_rl.judges.moves.rules import answers, asks, values
 from classroom_rl.judges.readings import (
     ACTIONABLE,
     CONFIRMATION,

@@ -26,8 +26,7 @@ from fastapi import FastAPI
 from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.rollout.registry import environment_of
-from classroom_rl.rollout.roles import Seats
+from classroom_rl.rollout.environment import Seats, environment_of
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal
 from classroom_rl.rollout.store.journal_segments import segments_folder

@@ -28,9 +28,8 @@ from typing import Self
 from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.environments.classroom.classroom import Classroom
 from classroom_rl.environments.classroom.conversation import State
-from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.environments.classroom.environment import PHASES, Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import Judge

@@ -40,7 +40,7 @@ from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.results.run_folder import METRICS_NAME, read_lines
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.trainer.cpu import prepare_cpu
+from classroom_rl.trainer.model_loading import prepare_cpu
 
 LARGEST_ERROR = 0.15
 _RUNNING = (1, 4, 16, 64)

@@ -40,7 +40,7 @@ from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, begins_anew, read_journal, request_of
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.trainer.cpu import prepare_cpu
+from classroom_rl.trainer.model_loading import prepare_cpu
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -18,7 +18,7 @@ import pytest
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.server.client import ClassroomClient
-from classroom_rl.system.cpu_features import short_openmp_wait
+from classroom_rl.system.startup import short_openmp_wait
 from tests.support.scripted_room import Room, guided, write_templates
 
 ROOT = Path(__file__).resolve().parent.parent

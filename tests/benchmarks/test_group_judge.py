@@ -17,8 +17,7 @@ from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.environments.toy_language.scripts import play
-from classroom_rl.judges.group_verdicts import group_schema, parse_group
-from classroom_rl.judges.verdicts import Scores, answer_schema, parse_verdict
+from classroom_rl.judges.verdicts import Scores, answer_schema, group_schema, parse_group, parse_verdict
 from tests.support.judge_endpoint import judge_endpoint
 from tests.support.scripted_teachers import SCRIPTED_TEACHERS
 

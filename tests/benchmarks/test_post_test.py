@@ -21,7 +21,7 @@ from benchmarks.post_test import (
 from benchmarks.post_test_scripts import ScriptedSeat
 from classroom_rl.config.values import LEDGER, STUDENT
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.judges.post_test.phrase_exam import DOES_NOT_KNOW
+from classroom_rl.judges.post_test.exams import DOES_NOT_KNOW
 
 
 @pytest.fixture(scope="module")

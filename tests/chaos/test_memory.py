@@ -9,7 +9,7 @@ import classroom_rl.rollout.runner
 from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.viewer.filters import ListQuery
+from classroom_rl.viewer.list_index import ListQuery
 from classroom_rl.viewer.reader import RunReader
 from tests.support.scripted_room import Room
 

@@ -16,7 +16,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.cli import main as launcher
 from classroom_rl.launch.quickstart import main as quickstart
-from classroom_rl.system.cpu_features import OPENMP_VARIABLES, SHORT_WAIT
+from classroom_rl.system.startup import OPENMP_VARIABLES, SHORT_WAIT
 
 # Which file ---------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Every refusal of config/supervision_checks.py, with its words, and configurations of supervision that load."""
+"""Every refusal of config/training_checks.py, with its words, and configurations of supervision that load."""
 
 import re
 
@@ -7,8 +7,8 @@ import pytest
 from classroom_rl.config.base import default_penalties
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
-from classroom_rl.config.supervision_checks import check_supervision, turn_reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import check_supervision, turn_reward_weights
 from classroom_rl.errors import ConfigError
 
 RUBRIC = "supervisor_model.model_name_or_path=rubric"

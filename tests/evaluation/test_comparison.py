@@ -20,13 +20,12 @@ from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.evaluation.compare import arms_of, summarise_comparison
 from classroom_rl.evaluation.extra_judges import ask_extra_judges, summarise_judges
 from classroom_rl.evaluation.metrics.compared import judged_by_lesson
-from classroom_rl.evaluation.report.comparison_report import choose_lessons
-from classroom_rl.evaluation.report.comparison_table import comparison_text, format_p
+from classroom_rl.evaluation.report.comparison import choose_lessons, comparison_text, format_p
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.results import rollout_files
 from classroom_rl.results.agreement import krippendorff_alpha
-from classroom_rl.results.paired_tests import differences, holm
+from classroom_rl.results.statistics import differences, holm
 from classroom_rl.rollout.engine import NO_FACTS, EmbeddedJudge, Sampling
 from classroom_rl.rollout.intervals import RESAMPLES, sign_flip_p
 from classroom_rl.rollout.tokens import Turn

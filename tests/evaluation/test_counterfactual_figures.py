@@ -20,9 +20,8 @@ from classroom_rl.evaluation.counterfactuals.figures import (
     shuffled,
     shuffled_check,
 )
-from classroom_rl.evaluation.counterfactuals.files import read_comparisons, write_comparisons
-from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES, PRODUCED
-from classroom_rl.evaluation.counterfactuals.table import counterfactual_table
+from classroom_rl.evaluation.counterfactuals.prices import OUTCOMES, PRODUCED
+from classroom_rl.evaluation.counterfactuals.table import counterfactual_table, read_comparisons, write_comparisons
 from classroom_rl.results.agreement import rank_correlation_p
 
 

@@ -18,11 +18,11 @@ from classroom_rl.environments.toy_language.lessons import Lesson, make_lessons,
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.evaluation.counterfactuals.comparing import Comparison
 from classroom_rl.evaluation.counterfactuals.figures import NOTHING, PREDICTS, counterfactual_figures
-from classroom_rl.evaluation.counterfactuals.files import read_comparisons
 from classroom_rl.evaluation.counterfactuals.forks import Fork, Message, all_forks, corrected, forks_of
-from classroom_rl.evaluation.counterfactuals.outcome import LEARNED, PRODUCED, LaterOutcome, later_messages
+from classroom_rl.evaluation.counterfactuals.prices import LEARNED, PRODUCED, LaterOutcome, later_messages
+from classroom_rl.evaluation.counterfactuals.table import read_comparisons
 from classroom_rl.evaluation.run import evaluate
-from classroom_rl.judges.post_test.toy_exam import ToyExam
+from classroom_rl.judges.post_test.exams import ToyExam
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.problem import Problem

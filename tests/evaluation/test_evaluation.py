@@ -24,8 +24,16 @@ from classroom_rl.evaluation.report.tables import measurement_table
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.evaluation_files import read_records, write_records
-from classroom_rl.results.statistics import mean_scores, paired_change, react, rewards_by_lesson, summarise, talk
-from classroom_rl.results.turn_pairs import Exchange, read_exchanges
+from classroom_rl.results.statistics import (
+    Exchange,
+    mean_scores,
+    paired_change,
+    react,
+    read_exchanges,
+    rewards_by_lesson,
+    summarise,
+    talk,
+)
 from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.tokens import Turn

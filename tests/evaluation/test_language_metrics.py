@@ -10,7 +10,7 @@ from classroom_rl.config.base import lesson_plans
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import JudgeOutputError
-from classroom_rl.evaluation.error_labels import label_errors, read_labels
+from classroom_rl.evaluation.extra_judges import label_errors, read_labels
 from classroom_rl.evaluation.metrics.language import conversation_figures, language_metrics, plan_progress
 from classroom_rl.evaluation.metrics.student_fidelity import StudentTurn, flips_role, parrots, student_fidelity
 from classroom_rl.judges.feedback import (
@@ -21,8 +21,7 @@ from classroom_rl.judges.feedback import (
     repairs,
     shows_uptake,
 )
-from classroom_rl.judges.messages import holds, read_message, sentences
-from classroom_rl.judges.plans import ParsedPlan, Phrase, read_plan
+from classroom_rl.judges.messages import ParsedPlan, Phrase, holds, read_message, read_plan, sentences
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.scheduler import ConcurrentSchedule
 from classroom_rl.rollout.text import normal

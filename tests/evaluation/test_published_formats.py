@@ -16,7 +16,7 @@ from classroom_rl.evaluation.published.checked_rows import draw
 from classroom_rl.evaluation.published.mathdial import read_mathdial
 from classroom_rl.evaluation.published.mathtutorbench import read_tasks
 from classroom_rl.evaluation.published.mrbench import DIMENSIONS, read_mrbench
-from classroom_rl.judges.moves import rows as rows_of_files
+from classroom_rl.judges.moves import labelled as rows_of_files
 from classroom_rl.judges.moves.labelled import read_labelled
 from tests.support.published_rows import (
     bridged,

@@ -21,9 +21,8 @@ from classroom_rl.config.benchmark import (
 from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import load
 from classroom_rl.errors import DataError, PolicyMismatch, ProviderFailure
-from classroom_rl.evaluation.published.continuation import compare_turns
-from classroom_rl.evaluation.published.mathdial import read_mathdial
-from classroom_rl.evaluation.published.task_scores import f1, read_answer
+from classroom_rl.evaluation.published.mathdial import compare_turns, read_mathdial
+from classroom_rl.evaluation.published.tutor_tasks import f1, read_answer
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.client import ClassroomClient

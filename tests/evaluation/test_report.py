@@ -22,9 +22,9 @@ from classroom_rl.evaluation.report.build import (
     main,
     render_report,
     write_report,
+    write_summary,
 )
 from classroom_rl.evaluation.report.examples import choose_pairs, describe_slip
-from classroom_rl.evaluation.report.summary import write_summary
 from classroom_rl.evaluation.report.tables import compare, comparison_table
 from classroom_rl.judges.verdicts import CRITERIA, Criterion
 from classroom_rl.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks

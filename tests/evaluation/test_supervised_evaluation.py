@@ -13,8 +13,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.compare import ArmResult, summarise_comparison
 from classroom_rl.evaluation.metrics.supervision import supervised_difference, supervision_figures
 from classroom_rl.evaluation.report.build import render_report
-from classroom_rl.evaluation.report.comparison_report import write_comparison_report
-from classroom_rl.evaluation.report.comparison_table import comparison_text
+from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
 from classroom_rl.evaluation.report.tables import comparison_table, measurement_table
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.results.evaluation_files import read_records

@@ -17,12 +17,12 @@ from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, RULES_VERSION
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.judges.plans import read_plan
+from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.rule_judge import RulesJudge, analyse, holds_error
 from classroom_rl.judges.verdicts import Scores, parse_judge_output, parse_verdict
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ConversationFacts
-from classroom_rl.rollout.registry import models_on_engines
+from classroom_rl.rollout.environment import models_on_engines
 from classroom_rl.server.open_models import embedded_judge
 from tests.support.labelled import judge_agreement, kappa
 from tests.support.scripted_language import BAD_TEACHERS, GOOD_TEACHERS, HINTS, ideal, moment, play

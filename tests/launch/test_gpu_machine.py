@@ -20,7 +20,7 @@ from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.engine_base import EngineProcess
-from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.errors import ConfigError, EngineFailure
 from classroom_rl.launch.cli import main as launcher
 from classroom_rl.launch.commands import with_precision
@@ -28,11 +28,17 @@ from classroom_rl.launch.quickstart import main as quickstart
 from classroom_rl.launch.quickstart import make_models
 from classroom_rl.launch.quickstart_plan import make_commands
 from classroom_rl.memory.budget import GIB, Launch
-from classroom_rl.memory.engine_shares import refuse_crowded_gpu, what_is_crowded
 from classroom_rl.memory.report import report, show_evaluation_shares
-from classroom_rl.memory.sources import NotEstimated, gpu_is_there, gpu_memory, memory_by_nvidia_smi
+from classroom_rl.memory.sources import (
+    NotEstimated,
+    gpu_is_there,
+    gpu_memory,
+    memory_by_nvidia_smi,
+    refuse_crowded_gpu,
+    what_is_crowded,
+)
 from classroom_rl.models.precision import PRECISIONS, check_precision
-from classroom_rl.rollout.registry import models_on_engines, phases_of
+from classroom_rl.rollout.environment import models_on_engines, phases_of
 from classroom_rl.server.open_models import open_seats
 from classroom_rl.system.processes import Signals
 from classroom_rl.trainer.grpo import run as grpo_run

@@ -19,11 +19,10 @@ import pytest
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.errors import ConfigError
-from classroom_rl.launch.arguments import split_arguments
 from classroom_rl.launch.cli import main
-from classroom_rl.launch.commands import check_accelerate_flags, with_accelerate_config
+from classroom_rl.launch.commands import check_accelerate_flags, split_arguments, with_accelerate_config
 from classroom_rl.server.client import server_url
-from classroom_rl.system.ports import refuse_taken_port
+from classroom_rl.system.processes import refuse_taken_port
 
 GENEROUS_S = 300.0
 

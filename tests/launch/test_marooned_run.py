@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.viewer.conversation_sets import find_conversation_sets
+from classroom_rl.viewer.list_index import find_conversation_sets
 from tests.conftest import ROOT, free_port
 
 SMALL = [

@@ -69,7 +69,7 @@ def imports_of(path: Path) -> set[str]:
 
 CHOSEN_BY_USERS = {
     "trackio"
-}  # imported only where logging.report_to names it; src/classroom_rl/trainer/metrics_callback.py asks for it then
+}  # imported only where logging.report_to names it; src/classroom_rl/trainer/callbacks.py asks for it then
 APART = {
     "openenv"
 }  # pinned in the pyproject.toml of Marooned's OpenEnv server, and never in one environment with the others

@@ -12,7 +12,7 @@ import pytest
 
 from classroom_rl.config.load import ROOT
 from classroom_rl.memory.sources import NotEstimated, read_shape
-from classroom_rl.models import hub_connection
+from classroom_rl.models import pretrained as hub_connection
 
 SILENT, FAILING, HERE = "silent", "failing", "here"
 _REPLIES = {

@@ -23,7 +23,7 @@ from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.config.values import ADAPTER_BIASES, SERVED_RANKS
-from classroom_rl.engines.vllm.adapter_slot import served_rank
+from classroom_rl.engines.vllm.engine_start import served_rank
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.models.lora import adapter_shape, check_checkpoint, check_published, peft_config
 from classroom_rl.models.policy_folder import MARKER, check_policy, write_policy

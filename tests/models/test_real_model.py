@@ -21,7 +21,7 @@ from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.setup import ConversationType
-from classroom_rl.environments.classroom.teacher_prompt import first_messages
+from classroom_rl.environments.classroom.teacher import first_messages
 from classroom_rl.models.policy_folder import policy_path
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.smollm2 import PackageUnreachable, fetch_smollm2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from classroom_rl.errors import DataError, StorageError
-from classroom_rl.results.correction_decisions import (
+from classroom_rl.results.corrections import (
     DECISIONS_NAME,
     LONGEST_TEXT,
     CorrectionDecision,

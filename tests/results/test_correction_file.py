@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from classroom_rl.errors import DataError
-from classroom_rl.results.correction_file import (
+from classroom_rl.results.corrections import (
     CORRECTION_SCHEMA,
     Correction,
     holds_corrections,

@@ -16,16 +16,15 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.report.build import write_report
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.rollout_files import read_records, read_rewards
-from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.environment import Seats, environment_of
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.roles import Seats
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal
 from classroom_rl.server.open_models import embedded_judge
 from classroom_rl.server.sampling_service import SamplingService
 from classroom_rl.trainer.contents import unknown
 from classroom_rl.trainer.resume import check_resume
-from classroom_rl.viewer.filters import ListQuery
+from classroom_rl.viewer.list_index import ListQuery
 from classroom_rl.viewer.reader import RunReader
 from tests.support.scripted_engine import ScriptedEngine
 

@@ -15,11 +15,12 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from classroom_rl.results import plots, ppo_plot
+from classroom_rl.results import panels as ppo_plot
+from classroom_rl.results import plots
 from classroom_rl.results.plots import write_plots
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.results.run_folder import load_run
-from classroom_rl.trainer.plot_callback import PlotCallback
+from classroom_rl.trainer.callbacks import PlotCallback
 from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 

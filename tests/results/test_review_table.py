@@ -1,6 +1,6 @@
 """Tests of the rows of reviews that trackers show."""
 
-from classroom_rl.results.review_table import REVIEW_COLUMNS, review_rows
+from classroom_rl.results.supervision_summary import REVIEW_COLUMNS, review_rows
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.tokens import Turn
 from tests.support.synthetic_run import record_of

@@ -9,15 +9,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from classroom_rl.results.panels import SUPERVISION_PANELS, changes, moving_average, passes_of, shares_of_categories
 from classroom_rl.results.plots import write_plots
 from classroom_rl.results.run_folder import RunData, load_run
-from classroom_rl.results.supervision_plot import (
-    SUPERVISION_PANELS,
-    changes,
-    moving_average,
-    passes_of,
-    shares_of_categories,
-)
 from tests.support.synthetic_run import step_line, write_training
 
 REWARD, VALID, CATEGORIES, CROSS_ENTROPY, CHANGES = SUPERVISION_PANELS

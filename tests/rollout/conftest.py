@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from classroom_rl import HfEngine
-from classroom_rl.models.tiny_chat_model import write_tiny_chat_model
+from classroom_rl.models.random_model import write_tiny_chat_model
 
 TEXTS = [
     "Say a number from 1 to 50. Higher. Lower. What is it? Again, please.",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classroom_rl.evaluation.reward_hackers.disguises import DISGUISES
-from classroom_rl.rollout.deobfuscation import backwards, hides, readings, undisguised
+from classroom_rl.evaluation.reward_hackers.hackers import DISGUISES
+from classroom_rl.judges.prompt_injection import backwards, hides, readings, undisguised
 from classroom_rl.rollout.text import normal
 
 PHRASE = "boiled potatoes"

@@ -13,10 +13,9 @@ from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.rollout.environment import ENVIRONMENTS, Seats, environment_of
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.registry import ENVIRONMENTS, environment_of
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.roles import Seats
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
 from classroom_rl.rollout.trajectory import Trajectory

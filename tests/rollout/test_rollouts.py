@@ -15,8 +15,8 @@ from classroom_rl.errors import (
     RolloutsStopped,
 )
 from classroom_rl.rollout.engine import Completion
+from classroom_rl.rollout.player import derive_seed
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.starts import derive_seed
 from classroom_rl.rollout.step import End
 from tests.support.scripted_chat import ScriptedChat
 from tests.support.scripted_engine import ScriptedEngine

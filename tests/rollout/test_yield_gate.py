@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classroom_rl.environments.classroom.teacher_tools import TeacherTools
+from classroom_rl.environments.classroom.teacher import TeacherTools
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.yield_gate import Turnstile
+from classroom_rl.rollout.scheduler import Turnstile
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.turned_clock import run
 

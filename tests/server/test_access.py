@@ -22,10 +22,10 @@ import classroom_rl.server.middleware
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
+from classroom_rl.server.app import LARGEST_HEAD
 from classroom_rl.server.auth import TOKEN_VARIABLE, token_for
-from classroom_rl.server.listening import LARGEST_HEAD
 from classroom_rl.server.middleware import HostCheck
-from classroom_rl.trainer.server_assignment import assign_server
+from classroom_rl.trainer.servers import assign_server
 from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
 from tests.support.scripted_room import Room
 from tests.support.scripted_room import application as application_of

@@ -18,7 +18,7 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.server.agreement import conversation_keys, digest_of, refuse_other_play
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.resume import keys_of
-from classroom_rl.trainer.server_assignment import AssignedServer
+from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port
 from tests.server.conftest import BODY

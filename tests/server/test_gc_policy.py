@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from classroom_rl.server import gc_policy as garbage
+from classroom_rl.server import app as garbage
 
 
 @pytest.fixture

@@ -36,14 +36,14 @@ from classroom_rl.errors import (
 )
 from classroom_rl.models.policy_folder import write_policy
 from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.store.journal import read_journal
-from classroom_rl.rollout.usage import Usage
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.middleware import BodyCheck
 from classroom_rl.server.schemas import LARGEST_BODY
-from classroom_rl.trainer.server_assignment import AssignedServer
+from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port
 from tests.rollout.test_durability import save_model

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from classroom_rl.errors import ProviderFailure, SpendingCapReached
-from classroom_rl.rollout.usage import Usage
+from classroom_rl.rollout.engine import Usage
 from classroom_rl.server.client import _ERRORS
 from tests.conftest import ROOT, RunningServer, running_server
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says

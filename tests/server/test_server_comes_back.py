@@ -21,8 +21,7 @@ from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.app import serve
 from classroom_rl.server.client import ClassroomClient
-from classroom_rl.server.engine_sleep import this_process
-from classroom_rl.server.gpu_lease import GpuLease
+from classroom_rl.server.engine_sleep import GpuLease, this_process
 from classroom_rl.server.schemas import ProcessId
 from classroom_rl.system.run_lock import claim
 from tests.conftest import free_port, quickstart_overrides
@@ -112,7 +111,7 @@ class KeptServer:
         self._tokenizer = tokenizer
         monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: self._load())
         monkeypatch.setattr("classroom_rl.server.app.add_openai_routes", no_openai_routes)
-        monkeypatch.setattr("classroom_rl.server.gpu_lease._SECONDS_BETWEEN_LOOKS", 0.02)
+        monkeypatch.setattr("classroom_rl.server.engine_sleep._SECONDS_BETWEEN_LOOKS", 0.02)
         self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}")
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -195,7 +194,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
     monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
     monkeypatch.setattr(
-        "classroom_rl.trainer.gpu_sharing.clear_device_cache", lambda garbage_collection: events.append(ROOM)
+        "classroom_rl.trainer.servers.clear_device_cache", lambda garbage_collection: events.append(ROOM)
     )
     run.train(kept.config)
     load_policy = "teacher: load_policy, awake: kv_cache, weights"

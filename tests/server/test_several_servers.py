@@ -24,7 +24,7 @@ from classroom_rl.server.engine_sleep import EngineSleep, this_process
 from classroom_rl.server.open_models import open_seats
 from classroom_rl.server.schemas import ProcessId
 from classroom_rl.system.run_lock import claim
-from classroom_rl.trainer.server_assignment import AssignedServer, assign_server
+from classroom_rl.trainer.servers import AssignedServer, assign_server
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port, running_server
 from tests.server.test_shared_gpus import GPU, health

@@ -31,8 +31,7 @@ from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.engine_sleep import is_alive, this_process
 from classroom_rl.server.schemas import Health, ProcessId
-from classroom_rl.trainer.gpu_sharing import SharedGpus, engines_have_to_sleep
-from classroom_rl.trainer.server_assignment import assign_server
+from classroom_rl.trainer.servers import SharedGpus, assign_server, engines_have_to_sleep
 from tests.conftest import free_port, quickstart_overrides
 from tests.support.scripted_room import SCORES
 
@@ -207,7 +206,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
     monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
     monkeypatch.setattr(trainer, "__init__", load_model)
     monkeypatch.setattr(
-        "classroom_rl.trainer.gpu_sharing.clear_device_cache",
+        "classroom_rl.trainer.servers.clear_device_cache",
         lambda garbage_collection: events.append("the trainer makes room"),
     )
     run.train(classroom.config)

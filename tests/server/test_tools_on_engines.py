@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from classroom_rl.config.base import ToolLimitsConfig
 from classroom_rl.rollout.chat_template import ReplyFrame, encode_text
 from classroom_rl.rollout.rows import rows_of
-from classroom_rl.rollout.tools.builtin import built_in_toolbox
+from classroom_rl.rollout.tools.calculator import built_in_toolbox
 from classroom_rl.rollout.tools.formats import CLOSE, OPEN
 from classroom_rl.rollout.tools.frame import ToolFrame
 from classroom_rl.rollout.tools.tool import ToolLimits

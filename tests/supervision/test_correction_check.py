@@ -7,9 +7,8 @@ import pytest
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.reviews import MessageToReview, Review
-from classroom_rl.supervision.correction_check import MOST_CHARACTERS, check_correction, checked
-from classroom_rl.supervision.embedded import embedded_supervisor
-from classroom_rl.supervision.rules_supervisor import RulesSupervisor
+from classroom_rl.supervision.embedded import RulesSupervisor, embedded_supervisor
+from classroom_rl.supervision.model_supervisor import MOST_CHARACTERS, check_correction, checked
 from classroom_rl.supervision.toy_supervisor import RubricSupervisor
 from tests.judges.test_rule_judge import PLAN
 from tests.supervision.test_toy_supervisor import HINT, PROBLEM, Q1, Q2, WRONG

@@ -14,13 +14,13 @@ from classroom_rl.config.train_rl import TurnCreditConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.toy_language import scripts
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
-from classroom_rl.judges.plans import read_plan
+from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.rule_judge import RulesJudge
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.judges.verdicts import parse_judge_output
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.reviews import MessageToReview, priced
-from classroom_rl.supervision.rules_supervisor import review_by_rules
+from classroom_rl.supervision.embedded import review_by_rules
 from tests.judges.test_rule_judge import DRAWS, PLANS
 from tests.support import scripted_language
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from classroom_rl.config.base import default_penalties
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.judges.plans import read_plan
+from classroom_rl.judges.messages import read_plan
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.reviews import MessageToReview, priced
+from classroom_rl.supervision.embedded import RulesSupervisor, review_by_rules
 from classroom_rl.supervision.faults import RANKING
-from classroom_rl.supervision.rules_supervisor import RulesSupervisor, review_by_rules
 from tests.judges.test_rule_judge import DRAWS, PLAN, PLANS
 from tests.support.labelled import conversations
 from tests.support.scripted_language import BAD_TEACHERS, GOOD_TEACHERS, play

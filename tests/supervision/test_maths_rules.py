@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from classroom_rl.config.base import default_penalties
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.judges.arithmetic import equations, read_number
-from classroom_rl.judges.reference_answers import gives_away, has_been_said, read_reference
+from classroom_rl.judges.reference_answers import equations, gives_away, has_been_said, read_number, read_reference
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.reviews import MessageToReview, priced
+from classroom_rl.supervision.embedded import RulesSupervisor, review_by_rules
 from classroom_rl.supervision.faults import RANKING
-from classroom_rl.supervision.rules_supervisor import RulesSupervisor, review_by_rules
 
 PENALTIES = default_penalties()
 CINEMA = "A cinema has 18 rows of 24 seats each. 57 seats stay empty. How many people watch the film?"

@@ -13,7 +13,7 @@ from classroom_rl.errors import JudgeOutputError
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.prompts import variables_of
 from classroom_rl.rollout.reviews import MessageToReview
-from classroom_rl.supervision.prompted_review import parse_review, review_messages, review_schema
+from classroom_rl.supervision.model_supervisor import parse_review, review_messages, review_schema
 
 PENALTIES = default_penalties()
 LANGUAGE, MATHS = (str(ROOT / f"prompt_templates/supervisors/{name}_tutor.txt") for name in ("language", "maths"))

@@ -30,7 +30,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.errors import ClassroomError
 from classroom_rl.launch.commands import server_command, trainer_command
 from classroom_rl.models.policy_folder import policies_folder, shared_memory_folder
-from classroom_rl.rollout.roles import POLICY_SEAT
+from classroom_rl.rollout.environment import POLICY_SEAT
 from classroom_rl.rollout.store.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, read_journal
 from classroom_rl.rollout.store.journal_segments import JournalStream
 from classroom_rl.server.client import ClassroomClient

@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from classroom_rl.config.values import END_OF_CONVERSATION, ERROR_PERSONA
-from classroom_rl.judges.messages import holds
-from classroom_rl.judges.plans import ParsedPlan, Phrase
+from classroom_rl.judges.messages import ParsedPlan, Phrase, holds
 
 Message = dict[str, str]
 Teacher = Callable[[ParsedPlan, Sequence[Message], bool], str]

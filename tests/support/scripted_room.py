@@ -18,19 +18,18 @@ from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import PHASED
-from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules
 from classroom_rl.environments.classroom.config import default_weights
-from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.environments.classroom.environment import PHASES, Classroom, classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Seats
-from classroom_rl.judges.post_test.examiner import examiner_of
+from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.reviews import Supervisor
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.server.listening import uvicorn_options
+from classroom_rl.server.app import uvicorn_options
 from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 

@@ -17,8 +17,7 @@ from classroom_rl.environments.toy_language.scripts import Teacher, play
 from classroom_rl.judges.toy_judge import analyse, verdict
 from classroom_rl.judges.verdicts import Scores, Verdict, parse_verdict
 from classroom_rl.results.evaluation_files import write_records
-from classroom_rl.results.statistics import summarise
-from classroom_rl.results.turn_pairs import read_exchanges
+from classroom_rl.results.statistics import read_exchanges, summarise
 from classroom_rl.rollout.environment import Play
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest

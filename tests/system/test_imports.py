@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from classroom_rl.system.imports import large_imports
+from classroom_rl.system.startup import large_imports
 from tests.conftest import ROOT
 
 

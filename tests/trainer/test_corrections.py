@@ -15,14 +15,26 @@ from transformers import TrainerControl, TrainerState
 from classroom_rl.config.train_rl import CorrectionsConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import DataError
-from classroom_rl.results.correction_decisions import CorrectionDecision, append_decision
-from classroom_rl.results.correction_file import CORRECTIONS_NAME, Correction, read_corrections
+from classroom_rl.results.corrections import (
+    CORRECTIONS_NAME,
+    Correction,
+    CorrectionDecision,
+    append_decision,
+    read_corrections,
+)
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.tokens import Branch
-from classroom_rl.trainer.correction_pass import CorrectionPasses, _batches, learning_rate, run_pass
-from classroom_rl.trainer.correction_set import CURSOR_NAME, CorrectionSet, corrections_of
+from classroom_rl.trainer.corrections import (
+    CURSOR_NAME,
+    CorrectionPasses,
+    CorrectionSet,
+    _batches,
+    corrections_of,
+    learning_rate,
+    run_pass,
+)
 from tests.support.offline_trainer import PROBLEMS, OfflineTrainer, conversation, offline_trainer, save_tiny_model
 
 PASS = ["supervisor_model.model_name_or_path=rules", "train.corrections.mode=pass", "train.beta=0"]

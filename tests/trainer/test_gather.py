@@ -16,9 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTr
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from classroom_rl.models.policy_folder import CONTENT_DIGEST
-from classroom_rl.trainer.safetensors_writer import SafetensorsWriter
 from classroom_rl.trainer.sharded_save import gathered_weights, write_shards
-from classroom_rl.trainer.weight_files import KeptFiles
+from classroom_rl.trainer.weight_files import KeptFiles, SafetensorsWriter
 
 _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _CONFIGS = {

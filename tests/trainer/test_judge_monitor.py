@@ -18,7 +18,7 @@ from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.canaries import CANARIES
-from classroom_rl.environments.classroom.phases import DIALOGUE_SEATS, PHASES
+from classroom_rl.environments.classroom.environment import DIALOGUE_SEATS, PHASES
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.toy_judge import RubricJudge

@@ -16,8 +16,7 @@ from classroom_rl.errors import ConfigError, EngineFailure
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.trainer.gpu_sharing import SharedGpus
-from classroom_rl.trainer.server_assignment import AssignedServer
+from classroom_rl.trainer.servers import AssignedServer, SharedGpus
 from tests.support.offline_trainer import OfflineTrainer, conversation, offline_trainer, save_tiny_model
 
 PROBLEMS = [Problem.of(f"lesson {number}", "") for number in range(6)]

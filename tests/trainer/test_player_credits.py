@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from classroom_rl.rollout.trajectory import PlayerOutcome
-from classroom_rl.trainer.player_credits import by_player, merged, outcome_advantages
-from classroom_rl.trainer.turn_advantages import Credits, ProcessRewards, group_credits
+from classroom_rl.trainer.turn_advantages import (
+    Credits,
+    ProcessRewards,
+    by_player,
+    group_credits,
+    merged,
+    outcome_advantages,
+)
 
 COLONIST, TRAITOR = "colonist", "traitor"
 

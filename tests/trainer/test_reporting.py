@@ -10,7 +10,7 @@ from classroom_rl.config.base import LoggingConfig
 from classroom_rl.errors import ClassroomError, ConfigError
 from classroom_rl.results.trackers import report_to
 from classroom_rl.trainer import sample_batch
-from classroom_rl.trainer.metrics_callback import MetricsCallback
+from classroom_rl.trainer.callbacks import MetricsCallback
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 

@@ -25,7 +25,7 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.trainer.checkpoints import UNFINISHED
 from classroom_rl.trainer.contents import CONTENTS, fingerprint, read_contents, unknown
-from classroom_rl.trainer.correction_set import CURSOR_NAME, CorrectionSet
+from classroom_rl.trainer.corrections import CURSOR_NAME, CorrectionSet
 from classroom_rl.trainer.grpo.run import train
 from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
 from classroom_rl.trainer.resume import (

@@ -13,8 +13,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.server.client import ClassroomClient
-from classroom_rl.trainer.judge_monitor import JudgeMonitor
-from classroom_rl.trainer.verdict_watch import VerdictWatch, dependence
+from classroom_rl.trainer.judge_monitor import JudgeMonitor, VerdictWatch, dependence
 from tests.trainer.grpo.test_grpo import record
 
 Judge = Callable[[int, int], list[Verdict]]

@@ -26,7 +26,7 @@ from classroom_rl.models.policy_folder import (
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.system import storage
 from classroom_rl.trainer.checkpoints import remove_leftovers
-from classroom_rl.trainer.server_assignment import AssignedServer
+from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.sharded_save import weight_bytes
 from classroom_rl.trainer.weight_publisher import WeightPublisher
 from tests.conftest import ROOT

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from classroom_rl.results.correction_decisions import DECISIONS_NAME, LONGEST_TEXT, read_decisions
+from classroom_rl.results.corrections import DECISIONS_NAME, LONGEST_TEXT, read_decisions
 from classroom_rl.results.rollout_files import write_rollouts
 from tests.support.supervised_run import (
     CORRECTIONS,

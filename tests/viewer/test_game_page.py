@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from classroom_rl.environments.marooned.config import Generation
 from classroom_rl.environments.marooned.messages import parse_message
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.roles import Seats
+from classroom_rl.rollout.environment import Seats
 from classroom_rl.server.error_responses import add_error_answers
 from classroom_rl.server.view_only import create_viewer
 from classroom_rl.viewer.game_table import GameTable

@@ -16,7 +16,7 @@ from classroom_rl.rollout.problem import Problem
 from classroom_rl.server.view_only import create_viewer
 from classroom_rl.viewer.metrics import RunMetrics
 from classroom_rl.viewer.reader import _bin_edges
-from classroom_rl.viewer.static_files import STATIC, page_files
+from classroom_rl.viewer.routes import STATIC, page_files
 from tests.support.synthetic_run import step_line, write_training
 from tests.support.viewer_run import (
     CONVERSATIONS,

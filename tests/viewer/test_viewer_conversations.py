@@ -16,7 +16,7 @@ from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.datasets import Problem
 from classroom_rl.rollout.post_test import PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.viewer.text_spans import pieces_of, split_thoughts
+from classroom_rl.viewer.turn_views import pieces_of, split_thoughts
 from tests.support.viewer_run import (
     GROUP,
     HOSTILE,

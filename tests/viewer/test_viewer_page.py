@@ -18,10 +18,9 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.tools.tool import ToolCall
 from classroom_rl.server.error_responses import add_error_answers
 from classroom_rl.server.view_only import create_viewer
-from classroom_rl.viewer.routes import add_viewer
+from classroom_rl.viewer.routes import STATIC, add_viewer
 from classroom_rl.viewer.schemas import ChatBody, ChatOpening, ChatReply
-from classroom_rl.viewer.static_files import STATIC
-from classroom_rl.viewer.text_spans import split_thoughts
+from classroom_rl.viewer.turn_views import split_thoughts
 from tests.conftest import RunningServer, free_port
 from tests.support.browser import Browser
 from tests.support.scripted_room import serving

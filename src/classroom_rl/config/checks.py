@@ -15,9 +15,8 @@ from classroom_rl.config.base import (
     SupervisionConfig,
 )
 from classroom_rl.config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
-from classroom_rl.config.ppo_checks import check_algorithm
-from classroom_rl.config.supervision_checks import check_readers, check_supervision
 from classroom_rl.config.train_rl import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
+from classroom_rl.config.training_checks import check_algorithm, check_readers, check_supervision
 from classroom_rl.config.values import (
     BNPO,
     CISPO,
@@ -52,9 +51,9 @@ from classroom_rl.config.values import (
     is_loopback,
 )
 from classroom_rl.errors import ConfigError
-from classroom_rl.rollout.registry import environment_of, module_of, most_rows
+from classroom_rl.rollout.environment import environment_of, module_of, most_rows
 from classroom_rl.rollout.supervision import OBSERVE
-from classroom_rl.rollout.tools.builtin import BUILT_IN_TOOLS
+from classroom_rl.rollout.tools.calculator import BUILT_IN_TOOLS
 
 CONVERSATION_TYPES = ("guided", "attempt")
 

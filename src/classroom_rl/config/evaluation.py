@@ -18,8 +18,8 @@ from classroom_rl.config.benchmark import BenchmarkConfig, check_benchmark, has_
 from classroom_rl.config.checks import check_generation, check_logging, check_reward_model, check_server
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from classroom_rl.config.model_checks import check_judge, check_key_variable, check_model, check_vllm
-from classroom_rl.config.supervision_checks import check_supervisor
 from classroom_rl.config.train_rl import RewardModelConfig
+from classroom_rl.config.training_checks import check_supervisor
 from classroom_rl.config.values import (
     EMBEDDED_JUDGES,
     GREEDY,
@@ -30,7 +30,7 @@ from classroom_rl.config.values import (
     check_url,
 )
 from classroom_rl.errors import ConfigError
-from classroom_rl.rollout.registry import module_of
+from classroom_rl.rollout.environment import module_of
 
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
 RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)

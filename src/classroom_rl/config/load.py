@@ -41,10 +41,10 @@ from classroom_rl.config.paths import check_texts, expand_paths
 from classroom_rl.config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
 from classroom_rl.config.values import RULES_VERSION
 from classroom_rl.errors import ClassroomError, ConfigError
-from classroom_rl.rollout.registry import module_of
-from classroom_rl.system.cpu_features import short_openmp_wait
+from classroom_rl.rollout.environment import module_of
 from classroom_rl.system.keys import FormatterWithoutKeys, print_error
 from classroom_rl.system.shipped import IN_CHECKOUT, ROOT
+from classroom_rl.system.startup import short_openmp_wait
 from classroom_rl.system.storage import storage_errors
 
 _QUIET_HYDRA = (

@@ -230,7 +230,7 @@ class TrainDatasetConfig:
 @dataclass
 class GuardsConfig:
     """Checks during training of whether the teacher fools the judge. They change no reward. One more check needs no
-    key: in every batch, whether verdicts depend on the conversation at all (trainer/verdict_watch.py).
+    key: in every batch, whether verdicts depend on the conversation at all (trainer/judge_monitor.py).
 
     Every `judge_check_every_n_steps` optimizer steps, beginning with the first batch (0: never), `held_out_judge_model`
     judges `judge_check_sample` conversations of the batch again: a model behind an API, `rubric` or `rules`; null skips

@@ -22,15 +22,13 @@ from classroom_rl.evaluation.metrics.language import ErrorLabels
 from classroom_rl.evaluation.metrics.readings import about_readers
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference
 from classroom_rl.evaluation.playing import play_all
-from classroom_rl.evaluation.report.comparison_report import write_comparison_report
-from classroom_rl.evaluation.report.comparison_table import comparison_text
-from classroom_rl.judges.plans import read_plan
-from classroom_rl.judges.post_test.examiner import check_exams
+from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
+from classroom_rl.judges.messages import read_plan
+from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.models.lora import merge_adapter
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_compared
-from classroom_rl.results.paired_tests import differences
-from classroom_rl.results.statistics import lacks_verdict
+from classroom_rl.results.statistics import differences, lacks_verdict
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.intervals import mean_with_ci, share
 from classroom_rl.rollout.problem import Problem

@@ -19,11 +19,10 @@ from classroom_rl.config.values import GREEDY, SAMPLED, SUPERVISED
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Seats
 from classroom_rl.errors import ConfigError, DeadlineExceeded, PolicyMismatch
-from classroom_rl.evaluation.concurrency import gather_or_stop
 from classroom_rl.evaluation.counterfactuals.comparing import Compared, compare_messages
-from classroom_rl.evaluation.error_labels import label_errors
+from classroom_rl.evaluation.extra_judges import label_errors
 from classroom_rl.evaluation.metrics.language import ErrorLabels
-from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.evaluation.solve_alone import InitialSolutions, initial_solutions
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import EngineHealth

@@ -1,13 +1,29 @@
-"""Shows how far an evaluation is."""
+"""Shows how far an evaluation is, and runs many requests at once, of which one failure stops all."""
 
+import asyncio
 import logging
 import sys
 import time
-from typing import Optional
+from collections.abc import Coroutine, Iterable
+from typing import Any, Optional, TypeVar
 
 from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+
+async def gather_or_stop(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order. Unlike with `asyncio.gather`, the first error cancels the rest; it is raised itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in asked]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -20,14 +20,13 @@ from classroom_rl.config.load import USER_ERRORS, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, GROUP
 from classroom_rl.engines.api.call_ledger import CallLedger
-from classroom_rl.environments.classroom.classroom import classroom_rules
 from classroom_rl.environments.classroom.conversation import Conversation
+from classroom_rl.environments.classroom.environment import classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import REWARDS
 from classroom_rl.errors import ConfigError, DataError, JudgeOutputError
-from classroom_rl.judges.group_verdicts import read_again
 from classroom_rl.judges.model_judge import OpenAICompatibleJudge
-from classroom_rl.judges.verdicts import Verdict, parse_verdict
+from classroom_rl.judges.verdicts import Verdict, parse_verdict, read_again
 from classroom_rl.rollout.engine import EmbeddedJudge, Judge, ask_judge
 from classroom_rl.rollout.runner import weighted_sum
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal

@@ -16,8 +16,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.compare import compare_tutors
 from classroom_rl.evaluation.counterfactuals.comparing import check_outcomes
 from classroom_rl.evaluation.counterfactuals.figures import counterfactual_figures
-from classroom_rl.evaluation.counterfactuals.files import write_comparisons
-from classroom_rl.evaluation.counterfactuals.table import counterfactual_table
+from classroom_rl.evaluation.counterfactuals.table import counterfactual_table, write_comparisons
 from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
 from classroom_rl.evaluation.metrics.language import language_metrics
 from classroom_rl.evaluation.metrics.maths import summarise_maths
@@ -28,12 +27,11 @@ from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_d
 from classroom_rl.evaluation.playing import EvaluationResult, play_all
 from classroom_rl.evaluation.published.run import run_benchmark
 from classroom_rl.evaluation.report.tables import measurement_table
-from classroom_rl.judges.post_test.examiner import check_exams
+from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_records
-from classroom_rl.results.statistics import summarise
+from classroom_rl.results.statistics import read_exchanges, summarise
 from classroom_rl.results.trackers import log_to_wandb
-from classroom_rl.results.turn_pairs import read_exchanges
 from classroom_rl.server.open_models import open_readers
 from classroom_rl.system.storage import write_whole
 

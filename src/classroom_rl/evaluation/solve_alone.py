@@ -15,8 +15,7 @@ from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.environments.classroom.conversation import Solution
 from classroom_rl.environments.classroom.roles import Seats
 from classroom_rl.errors import RequestRefused
-from classroom_rl.evaluation.concurrency import gather_or_stop
-from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text

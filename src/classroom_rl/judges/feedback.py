@@ -15,8 +15,18 @@ from classroom_rl.environments.toy_language.grammar import (
     holds_statement,
     parse_sentence,
 )
-from classroom_rl.judges.messages import RETRY, holds, own_words, quotes, read_message, reveals, sentences, spoken
-from classroom_rl.judges.plans import ParsedPlan, Phrase
+from classroom_rl.judges.messages import (
+    RETRY,
+    ParsedPlan,
+    Phrase,
+    holds,
+    own_words,
+    quotes,
+    read_message,
+    reveals,
+    sentences,
+    spoken,
+)
 from classroom_rl.rollout.text import UNSPACED, normal
 
 KINDS = ("explicit", "recast", "metalinguistic", "repetition", "clarification", "elicitation", "none")

@@ -12,9 +12,8 @@ from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
 from classroom_rl.errors import ContentRefused, ContextOverflow, JudgeOutputError, RequestRefused, RequestTooLong
-from classroom_rl.judges.group_verdicts import group_schema, parse_group
 from classroom_rl.judges.json_answer import quote
-from classroom_rl.judges.verdicts import answer_schema, parse_verdict
+from classroom_rl.judges.verdicts import answer_schema, group_schema, parse_group, parse_verdict
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import ChatEngine, Completion, Sampling

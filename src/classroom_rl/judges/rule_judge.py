@@ -23,8 +23,18 @@ from classroom_rl.judges.feedback import (
     nearest_phrase,
     offers_choice,
 )
-from classroom_rl.judges.messages import RETRY, TeacherMessage, holds, own_words, read_message, reveals, spoken
-from classroom_rl.judges.plans import ParsedPlan, Phrase, read_plan
+from classroom_rl.judges.messages import (
+    RETRY,
+    ParsedPlan,
+    Phrase,
+    TeacherMessage,
+    holds,
+    own_words,
+    read_message,
+    read_plan,
+    reveals,
+    spoken,
+)
 from classroom_rl.judges.prompt_injection import foul_play
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from classroom_rl.judges.toy_judge import (

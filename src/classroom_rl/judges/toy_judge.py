@@ -27,9 +27,8 @@ from classroom_rl.environments.toy_language.grammar import (
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ConfigError
-from classroom_rl.judges.prompt_injection import foul_play
+from classroom_rl.judges.prompt_injection import backwards, foul_play, hides, readings, undisguised
 from classroom_rl.judges.verdicts import CRITERIA
-from classroom_rl.rollout.deobfuscation import backwards, hides, readings, undisguised
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.thoughts import visible_text
 

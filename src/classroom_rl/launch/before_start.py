@@ -14,8 +14,8 @@ from classroom_rl.config.base import ApiModelConfig, DatasetSource, GenerationCo
 from classroom_rl.config.checks import reward_weights as weights_of_training
 from classroom_rl.config.evaluation import EvalConfig, model_of_tutor
 from classroom_rl.config.evaluation import reward_weights as weights_of_evaluation
-from classroom_rl.config.supervision_checks import turn_reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import GROUP, RESAMPLE
 from classroom_rl.engines.api.chat_api import key_variable
 from classroom_rl.environments.classroom.setup import persona_weights
@@ -23,10 +23,10 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.registry import environment_of, models_on_engines
+from classroom_rl.rollout.environment import environment_of, models_on_engines
 from classroom_rl.rollout.supervision import RETRY
 from classroom_rl.server.auth import token_for
-from classroom_rl.system.cpu_features import has_fast_bfloat16
+from classroom_rl.system.startup import has_fast_bfloat16
 from classroom_rl.trainer.run_length import load_training_problems, run_length
 
 logger = logging.getLogger(__name__)

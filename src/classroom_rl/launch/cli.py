@@ -22,12 +22,13 @@ from pathlib import Path
 from classroom_rl.config.checks import check_environment, check_train_rl
 from classroom_rl.config.load import USER_ERRORS, command_line, load, read_keys, to_yaml
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.launch.arguments import OVERRIDE, split_arguments
 from classroom_rl.launch.before_start import check_prompts_fit, check_start, show_before_start
 from classroom_rl.launch.commands import (
+    OVERRIDE,
     check_accelerate_flags,
     logged_steps,
     server_command,
+    split_arguments,
     trainer_command,
     with_accelerate_config,
     with_precision,

@@ -38,8 +38,7 @@ from classroom_rl.models.random_model import SHAPES, write_shape
 from classroom_rl.results.run_folder import METRICS_NAME, read_lines, step_seconds
 from classroom_rl.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
 from classroom_rl.system.keys import print_error
-from classroom_rl.system.ports import free_port
-from classroom_rl.system.processes import Child, Interrupted, Signals
+from classroom_rl.system.processes import Child, Interrupted, Signals, free_port
 from classroom_rl.system.shipped import ROOT
 
 LIMIT_S = 1200.0

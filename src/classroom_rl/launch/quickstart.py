@@ -20,8 +20,7 @@ from typing import Any
 from classroom_rl.config.load import USER_ERRORS, read_keys, to_yaml
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ClassroomError, ConfigError
-from classroom_rl.evaluation.report.build import write_report
-from classroom_rl.evaluation.report.summary import write_summary
+from classroom_rl.evaluation.report.build import write_report, write_summary
 from classroom_rl.evaluation.report.tables import comparison_table
 from classroom_rl.launch.commands import (
     logged_steps,
@@ -36,8 +35,7 @@ from classroom_rl.results.learning import describe_learning, learning_of
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.system.keys import print_error
-from classroom_rl.system.ports import refuse_taken_port
-from classroom_rl.system.processes import Child, Interrupted, Signals
+from classroom_rl.system.processes import Child, Interrupted, Signals, refuse_taken_port
 
 NOTES = "quickstart.json"
 _MARKS_OF_A_RUN = ("run_id", "config/vllm_server.yaml", "config/train_rl.yaml")

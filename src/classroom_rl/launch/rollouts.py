@@ -168,7 +168,7 @@ async def open_engine(arguments: argparse.Namespace) -> Any:
 
 def _vllm_module() -> ModuleType:
     """The module that opens vLLM."""
-    name = "classroom_rl.engines.vllm.open_engine"
+    name = "classroom_rl.engines.vllm.engine"
     try:
         if importlib.util.find_spec("vllm") is None:
             raise ModuleNotFoundError("vllm is not installed", name="vllm")

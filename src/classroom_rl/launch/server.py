@@ -9,7 +9,7 @@ import sys
 from classroom_rl.config.checks import check_environment, check_train_rl
 from classroom_rl.config.load import program
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.system.imports import large_imports
+from classroom_rl.system.startup import large_imports
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:

@@ -10,8 +10,7 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.errors import DeadlineExceeded, EngineFailure
 from classroom_rl.server.client import ClassroomClient, server_url
 from classroom_rl.server.schemas import Health
-from classroom_rl.system.ports import refuse_taken_port
-from classroom_rl.system.processes import Child, Signals
+from classroom_rl.system.processes import Child, Signals, refuse_taken_port
 from classroom_rl.system.terminal import Waiting
 
 _PAUSE_S = 0.3

@@ -5,7 +5,7 @@ python train_sft.py --config-name quickstart        or, installed: classroom-sft
 
 from classroom_rl.config.load import program
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
-from classroom_rl.system.imports import large_imports
+from classroom_rl.system.startup import large_imports
 
 
 def more_of_dry_run(config: TrainSFTConfig) -> None:

@@ -19,10 +19,10 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from classroom_rl.launch.quickstart import is_dry_run, read_notes, run_command, run_quickstart, show, without_dry_run
 from classroom_rl.launch.quickstart_plan import commands_without_models, overridden_key, quoted
 from classroom_rl.memory.sources import gpu_is_there
-from classroom_rl.models.hub_connection import why_unreachable
+from classroom_rl.models.pretrained import why_unreachable
 from classroom_rl.models.smollm2 import PACKAGE, fetch_smollm2
-from classroom_rl.system.cpu_features import has_fast_bfloat16
 from classroom_rl.system.processes import Signals
+from classroom_rl.system.startup import has_fast_bfloat16
 
 NAME = "small_tutor"
 MODEL_KEY = "teacher_model.model_name_or_path"

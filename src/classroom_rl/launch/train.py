@@ -7,7 +7,7 @@ from classroom_rl.config.checks import check_environment, check_train_rl
 from classroom_rl.config.load import program
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import PPO
-from classroom_rl.system.imports import large_imports
+from classroom_rl.system.startup import large_imports
 
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
@@ -34,7 +34,7 @@ def main(config: TrainRLConfig) -> None:
         check_trainer_start(config)
         check_prompts_fit(config)
         if config.train.algorithm == PPO:
-            from classroom_rl.trainer.ppo.run import train
+            from classroom_rl.trainer.ppo.trainer import train
         else:
             from classroom_rl.trainer.grpo.run import train
     train(config)

@@ -15,7 +15,7 @@ from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.evaluation import reward_weights as rewards_of_evaluation
 from classroom_rl.config.train_rl import TrainRLConfig, pass_batch_size
 from classroom_rl.config.values import MEMORY, NO_CREDIT, PASS, PHASED, SAME_STEP
-from classroom_rl.engines.vllm.adapter_slot import SLOTS, served_rank
+from classroom_rl.engines.vllm.engine_start import SLOTS, served_rank
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import (
     CUDA_CONTEXT,
@@ -33,22 +33,25 @@ from classroom_rl.memory.budget import (
     total,
     trainer_memory,
 )
-from classroom_rl.memory.engine_shares import awake_together, named_shares, share_of, what_is_crowded
 from classroom_rl.memory.host import EngineOnHost, host_parts, machine_memory, what_does_not_fit
 from classroom_rl.memory.sources import (
     NotEstimated,
+    awake_together,
     gpu_is_there,
     gpu_memory,
     launch_of_environment,
     launch_of_flags,
     memory_by_nvidia_smi,
+    named_shares,
     read_shape,
     refuse_context,
+    share_of,
+    what_is_crowded,
 )
 from classroom_rl.models.lora import adapter_shape
 from classroom_rl.models.precision import check_precision
 from classroom_rl.models.pretrained import why_unfit
-from classroom_rl.rollout.registry import models_on_engines, most_rows, phases_of
+from classroom_rl.rollout.environment import models_on_engines, most_rows, phases_of
 from classroom_rl.rollout.supervision import OBSERVE, RETRY
 
 logger = logging.getLogger(__name__)

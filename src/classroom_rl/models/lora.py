@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.models.hub_connection import read_options
-from classroom_rl.models.pretrained import check_model
+from classroom_rl.models.pretrained import check_model, read_options
 
 if TYPE_CHECKING:
     import peft

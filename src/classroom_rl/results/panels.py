@@ -1,6 +1,8 @@
-"""What the panels of all plots share: colours, lines with their running mean, titles, legends."""
+"""The panels of all plots: of a training with a supervisor, of PPO's critic and of Marooned, with what they share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from classroom_rl.results.charts import smooth
@@ -8,6 +10,7 @@ from classroom_rl.results.run_folder import RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 BLUE, ORANGE, GREEN, RED, VIOLET = "#2457b3", "#c2410c", "#0f766e", "#b91c1c", "#7c3aed"
 COLOURS = (BLUE, ORANGE, GREEN, VIOLET, RED)
@@ -38,3 +41,216 @@ def legend_beside(axes: "Axes", reverse: bool = False) -> None:
         axes.legend(
             frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, reverse=reverse
         )
+
+
+Line = tuple[str, str, str]
+"""A metric's name after `marooned/`, its label, and its colour."""
+
+_SHIP: tuple[Line, ...] = (
+    ("ship_progress", "ship finished", GREEN),
+    ("escaped_share", "games that got away", BLUE),
+    ("dead_share", "games in which all died", RED),
+)
+_ACTIONS: tuple[Line, ...] = (
+    ("valid_share", "in the exact grammar", BLUE),
+    ("possible_share", "possible", GREEN),
+    ("repairable_share", "mended by rules", GREY),
+    ("invalid_share", "unreadable", RED),
+)
+_ROLES: tuple[Line, ...] = (
+    ("reward_of_colonist", "colonists", BLUE),
+    ("reward_of_traitor", "traitors", ORANGE),
+)
+
+
+def _draw(axes: "Axes", data: RunData, lines: tuple[Line, ...]) -> bool:
+    found = [(label, colour, points) for name, label, colour in lines if (points := data.series(f"marooned/{name}"))]
+    for label, colour, points in found:
+        trend(axes, points, colour, label)
+    return bool(found)
+
+
+def _ship(axes: "Axes", data: RunData) -> bool:
+    return _draw(axes, data, _SHIP) and name_axes(axes, "The ship at the end of a game", "share")
+
+
+def _actions(axes: "Axes", data: RunData) -> bool:
+    return _draw(axes, data, _ACTIONS) and name_axes(axes, "Actions of the model", "share of decisions")
+
+
+def _roles(axes: "Axes", data: RunData) -> bool:
+    return _draw(axes, data, _ROLES) and name_axes(axes, "Reward by role", "reward")
+
+
+MAROONED_PANELS: tuple[Panel, ...] = (_ship, _actions, _roles)
+
+
+_LOWEST = -1.0
+"""Explained variances below this are drawn at the edge: those of the first steps may be far below."""
+
+
+def _lines(axes: "Axes", data: RunData, names: Sequence[tuple[str, str]]) -> bool:
+    found = [(label, points) for name, label in names if (points := data.series(f"ppo/{name}"))]
+    for colour, (label, points) in zip(COLOURS, found, strict=False):
+        trend(axes, points, colour, label)
+    return bool(found)
+
+
+def _explained(axes: "Axes", data: RunData) -> bool:
+    points = [(step, max(value, _LOWEST)) for step, value in data.series("ppo/explained_variance")]
+    if not points:
+        return False
+    trend(axes, points, BLUE, "explained variance")
+    axes.axhline(0, color=BLACK, linewidth=0.8)
+    return name_axes(axes, "What the critic explains of the returns, before it sees the batch", "share of the variance")
+
+
+def _critic(axes: "Axes", data: RunData) -> bool:
+    lines = (
+        ("value_loss", "critic's loss"),
+        ("returns_mean", "mean return"),
+        ("advantage_std", "advantages' deviation"),
+    )
+    return _lines(axes, data, lines) and name_axes(axes, "Critic and advantages", "in units of the reward")
+
+
+def _steps(axes: "Axes", data: RunData) -> bool:
+    lines = (("clip_fraction", "policy clipped"), ("value_clip_fraction", "value clipped"))
+    return _lines(axes, data, lines) and name_axes(axes, "Clipped tokens", "share of sampled tokens")
+
+
+def _movement(axes: "Axes", data: RunData) -> bool:
+    points = data.series("ppo/approx_kl")
+    if not points:
+        return False
+    trend(axes, points, ORANGE, "KL(old ‖ new), k3")
+    axes.set_ylim(bottom=0)
+    return name_axes(axes, "How far the policy moved within a batch", "nats per token")
+
+
+def _entropy(axes: "Axes", data: RunData) -> bool:
+    points = data.series("ppo/entropy")
+    if points:
+        trend(axes, points, BLUE, "entropy")
+        axes.set_ylim(bottom=0)
+    return bool(points) and name_axes(axes, "Entropy of the policy", "nats per token")
+
+
+PPO_PANELS: tuple[Panel, ...] = (_explained, _critic, _steps, _movement, _entropy)
+
+
+SUPERVISION = "supervision/"
+CATEGORY = "supervision/category/"
+PASS_EXAMPLES = "corrections/pass_examples"
+MOVING_AVERAGE = 10
+"""Steps in the moving average of the reward."""
+
+_BINS = 24
+_PALETTE = (BLUE, ORANGE, GREEN, VIOLET, RED, "#ca8a04", "#0891b2", "#be185d", "#4d7c0f", "#64748b", "#78350f")
+
+
+def is_supervised(data: RunData) -> bool:
+    """Whether the run recorded anything of a supervisor."""
+    return any(name.startswith(SUPERVISION) for line in data.steps for name in line)
+
+
+def passes_of(data: RunData) -> list[float]:
+    """The steps after which a pass over corrections ran."""
+    return [step for step, examples in data.series(PASS_EXAMPLES) if examples > 0]
+
+
+def moving_average(points: Sequence[tuple[float, float]], window: int = MOVING_AVERAGE) -> Points:
+    """The mean of each value and of those before it, `window` values in all; fewer at the beginning."""
+    values = [value for _, value in points]
+    return [(step, fmean(values[max(0, place + 1 - window) : place + 1])) for place, (step, _) in enumerate(points)]
+
+
+def changes(points: Sequence[tuple[float, float]]) -> list[float]:
+    """The differences of successive values."""
+    return [later - earlier for (_, earlier), (_, later) in pairwise(points)]
+
+
+def _reward(axes: "Axes", data: RunData) -> bool:
+    points = data.series("reward")
+    if not points or not is_supervised(data):
+        return False
+    axes.plot(*zip(*points, strict=True), color=BLUE, alpha=0.35, linewidth=1, label="each step")
+    average = f"mean of the last {MOVING_AVERAGE} steps"
+    axes.plot(*zip(*moving_average(points), strict=True), color=BLUE, linewidth=2, label=average)
+    _mark_passes(axes, data)
+    return name_axes(axes, "Reward", "reward")
+
+
+def _mark_passes(axes: "Axes", data: RunData) -> None:
+    for number, step in enumerate(passes_of(data)):
+        label = None if number else "pass over corrections"
+        axes.axvline(step, color=ORANGE, linestyle="--", linewidth=1.1, alpha=0.8, label=label)
+
+
+def _valid(axes: "Axes", data: RunData) -> bool:
+    lines = (
+        ("supervision/valid_share", "valid", GREEN),
+        ("supervision/no_verdict_share", "without a verdict", RED),
+    )
+    found = [(label, colour, points) for name, label, colour in lines if (points := data.series(name))]
+    for label, colour, points in found:
+        trend(axes, points, colour, label)
+    if found:
+        _mark_passes(axes, data)
+    axes.set_ylim(-0.04, 1.04)
+    return bool(found) and name_axes(axes, "Messages that the supervisor called valid", "share of messages")
+
+
+def shares_of_categories(data: RunData) -> tuple[list[float], dict[str, list[float]]]:
+    """The steps with a review, and for each category its share in each of them, 0 where it was not found; the most
+    frequent first, categories that never occurred left out."""
+    names = dict.fromkeys(name for line in data.steps for name in line if name.startswith(CATEGORY))
+    by_name = {name.removeprefix(CATEGORY): dict(data.series(name)) for name in names}
+    steps = sorted({step for shares in by_name.values() for step in shares})
+    filled = {name: [shares.get(step, 0.0) for step in steps] for name, shares in by_name.items()}
+    common_first = sorted(filled, key=lambda name: (-sum(filled[name]), name))
+    return steps, {name: filled[name] for name in common_first if any(filled[name])}
+
+
+def _categories(axes: "Axes", data: RunData) -> bool:
+    steps, shares = shares_of_categories(data)
+    if not shares:
+        return False
+    colours = [_PALETTE[place % len(_PALETTE)] for place in range(len(shares))]
+    if len(steps) > 1:
+        axes.stackplot(steps, *shares.values(), labels=shares, colors=colours, alpha=0.8, linewidth=0)
+        axes.margins(x=0.05)
+    else:
+        bottom = 0.0
+        for (name, [height]), colour in zip(shares.items(), colours, strict=True):
+            axes.bar(steps, [height], 0.5, bottom=bottom, color=colour, label=name)
+            bottom += height
+    axes.set_ylim(0, max(0.05, 1.08 * max(map(sum, zip(*shares.values(), strict=True)))))
+    legend_beside(axes, reverse=True)  # from the top of the stack down
+    return name_axes(axes, "What was wrong", "share of reviewed messages")
+
+
+def _cross_entropy(axes: "Axes", data: RunData) -> bool:
+    steps, passes = data.series("corrections/ce_loss"), data.series("corrections/pass_loss")
+    if steps:
+        trend(axes, steps, BLUE, "each step, running mean")
+    if passes:
+        axes.plot(*zip(*passes, strict=True), "o", color=ORANGE, markersize=5, label="at the end of a pass")
+    if steps or passes:
+        axes.set_ylim(0, 1.08 * max(value for _, value in (*steps, *passes)) or 1.0)
+    return bool(steps or passes) and name_axes(axes, "Cross-entropy on the corrections", "nats per token")
+
+
+def _changes(axes: "Axes", data: RunData) -> bool:
+    found = changes(data.series("reward"))
+    if not found or not is_supervised(data):
+        return False
+    reach = max(map(abs, found)) or 1.0
+    axes.hist(found, bins=_BINS, range=(-reach, reach), color=BLUE, alpha=0.75)
+    axes.axvline(0, color=BLACK, linewidth=0.8)
+    axes.axvline(fmean(found), color=ORANGE, linewidth=1.6, label=f"mean {fmean(found):+.4f}".replace("-", "−"))
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    return name_axes(axes, "Change of the reward from step to step", "steps", "change of the reward")
+
+
+SUPERVISION_PANELS: tuple[Panel, ...] = (_reward, _valid, _categories, _cross_entropy, _changes)

@@ -5,23 +5,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from classroom_rl.judges.verdicts import CRITERIA, Criterion
-from classroom_rl.results.marooned_plot import MAROONED_PANELS
 from classroom_rl.results.panels import (
     BLACK,
     BLUE,
     COLOURS,
     GREEN,
     GREY,
+    MAROONED_PANELS,
     ORANGE,
+    PPO_PANELS,
+    SUPERVISION_PANELS,
     VIOLET,
     Panel,
     legend_beside,
     name_axes,
     trend,
 )
-from classroom_rl.results.ppo_plot import PPO_PANELS
 from classroom_rl.results.run_folder import RunData, is_number
-from classroom_rl.results.supervision_plot import SUPERVISION_PANELS
 from classroom_rl.system.storage import storage_errors
 
 if TYPE_CHECKING:

@@ -1,15 +1,25 @@
-"""Statistics of finished conversations. Pure functions; an empty denominator gives None, never NaN. Intervals are
-over lessons (`classroom_rl.rollout.intervals`)."""
+"""Statistics of finished conversations, and paired comparisons of tutors on the same lessons. Pure functions; an empty
+denominator gives None.
+
+The text decides what an error turn is, not the persona: a small model that plays `error_student` sometimes says a right
+sentence, and a tutor that hints at an error there is wrong. The persona is kept as well, so that reports can show how
+faithfully the student played it.
+
+Lessons are the unit: a lesson's values are averaged first, then the difference of the averages is taken.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Optional
 
 from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.toy_language.grammar import Slip, find_slips
+from classroom_rl.environments.toy_language.lessons import parse_problem
+from classroom_rl.errors import DataError
+from classroom_rl.judges.toy_judge import analyse
 from classroom_rl.judges.verdicts import Judgement, Scores, sum_up
 from classroom_rl.results.evaluation_files import group_by_problem
-from classroom_rl.results.turn_pairs import Exchange
 from classroom_rl.rollout.intervals import (
     LEAST_LESSONS,
     LEVEL,
@@ -19,7 +29,106 @@ from classroom_rl.rollout.intervals import (
     sign_flip_p,
     within_unit,
 )
-from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.thoughts import visible_messages, visible_text
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A student message with the teacher's reply to it.
+
+    Attributes:
+        student_turn, teacher_turn: positions of the two messages in the conversation, from 0.
+        persona: the persona that was drawn for the student's message; None for an opening attempt.
+        errors: the slips in the student's text, in the order of `find_slips`; () without any.
+        scaffolded: the reply hints at the right kind of error and lets the student correct it.
+        corrected: the reply treats a message without an error as if it had one.
+        comment: the rubric's comment on the reply, in a few words.
+    """
+
+    student_turn: int
+    teacher_turn: int
+    persona: Optional[str]
+    errors: tuple[Slip, ...]
+    scaffolded: bool
+    corrected: bool
+    comment: str
+
+
+def read_exchanges(record: ConversationRecord) -> Optional[list[Exchange]]:
+    """The exchanges of a conversation in order. A student message without a reply gives no exchange.
+
+    Returns None if the problem is no lesson of the quickstart: rules find errors in its grammar only."""
+    try:
+        parse_problem(record.problem)
+    except DataError:
+        return None
+    transcript = visible_messages(record.turns)
+    exchanges = []
+    for finding in analyse(transcript, record.problem):
+        if finding.replies_to is None:
+            continue
+        exchanges.append(
+            Exchange(
+                student_turn=finding.replies_to,
+                teacher_turn=finding.index,
+                persona=record.turns[finding.replies_to].persona,
+                errors=tuple(find_slips(transcript[finding.replies_to]["content"])),
+                scaffolded=finding.scaffolded,
+                corrected=finding.falsely_corrected,
+                comment=finding.forward_reason,
+            )
+        )
+    return exchanges
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of `tutor` minus `against` in one figure.
+
+    Attributes:
+        mean: over the lessons' differences; None if no lesson has values of both tutors.
+        ci95: 95 % interval over lessons (`classroom_rl.rollout.intervals`); None for fewer than six.
+        p: p-value of the sign-flip test; None if `mean` is None.
+        p_holm: p after Holm's correction for all pairs of tutors that are compared in this figure.
+        lessons: the number of lessons with values of both tutors.
+    """
+
+    tutor: str
+    against: str
+    mean: Optional[float]
+    ci95: Optional[list[float]]
+    p: Optional[float]
+    p_holm: Optional[float]
+    lessons: int
+
+
+def holm(values: Sequence[Optional[float]]) -> list[Optional[float]]:
+    """Holm's step-down correction (1979): the smallest of m p-values × m, the next × (m − 1), and so on. A corrected
+    value is never below the one before it and never above 1. None stays None and does not count towards m."""
+    known = sorted((p, place) for place, p in enumerate(values) if p is not None)
+    corrected: list[Optional[float]] = [None] * len(values)
+    least = 0.0
+    for rank, (p, place) in enumerate(known):
+        least = max(least, min(1.0, p * (len(known) - rank)))
+        corrected[place] = least
+    return corrected
+
+
+def differences(by_tutor: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Difference]:
+    """The difference of each pair of tutors, later ones minus earlier ones.
+
+    Args:
+        by_tutor: tutor → lesson → the values of one figure.
+    """
+    names = list(by_tutor)
+    pairs = [(tutor, against) for i, against in enumerate(names) for tutor in names[i + 1 :]]
+    estimates = [paired_change(by_tutor[against], by_tutor[tutor]) for tutor, against in pairs]
+    return [
+        Difference(tutor, against, each["mean"], each["ci95"], each["p"], p_holm, each["n"])
+        for (tutor, against), each, p_holm in zip(
+            pairs, estimates, holm([each["p"] for each in estimates]), strict=True
+        )
+    ]
 
 
 def paired_change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> Estimate:

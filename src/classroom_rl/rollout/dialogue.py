@@ -14,15 +14,13 @@ from pydantic import TypeAdapter
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.chat_template import Message, encode_chat
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.environment import Environment, Play
+from classroom_rl.rollout.environment import POLICY_SEAT, Environment, Play, Seats
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.replay import add_tokens
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.roles import POLICY_SEAT, Seats
 from classroom_rl.rollout.runner import check_answer
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.rollout.tokens import TokenBuffer, Turn
+from classroom_rl.rollout.tokens import TokenBuffer, Turn, add_tokens
 from classroom_rl.rollout.trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"

@@ -1,30 +1,113 @@
 """The protocol of environments: how a server opens one, how the runner plays its episodes, and how they are recorded.
 
-An environment is one folder and one line in `ENVIRONMENTS` (rollout/registry.py). It defines the states of its
+An environment is one folder and one line in `ENVIRONMENTS` (rollout/environment.py). It defines the states of its
 episodes, the model that each state asks, the journal's events, and the rewards. Requests, restarts, weights, schedules,
 and the way from tokens to tensors are the same for all environments. docs/environments.md shows an example.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, Protocol, Self, TypeVar
 
-from classroom_rl.errors import DataError
-from classroom_rl.rollout.engine import Sampling
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.rollout.engine import Api, EmbeddedJudge, Engine, EngineHealth, Judge, Sampling, Teacher
+from classroom_rl.rollout.post_test import Examiner
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.reviews import MessageToReview, Review
-from classroom_rl.rollout.roles import POLICY_SEAT, LoadedModels, Seats
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, Phase, Registration
+from classroom_rl.rollout.reviews import MessageToReview, Review, Supervisor
+from classroom_rl.rollout.scheduler import PHASED, ConcurrentSchedule, Phase, Registration
 from classroom_rl.rollout.tokens import TokenBuffer, Turn
 from classroom_rl.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from transformers import PreTrainedTokenizerBase
 
+    from classroom_rl.rollout.scheduler import Phase
     from classroom_rl.rollout.store.journal import Journal
+
+
+POLICY_SEAT = "teacher"
+"""The seat of the policy in every environment: training updates `teacher_model`."""
+
+
+class LoadedModels:
+    """The interface of loaded models that a server needs, for every environment.
+
+    Attributes:
+        engines: the vLLM engines of this server, by seat.
+        apis: the clients of the seats behind an API, by seat.
+    """
+
+    engines: Mapping[str, Engine]
+    apis: Mapping[str, Api]
+
+    @property
+    def policy(self) -> Teacher:
+        """The model under training."""
+        raise NotImplementedError
+
+    @property
+    def spent_usd(self) -> float | None:
+        """Dollars that this run spent on all seats behind an API; None if there are no such seats."""
+        return sum(api.ledger.spent_usd for api in self.apis.values()) if self.apis else None
+
+    def health(self) -> dict[str, EngineHealth]:
+        """The health of each seat except an embedded judge.
+
+        Raises:
+            EngineFailure: if an engine died.
+        """
+        remote = {
+            seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[], trouble=api.trouble)
+            for seat, api in self.apis.items()
+        }
+        own = {} if POLICY_SEAT in self.apis else {POLICY_SEAT: self.policy.health()}  # an engine's, or a script's
+        return own | {seat: engine.health() for seat, engine in self.engines.items()} | remote
+
+    def check_alive(self) -> None:
+        """Raise an `EngineFailure` if an engine died."""
+        for engine in self.engines.values():
+            engine.check_alive()
+
+    def shutdown(self) -> None:
+        """End the processes of all engines, at once because each takes seconds, and close the ledgers of the APIs."""
+        with ThreadPoolExecutor(max(1, len(self.engines))) as pool:
+            for _ in pool.map(lambda engine: engine.shutdown(), self.engines.values()):
+                pass  # an engine's error is raised here
+        for api in self.apis.values():
+            api.ledger.close()
+
+
+@dataclass
+class Seats(LoadedModels):
+    """The models that a server loads and hands to the environment.
+
+    Attributes:
+        models: engines, models behind an API, or a script, by seat; without the judge.
+        judge: the judge; None if nothing is judged.
+        supervisor: the supervisor; None if nothing is supervised.
+        examiner: knows the post-test on every problem; None if there is none.
+    """
+
+    models: Mapping[str, Any]
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    apis: Mapping[str, Api] = field(default_factory=dict)
+    judge: Optional[Judge | EmbeddedJudge] = None
+    supervisor: Optional[Supervisor] = None
+    examiner: Optional[Examiner] = None
+
+    @property
+    def policy(self) -> Teacher:
+        """The model under training."""
+        return self.models[POLICY_SEAT]
 
 
 class Episode(Protocol):
@@ -239,3 +322,53 @@ class Environment(ABC, Generic[E, R]):
     def batch_metrics(cls, records: Sequence[Trajectory]) -> dict[str, float]:
         """The environment's own metrics of a batch, as means over its episodes."""
         return {}
+
+
+ENVIRONMENTS = {
+    "classroom": "classroom_rl.environments.classroom",
+    "marooned": "classroom_rl.environments.marooned",
+}
+"""Maps a name to the environment's package. A package's dotted name can also be used directly."""
+
+
+def module_of(environment: str, module: str) -> ModuleType:
+    """Import a module of an environment's package.
+
+    Raises:
+        ConfigError: if there is no such environment.
+    """
+    package, cause = ENVIRONMENTS.get(environment, environment), None
+    try:
+        there = find_spec(f"{package}.{module}") is not None
+    except (ImportError, ValueError) as error:
+        there, cause = False, error
+    if not there:
+        raise ConfigError(
+            f"environment is {environment!r}; there are {', '.join(ENVIRONMENTS)}, and every package with the modules "
+            "that docs/environments.md names, by its dotted name."
+        ) from cause
+    return import_module(f"{package}.{module}")
+
+
+def most_rows(config: Any) -> int | None:
+    """The most messages of an episode, if every message of the configured environment has a prompt of its own and is a
+    training row; None if a whole episode is one row. A package says so in its module `config`, with
+    `rows_per_episode(generation)`; raises as `module_of` does."""
+    count = getattr(module_of(config.environment, "config"), "rows_per_episode", None)
+    return None if count is None else count(config.generation)
+
+
+def environment_of(config: Any) -> "type[Environment]":
+    """The environment that a configuration names; raises as `module_of` does."""
+    return module_of(config.environment, "environment").Environment
+
+
+def phases_of(config: Any) -> "Sequence[Phase]":
+    """The phases of the configured environment; none with `generation.schedule: concurrent`."""
+    return environment_of(config).phases if config.generation.schedule == PHASED else ()
+
+
+def models_on_engines(config: Any, reward_weights: "Mapping[str, float]") -> dict[str, Any]:
+    """The models that the server loads into engines, by seat, in the order of loading."""
+    models = environment_of(config).models(config, reward_weights)
+    return {seat: model for seat, model in models.items() if not model.is_remote}

@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
 from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.problem import PostTestMaterial, Problem
 from classroom_rl.rollout.text import nests_deeper
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.rollout.usage import Usage
 
 _LEVELS_OF_META = 20
 

@@ -11,8 +11,7 @@ from typing import Optional, Protocol
 
 from classroom_rl.errors import EngineFailure, ProviderFailure, StorageError
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts
-from classroom_rl.rollout.omit_empty import left_out_when_empty
-from classroom_rl.rollout.text import without_surrogates
+from classroom_rl.rollout.text import left_out_when_empty, without_surrogates
 from classroom_rl.rollout.tools.tool import ToolCall
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from typing import Self, overload
 
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.rollout.player import Reward
-from classroom_rl.rollout.rows import TrainingRow
-from classroom_rl.rollout.set_rows import rows_of_rollout
+from classroom_rl.rollout.rows import TrainingRow, rows_of_rollout
 from classroom_rl.rollout.set_summary import RolloutSummary, sum_up
 from classroom_rl.rollout.step import Rollout
 from classroom_rl.rollout.store.set_files import read, write
@@ -98,7 +97,7 @@ class RolloutSet(Sequence[Rollout]):
             DataError: if the set is empty.
             StorageError: if the disk is full or may not be written to.
         """
-        from classroom_rl.rollout.set_plots import draw
+        from classroom_rl.rollout.set_summary import draw
 
         return draw(self._rollouts, Path(folder))
 

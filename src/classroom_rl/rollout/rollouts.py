@@ -15,9 +15,8 @@ from typing import Any
 
 from classroom_rl.errors import ConfigError, RolloutsStopped
 from classroom_rl.rollout.histories import ToolUse
-from classroom_rl.rollout.player import Functions, NextPrompt, Player, Reward, Stop
+from classroom_rl.rollout.player import Functions, NextPrompt, Player, Prompt, Reward, Stop, rollouts_of, starts_of
 from classroom_rl.rollout.rollout_set import RolloutSet
-from classroom_rl.rollout.starts import Prompt, rollouts_of, starts_of
 from classroom_rl.rollout.step import HISTORIES, NO_NEXT_PROMPT, WITHOUT_THINKING, Rollout, Settings
 from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
 

@@ -12,14 +12,12 @@ from typing import Any, Generic
 
 from classroom_rl.errors import PolicyMismatch
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.engine import Completion
+from classroom_rl.rollout.engine import BATCH, Completion
 from classroom_rl.rollout.environment import E, Environment, Play, R, Siblings
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, Schedule
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, Schedule, Turnstile
 from classroom_rl.rollout.store.journal import Journal, conversation_id
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS, Trajectory
-from classroom_rl.rollout.usage import BATCH
-from classroom_rl.rollout.yield_gate import Turnstile
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from classroom_rl.rollout.omit_empty import left_out_when_empty
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Draft, Review
+from classroom_rl.rollout.text import left_out_when_empty
 from classroom_rl.rollout.tokens import Branch, Turn
 
 OBSERVE, RETRY, REPLACE = ON_INVALID = ("observe", "retry", "replace")

@@ -1,14 +1,16 @@
 """Cleans text and JSON from outside that could not be stored or shown.
 
-JSON can hold half of a character, `"\\ud800"`: a lone surrogate. Python parses it, but UTF-8 cannot encode it, so no
+JSON can hold half of a character, `"\ud800"`: a lone surrogate. Python parses it, but UTF-8 cannot encode it, so no
 file, no database and no HTTP response can hold it.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
@@ -68,3 +70,22 @@ def without_invisible(text: str) -> str:
 
 def _is_invisible(letter: str) -> bool:
     return unicodedata.category(letter) == "Cf" or letter in _FILLERS or "\ufe00" <= letter <= "\ufe0f"
+
+
+T = TypeVar("T", bound=type)
+
+
+def left_out_when_empty(*names: str) -> Callable[[T], T]:
+    """Decorates a dataclass: pydantic writes it without these fields where they are empty. They need a default, which
+    they have again when they are read."""
+
+    def decorate(kind: T) -> T:
+        def written(self: Any, handler: SerializerFunctionWrapHandler) -> Any:
+            fields = handler(self)
+            return {name: value for name, value in fields.items() if value or name not in names}
+
+        kind._written = model_serializer(mode="wrap")(written)
+        kind.__pydantic_serializer__ = TypeAdapter(kind).serializer  # `to_jsonable_python` asks the class for it
+        return kind
+
+    return decorate

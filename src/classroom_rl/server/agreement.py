@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from classroom_rl.config.base import ModelConfig
-from classroom_rl.config.supervision_checks import turn_reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.errors import ConfigError
 
 _SEATS = ("teacher_model", "student_model", "judge_model", "reward_model", "supervisor_model")

@@ -1,6 +1,12 @@
-"""The server: its application, its routes, and its life from loading the models to the end of their processes."""
+"""The server: its application, its routes, and its life from loading the models to the end of their processes.
+
+A full collection visits all objects, and holds up the event loop meanwhile. Python starts one whenever the objects have
+become a quarter more, which happens several times in a large batch. Playing leaves hardly any garbage that only a full
+collection finds: what is garbage early, the short collections of young objects still take away.
+"""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,22 +25,24 @@ from classroom_rl.config.load import record_run
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.role_metrics import in_words
-from classroom_rl.environments.classroom.classroom import Classroom
+from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.marooned.environment import Environment as Marooned
 from classroom_rl.errors import ClassroomError, ConfigError, EngineFailure, UnknownConversation
 from classroom_rl.models.policy_folder import inside_run_folder
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.server.agreement import conversation_keys, digest_of
 from classroom_rl.server.auth import token_for
-from classroom_rl.server.error_responses import ERROR_RESPONSES, add_error_answers, answer_with_message
-from classroom_rl.server.gc_policy import collect_at_rest
-from classroom_rl.server.gpu_lease import GpuLease
+from classroom_rl.server.engine_sleep import GpuLease
+from classroom_rl.server.error_responses import (
+    ERROR_RESPONSES,
+    add_error_answers,
+    answer_with_message,
+    unless_disconnected,
+)
 from classroom_rl.server.judge_check import open_judge_check
-from classroom_rl.server.listening import uvicorn_options
-from classroom_rl.server.long_poll import unless_disconnected
 from classroom_rl.server.middleware import add_request_checks
 from classroom_rl.server.openai_routes import add_openai_routes
 from classroom_rl.server.sampling_service import SamplingService, open_service
@@ -50,18 +58,77 @@ from classroom_rl.server.schemas import (
     SleepRequest,
     SleepResponse,
 )
-from classroom_rl.system.imports import large_imports
-from classroom_rl.system.ports import refuse_taken_port
+from classroom_rl.system.processes import refuse_taken_port
 from classroom_rl.system.run_lock import claim
+from classroom_rl.system.startup import large_imports
 from classroom_rl.viewer.chat import ServerTutor
 from classroom_rl.viewer.game_table import GameTable
-from classroom_rl.viewer.routes import add_viewer
-from classroom_rl.viewer.static_files import page_files
+from classroom_rl.viewer.routes import add_viewer, page_files
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from classroom_rl.engines.api.call_ledger import CallLedger
+    from classroom_rl.server.sampling_service import SamplingService
 
 logger = logging.getLogger(__name__)
+
+
+LARGEST_HEAD = 64 * 1024
+"""The most bytes of a request's line and headers."""
+_KEEP_ALIVE_S, _GRACEFUL_SHUTDOWN_S = 75, 5
+
+
+def uvicorn_options(app: FastAPI, host: str, port: int) -> "uvicorn.Config":
+    """How uvicorn serves an application.
+
+    Headers are read before the token is checked, so their size is limited: by h11, since uvicorn's other parser takes
+    any number of them. uvicorn logs through this program's own handler, which takes keys out of messages.
+    """
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http="h11",
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+        log_level="warning",
+        log_config=None,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S,
+    )
+
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+_NEVER = 2**31 - 1
+_RESTS_BETWEEN = 100
+
+
+async def collect_at_rest(service: "SamplingService") -> None:
+    """Keep full collections to every hundredth time that no batch is played any more, until cancelled. After every time
+    of playing, what is there then, such as the last answers, is taken out of what collections look at."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], _NEVER)
+    try:
+        rests, rested, before = 0, -1, 0
+        while True:
+            finished = service.runner.finished
+            if not service.running and finished == before != rested:
+                _collect(full=rests % _RESTS_BETWEEN == 0)
+                rests, rested = rests + 1, finished
+            before = finished
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _collect(full: bool) -> None:
+    if full:
+        gc.unfreeze()
+    gc.collect(2 if full else 1)
+    gc.freeze()
+
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.environments.classroom.canaries import CANARIES
-from classroom_rl.environments.classroom.classroom import Classroom
 from classroom_rl.environments.classroom.conversation import Conversation, State
+from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.errors import ConfigError
 from classroom_rl.judges.verdicts import Verdict, ask_for_verdict, sum_up
-from classroom_rl.rollout.engine import Judge
-from classroom_rl.rollout.usage import BATCH
+from classroom_rl.rollout.engine import BATCH, Judge
 from classroom_rl.server.open_models import open_second_judge
 from classroom_rl.server.sampling_service import SamplingService
 from classroom_rl.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion

@@ -22,21 +22,18 @@ from classroom_rl.environments.toy_language.scripted_teacher import ScriptedTeac
 from classroom_rl.errors import ConfigError
 from classroom_rl.judges.model_judge import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from classroom_rl.judges.moves.stored import load_readers
-from classroom_rl.judges.post_test.examiner import examiner_of
+from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.judges.rule_judge import RulesJudge
 from classroom_rl.judges.toy_judge import RubricJudge
-from classroom_rl.memory.engine_shares import refuse_crowded_gpu
-from classroom_rl.memory.sources import gpu_is_there
+from classroom_rl.memory.sources import gpu_is_there, refuse_crowded_gpu
 from classroom_rl.models.pretrained import check_context, check_model, load_tokenizer
 from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered
 from classroom_rl.rollout.engine import EmbeddedJudge, Judge, Sampling
-from classroom_rl.rollout.registry import environment_of, models_on_engines, phases_of
+from classroom_rl.rollout.environment import POLICY_SEAT, Seats, environment_of, models_on_engines, phases_of
 from classroom_rl.rollout.reviews import Supervisor
-from classroom_rl.rollout.roles import POLICY_SEAT, Seats
-from classroom_rl.supervision.embedded import embedded_supervisor
+from classroom_rl.supervision.embedded import embedded_supervisor, review_by_rules
 from classroom_rl.supervision.model_supervisor import ApiSupervisor, EngineSupervisor
-from classroom_rl.supervision.rules_supervisor import review_by_rules
 
 if TYPE_CHECKING:
     from classroom_rl.config.evaluation import EvalConfig

@@ -16,13 +16,12 @@ from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
 from classroom_rl.models.policy_folder import check_policy, inside_run_folder
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.environment import Environment
-from classroom_rl.rollout.registry import environment_of, phases_of
-from classroom_rl.rollout.replay import replay_tokens
+from classroom_rl.rollout.environment import Environment, environment_of, phases_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, Schedule
 from classroom_rl.rollout.store.journal import Journal, request_of
+from classroom_rl.rollout.tokens import replay_tokens
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from classroom_rl.server.engine_sleep import EngineSleep
 from classroom_rl.server.open_models import open_seats

@@ -5,9 +5,8 @@ from pydantic import BaseModel, Field
 from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.engine import EngineHealth
+from classroom_rl.rollout.engine import EngineHealth, Usage
 from classroom_rl.rollout.requests import StrictModel
-from classroom_rl.rollout.usage import Usage
 
 LARGEST_BODY = 64 * 1024**2
 """The most bytes in a request's body: 16 KiB for each conversation of the largest batch."""

@@ -11,14 +11,13 @@ from classroom_rl.config.load import USER_ERRORS, load, read_keys
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import DataError
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
+from classroom_rl.server.app import uvicorn_options
 from classroom_rl.server.auth import token_for
 from classroom_rl.server.error_responses import ERROR_RESPONSES, add_error_answers
-from classroom_rl.server.listening import uvicorn_options
 from classroom_rl.server.middleware import add_request_checks
 from classroom_rl.system.keys import print_error
-from classroom_rl.system.ports import refuse_taken_port
-from classroom_rl.viewer.routes import add_viewer
-from classroom_rl.viewer.static_files import page_files
+from classroom_rl.system.processes import refuse_taken_port
+from classroom_rl.viewer.routes import add_viewer, page_files
 
 FLAG = "--view"
 _LEFT_BY_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", CONVERSATIONS_NAME)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from classroom_rl.judges.feedback import feedback_kind, hands_over
-from classroom_rl.judges.messages import holds, own_words, read_message
-from classroom_rl.judges.plans import ParsedPlan
+from classroom_rl.judges.messages import ParsedPlan, holds, own_words, read_message
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.judges.rule_judge import LONG_MESSAGE, LONG_TEXT, analyse
 from classroom_rl.judges.toy_judge import TurnFinding

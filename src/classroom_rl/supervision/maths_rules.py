@@ -9,10 +9,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from classroom_rl.judges.arithmetic import Equation, equations
 from classroom_rl.judges.messages import read_message, sentences
 from classroom_rl.judges.readings import REVEALS_ANSWER, Exchange, MessageReaders
-from classroom_rl.judges.reference_answers import Reference, gives_away, has_been_said, read_reference
+from classroom_rl.judges.reference_answers import (
+    Equation,
+    Reference,
+    equations,
+    gives_away,
+    has_been_said,
+    read_reference,
+)
 from classroom_rl.rollout.reviews import MessageToReview
 from classroom_rl.rollout.text import normal
 from classroom_rl.supervision.faults import (

@@ -2,13 +2,17 @@
 
 Rules review each message first. A message that they find invalid costs nothing; a model is asked about the others. A
 model's correction has to pass the same rules.
+
+The model names what is wrong; it never gives a number. Prices stand in `generation.supervisor.penalties`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from classroom_rl.config.base import SupervisionConfig, SupervisorModelConfig
+from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
@@ -20,13 +24,120 @@ from classroom_rl.errors import (
     ProviderFailure,
     StorageError,
 )
-from classroom_rl.judges.json_answer import quote
+from classroom_rl.judges.json_answer import find_object, quote
 from classroom_rl.judges.model_judge import KeptReplies, wanted_schema
 from classroom_rl.rollout.engine import ChatEngine, Sampling
+from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.reviews import MessageToReview, Review, no_verdict
-from classroom_rl.supervision.correction_check import checked
-from classroom_rl.supervision.prompted_review import parse_review, review_messages, review_schema
-from classroom_rl.supervision.rules_supervisor import Rules, review_by_rules
+from classroom_rl.rollout.text import has_surrogates, without_surrogates
+from classroom_rl.supervision.embedded import Rules, review_by_rules
+from classroom_rl.supervision.faults import special_token
+
+NO_CATEGORY = "none"
+"""The category of a valid message in a model's answer."""
+
+_KEYS = {"critique": str, "category": str, "valid": bool, "correction": str}
+
+
+def review_messages(path: str, about: MessageToReview) -> list[dict[str, str]]:
+    """The chat messages that ask a model for a review; `path` is the prompt template. It may use `conversation`,
+    `message`, `problem` and `answer`. The facts that the program knows are not shown.
+
+    Raises:
+        DataError: as `render`.
+    """
+    text = render(
+        path, conversation=about.conversation, message=about.message, problem=about.problem, answer=about.answer
+    )
+    return [{"role": "user", "content": text}]
+
+
+def review_schema(categories: Iterable[str]) -> dict[str, Any]:
+    """The JSON schema of a model's answer. The critique comes first, so that the model thinks before it decides.
+
+    Args:
+        categories: the categories that have a price.
+    """
+    properties = {
+        "critique": {"type": "string"},
+        "category": {"type": "string", "enum": [*categories, NO_CATEGORY]},
+        "valid": {"type": "boolean"},
+        "correction": {"type": "string", "description": "empty if there is none"},
+    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def parse_review(text: str, categories: Iterable[str]) -> Review:
+    """The review in a model's answer, its correction unchecked. A `correction` that is null or empty is none.
+
+    Raises:
+        JudgeOutputError: if the text holds no single JSON object with exactly what was asked for: a key is missing, has
+            another type or names an unknown category, or `valid` contradicts the category.
+    """
+    answer = find_object(text)
+    for key, kind in _KEYS.items():
+        if key not in answer:
+            raise JudgeOutputError(f"The supervisor's answer has no {key}: {quote(text)}")
+        if not isinstance(answer[key], kind) and not (key == "correction" and answer[key] is None):
+            raise JudgeOutputError(f"{key} is {quote(answer[key])}, not a {kind.__name__}: {quote(text)}")
+    valid, category = answer["valid"], answer["category"]
+    known = list(categories)
+    if category not in (*known, NO_CATEGORY):
+        names = ", ".join((*known, NO_CATEGORY))
+        raise JudgeOutputError(f"The category is {quote(category)}, not one of {names}: {quote(text)}")
+    if valid != (category == NO_CATEGORY):
+        said = f"valid is {valid}, but the category is {category}"
+        raise JudgeOutputError(f"The supervisor's answer contradicts itself, {said}: {quote(text)}")
+    correction = without_surrogates(answer["correction"] or "").strip()
+    return Review(
+        valid=valid,
+        category="" if valid else category,
+        critique=without_surrogates(answer["critique"]).strip(),
+        correction=None if valid or not correction else correction,
+        source="model",
+        raw=without_surrogates(text),
+    )
+
+
+MOST_CHARACTERS = 1200
+"""A longer correction is refused. A good message of a tutor has at most 80 words, about 500 characters."""
+
+
+def check_correction(correction: str, about: MessageToReview, rules: Rules = review_by_rules) -> str:
+    """Why a correction of the message is refused; "" if it is accepted.
+
+    The rules see it in place of the message, with the same facts. If no rules apply to the problem, only its form is
+    checked.
+
+    Args:
+        rules: the environment's rules.
+    """
+    if not correction.replace(END_OF_CONVERSATION, "").strip():
+        return "it is empty"
+    if len(correction) > MOST_CHARACTERS:
+        return f"it has {len(correction)} characters; at most {MOST_CHARACTERS} are accepted"
+    if " ".join(correction.split()) == " ".join(about.message.split()):
+        return "it is the message itself"
+    if token := special_token(correction):
+        return f"it holds {token!r}, which belongs to no message"
+    if has_surrogates(correction) or "\x00" in correction:
+        return "it holds characters that cannot be stored"
+    if END_OF_CONVERSATION in correction.strip().removesuffix(END_OF_CONVERSATION):
+        return f"{END_OF_CONVERSATION} is not at its end"
+    found = rules(replace(about, message=correction, cut=False))
+    return f"{found.category}: {found.critique}" if found.valid is False else ""
+
+
+def checked(review: Review, about: MessageToReview, rules: Rules = review_by_rules) -> Review:
+    """The review, without its correction if that is refused; then it says why. A review of a valid message, or without
+    a verdict, has no correction."""
+    if review.correction is None:
+        return review
+    if review.valid is not False:
+        return replace(review, correction=None)
+    reason = check_correction(review.correction, about, rules)
+    return replace(review, correction=None, refused_correction=reason) if reason else review
+
 
 STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all reviews until a user fixes their cause."""

@@ -12,7 +12,7 @@ from classroom_rl.environments.toy_language.grammar import find_slips, holds_sta
 from classroom_rl.environments.toy_language.lessons import Lesson, parse_problem
 from classroom_rl.environments.toy_language.scripts import ideal
 from classroom_rl.errors import DataError
-from classroom_rl.judges.plans import answers, questions_asked
+from classroom_rl.judges.messages import answers, questions_asked
 from classroom_rl.judges.toy_judge import TurnFinding, analyse
 from classroom_rl.rollout.reviews import MessageToReview, Review
 from classroom_rl.supervision.faults import Fault, ends, faults_of_form, review_of, says

@@ -12,14 +12,22 @@ from dataclasses import dataclass, replace
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from classroom_rl.config.supervision_checks import turn_reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import CHANGED, NO_CREDIT, SAME_STEP
-from classroom_rl.rollout.registry import most_rows
+from classroom_rl.rollout.environment import most_rows
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, TrainingRow, rows_of
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.trainer.player_credits import PlayerRewards, by_player, merged, outcome_advantages
-from classroom_rl.trainer.turn_advantages import Credits, group_credits, process_rewards, shuffled
+from classroom_rl.trainer.turn_advantages import (
+    Credits,
+    PlayerRewards,
+    by_player,
+    group_credits,
+    merged,
+    outcome_advantages,
+    process_rewards,
+    shuffled,
+)
 
 ROWS = "rows"
 """The rollout column of what supervision adds to each conversation, a `ConversationRows`."""

@@ -41,7 +41,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def remove_leftovers(run_folder: Path) -> None:
     """Remove what a trainer left in its run folder when it was killed or the disk was full: an unfinished checkpoint,
-    unfinished policies and models, and its lease on the GPUs (server/gpu_lease.py), for which a server would wait
+    unfinished policies and models, and its lease on the GPUs (server/engine_sleep.py), for which a server would wait
     if it cannot tell whether that trainer still runs.
 
     The caller must hold the trainer's claim on the folder, so that no other trainer uses it.

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.trainer.gpu_sharing import SharedGpus
+from classroom_rl.trainer.servers import SharedGpus
 
 
 class TrainerContext(Protocol):

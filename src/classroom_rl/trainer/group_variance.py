@@ -9,12 +9,12 @@ from statistics import pstdev
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from classroom_rl.config.supervision_checks import turn_reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import KEEP, RESAMPLE
 from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.rollout.usage import Usage
 
 _SAME = 1e-6
 """Rewards whose standard deviation is below this are the same."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from classroom_rl.config.base import DatasetSource, LoraConfig
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
 from classroom_rl.errors import ClassroomError, ConfigError
-from classroom_rl.judges.post_test.examiner import check_exams
+from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.rollout.datasets import is_local_name, load_problems
 from classroom_rl.rollout.problem import Problem
 

@@ -3,8 +3,11 @@ log-probs and rewards."""
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Protocol
@@ -15,21 +18,76 @@ from accelerate.utils import gather_object
 from classroom_rl.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.problem import Problem, material_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.rows import POLICY
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.rollout.usage import Usage
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.collective import on_every_process, to_main_process
 from classroom_rl.trainer.context import TrainerContext
 from classroom_rl.trainer.curriculum import Curriculum
 from classroom_rl.trainer.group_variance import GroupFilter, PlayedBatch
 from classroom_rl.trainer.judge_monitor import JudgeMonitor
-from classroom_rl.trainer.next_batch import NextBatch
 from classroom_rl.trainer.supervision_metrics import supervision_metrics
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class BatchInFlight:
+    """One rank's part of a batch that the server plays.
+
+    Attributes:
+        step: the optimizer step that it is for.
+        played: done when no message of the policy is missing, or with the error of a batch that failed before.
+        answer: the judged conversations, or the error.
+    """
+
+    step: int
+    played: "Future[None]" = field(default_factory=Future)
+    answer: "Future[SampleResponse]" = field(default_factory=Future)
+
+
+class NextBatch:
+    """Sends one rank's requests, each from a thread that awaits it. At most one batch is in flight that was not taken.
+
+    Args:
+        play: sends a request and waits until no message of the policy is missing in it.
+        sample: sends a request and waits for its judged conversations.
+    """
+
+    def __init__(self, play: Callable[[SampleRequest], None], sample: Callable[[SampleRequest], SampleResponse]):
+        self._play, self._sample = play, sample
+        self._next: BatchInFlight | None = None
+
+    def start(self, request: SampleRequest) -> None:
+        """Send a request; returns at once."""
+        self._next = BatchInFlight(request.step)
+        threading.Thread(target=self._run, args=(request, self._next), name="next batch", daemon=True).start()
+
+    def _run(self, request: SampleRequest, batch: BatchInFlight) -> None:
+        try:
+            self._play(request)
+            batch.played.set_result(None)
+            # `play` has begun to repeat the judge's failed attempts, which is to be done once.
+            batch.answer.set_result(self._sample(request.model_copy(update={"judge_again": False})))
+        except BaseException as error:  # raised where the batch is taken
+            for missing in (each for each in (batch.played, batch.answer) if not each.done()):
+                missing.set_exception(error)
+
+    def wait(self) -> None:
+        """Wait until the policy is not needed in the batch any more, or it has failed: new weights must not be loaded
+        before, or its conversations would be of two policies."""
+        if self._next is not None:
+            self._next.played.exception()
+
+    def take(self, step: int) -> BatchInFlight | None:
+        """The batch of this step; None if it was not begun."""
+        batch, self._next = self._next, None
+        return None if batch is None or batch.step != step else batch
+
+
 LEFT_OUT = "left_out"
 """The rollout column of whether a conversation is left out of the training."""
 

@@ -25,23 +25,20 @@ from classroom_rl.results.hub import check_push, release
 from classroom_rl.results.learning import describe_learning, write_learning
 from classroom_rl.results.rollout_files import drop_rollouts_from
 from classroom_rl.results.supervision_summary import describe_supervision, write_supervision
+from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.registry import environment_of
 from classroom_rl.server.agreement import conversation_keys
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.schemas import Health
 from classroom_rl.system.run_lock import claim
+from classroom_rl.trainer.callbacks import GRPOMetricsCallback, PlotCallback, last_metrics
 from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers, step_of
 from classroom_rl.trainer.collective import on_every_process, on_main_process
 from classroom_rl.trainer.contents import Contents
-from classroom_rl.trainer.gpu_sharing import SharedGpus
-from classroom_rl.trainer.metrics_callback import last_metrics
-from classroom_rl.trainer.plot_callback import PlotCallback
 from classroom_rl.trainer.resume import check_launch, check_problems, check_resume, contents_at_start
 from classroom_rl.trainer.run_length import load_training_problems, report_length
 from classroom_rl.trainer.sample_batch import refuse_other_weights
-from classroom_rl.trainer.server_assignment import AssignedServer, assign_server
-from classroom_rl.trainer.step_progress import GRPOMetricsCallback
+from classroom_rl.trainer.servers import AssignedServer, SharedGpus, assign_server
 from classroom_rl.trainer.weight_delta import parameter_movement
 
 logger = logging.getLogger(__name__)

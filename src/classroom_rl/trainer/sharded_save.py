@@ -23,8 +23,7 @@ from classroom_rl.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from classroom_rl.models.pretrained import save_tokenizer
 from classroom_rl.trainer.collective import Result, on_main_process
 from classroom_rl.trainer.context import TrainerContext
-from classroom_rl.trainer.safetensors_writer import SafetensorsWriter
-from classroom_rl.trainer.weight_files import KeptFiles
+from classroom_rl.trainer.weight_files import KeptFiles, SafetensorsWriter
 
 logger = logging.getLogger(__name__)
 SHARD_BYTES = 1_000_000_000

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from classroom_rl.config.base import default_penalties
 from classroom_rl.config.values import SUPERVISOR_REWARD
-from classroom_rl.results.review_table import reviewed_messages
+from classroom_rl.results.supervision_summary import reviewed_messages
 from classroom_rl.rollout.rows import message_numbers
 from classroom_rl.rollout.trajectory import Trajectory
 

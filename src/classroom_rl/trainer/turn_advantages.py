@@ -1,4 +1,4 @@
-"""Turn credit: how a message's own reward enters the advantage of its tokens.
+"""How a message's own reward enters the advantage of its tokens; in self-play, the advantages of each player.
 
 The advantage of a token is its conversation's outcome advantage + weight × (the credit of its message − the mean credit
 of its group at that message). The modes, for process rewards r₁ … rₙ of a conversation's messages:
@@ -12,17 +12,22 @@ of its group at that message). The modes, for process rewards r₁ … rₙ of a
 
 Baselines are group means as in GRPO (Shao et al. 2024, "DeepSeekMath"), taken over all messages that the policy sampled
 at that place of the conversation, rejected drafts included.
+
+Each player has an outcome of its own. Its advantage is taken over the players of its role in the group, as GRPO takes
+that of a conversation over its group (Shao et al. 2024, "DeepSeekMath"): colonists and a traitor want opposite things,
+and must not share a mean. Process rewards are compared in the same way: a player's first message with the first ones of
+players of its role.
 """
 
 import random
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 
-from classroom_rl.config.values import IMMEDIATE, NO_CREDIT, PROGRESS, SUPERVISOR_REWARD, TO_GO
+from classroom_rl.config.values import BY_BATCH, IMMEDIATE, NO_CREDIT, PROGRESS, SUPERVISOR_REWARD, TO_GO, UNSCALED
 from classroom_rl.rollout.rows import DRAFT, TrainingRow, message_numbers
-from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.rollout.trajectory import PlayerOutcome, Trajectory
 
 Values = list[float | None]
 
@@ -180,3 +185,99 @@ def shuffled(rewards: Sequence[ProcessRewards], seed: int) -> list[ProcessReward
         )
         for each in rewards
     ]
+
+
+_EPSILON = 1e-4
+"""TRL's, for a group without variance."""
+
+
+@dataclass(frozen=True)
+class PlayerRewards:
+    """The rewards of one player of an episode.
+
+    Attributes:
+        role: its role; "" for the only player.
+        outcome: the reward of its outcome; None for the only player, whose outcome is the episode's, and for one that
+            could not be scored.
+        messages: the numbers of its messages in the episode.
+        beside: the places of its rejected drafts among all of the episode's.
+        process: the process rewards of its messages, numbered from 0.
+    """
+
+    role: str
+    outcome: float | None
+    messages: tuple[int, ...]
+    beside: tuple[int, ...]
+    process: ProcessRewards
+
+
+def by_player(process: ProcessRewards, players: Sequence[PlayerOutcome]) -> list[PlayerRewards]:
+    """The process rewards of an episode, apart for each player; of the only one if `players` is empty."""
+    everything = tuple(range(len(process.messages)))
+    if not players:
+        return [PlayerRewards("", None, everything, tuple(range(len(process.beside))), process)]
+    found = []
+    for player in players:
+        place_of = {number: place for place, number in enumerate(player.messages)}
+        beside = tuple(place for place, (number, _) in enumerate(process.beside) if number in place_of)
+        own = ProcessRewards(
+            [process.messages[number] for number in player.messages],
+            [(place_of[process.beside[place][0]], process.beside[place][1]) for place in beside],
+            frozenset(place_of[number] for number in process.replaced if number in place_of),
+        )
+        found.append(PlayerRewards(player.role, player.reward, player.messages, beside, own))
+    return found
+
+
+def outcome_advantages(players: Sequence[PlayerRewards], groups: Sequence[Hashable], scale: str) -> list[float]:
+    """The advantage of each player's outcome; 0 for one without.
+
+    Args:
+        groups: the group of each player; the last element of a group is the role.
+        scale: `train.scale_rewards`: the advantage is divided by the deviation of the group (`group`), by that of all
+            players of the role in the batch (`batch`), or not at all (`none`).
+    """
+    values: dict[Hashable, list[float]] = defaultdict(list)
+    spread: dict[Hashable, list[float]] = defaultdict(list)
+    for player, group in zip(players, groups, strict=True):
+        if player.outcome is not None:
+            values[group].append(player.outcome)
+            spread[_spread_key(group, player.role, scale)].append(player.outcome)
+    found = []
+    for player, group in zip(players, groups, strict=True):
+        if player.outcome is None:
+            found.append(0.0)
+            continue
+        advantage = player.outcome - fmean(values[group])
+        if scale != UNSCALED:
+            known = spread[_spread_key(group, player.role, scale)]
+            advantage /= (stdev(known) if len(known) > 1 else 0.0) + _EPSILON
+        found.append(advantage)
+    return found
+
+
+def _spread_key(group: Hashable, role: str, scale: str) -> Hashable:
+    return role if scale == BY_BATCH else group
+
+
+def merged(
+    episodes: Sequence[Sequence[PlayerRewards]], credits: Sequence[Credits], outcomes: Sequence[float]
+) -> list[Credits]:
+    """The credits of each episode: those of its players' messages, in the order of the episode. The outcomes are those
+    of all players; rejected drafts have no share in them, as in an episode of one player.
+
+    Args:
+        credits, outcomes: those of all players of all episodes, one after the other.
+    """
+    found, values = [], iter(zip(credits, outcomes, strict=True))
+    for players in episodes:
+        messages = [0.0] * sum(len(player.messages) for player in players)
+        beside = [0.0] * sum(len(player.beside) for player in players)
+        for player in players:
+            credit, outcome = next(values)
+            for number, value in zip(player.messages, credit.messages, strict=True):
+                messages[number] = value + outcome
+            for place, value in zip(player.beside, credit.beside, strict=True):
+                beside[place] = value
+        found.append(Credits(messages, beside))
+    return found

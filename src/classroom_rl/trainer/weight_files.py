@@ -1,11 +1,20 @@
-"""Files that weights are written to, at any place and by several threads: new ones, and ones in shared memory that are
-overwritten in place."""
+"""Files that weights are written to, at any place and by several threads, and safetensors files that are written tensor
+by tensor and hashed on the way.
+"""
 
+import json
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+import xxhash
+from safetensors.torch import _TYPES
+
+from classroom_rl.models.policy_folder import CONTENT_DIGEST
 
 
 class NewFile:
@@ -71,3 +80,82 @@ def _write(file: int, offset: int, block: np.ndarray | bytes) -> None:
     while rest:
         written = os.pwrite(file, rest, offset)
         rest, offset = rest[written:], offset + written
+
+
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_HEADER_BYTES = 1 << 20
+_MOST_ENTRIES_BYTES = _HEADER_BYTES - 1024
+_BLOCK_BYTES = 1 << 18
+_MOST_THREADS = 8
+
+
+class SafetensorsWriter:
+    """A file that is being written; its header, for which room is left in front, comes last. The header's metadata has
+    a digest of names, types, shapes and values, taken block by block while a block is in the processor's cache.
+
+    Args:
+        kept: overwrites a file in shared memory in place, if one is there.
+
+    Attributes:
+        names: the tensors so far.
+        bytes: the size of their data.
+    """
+
+    def __init__(self, path: Path, kept: KeptFiles | None = None):
+        self.names: list[str] = []
+        self.bytes = 0
+        self._entries: dict[str, Any] = {}
+        self._entries_bytes = 0
+        self._digest = xxhash.xxh3_128()
+        self._path = path
+        self._threads = min(torch.get_num_threads(), _MOST_THREADS)
+        self._pool = ThreadPoolExecutor(self._threads)
+        self._file = NewFile(path) if kept is None else kept.open(path)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor, which is on the CPU."""
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        end = self.bytes + data.nbytes
+        entry = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [self.bytes, end]}
+        self._entries[name] = entry
+        self._entries_bytes += len(json.dumps({name: entry})) + 2
+        self._store(data)
+        self.names.append(name)
+        self.bytes = end
+
+    def has_room_for(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor with a name of ordinary length can follow: the header has room for it, and it begins where
+        its type has to."""
+        return self._entries_bytes <= _MOST_ENTRIES_BYTES and self.bytes % tensor.element_size() == 0
+
+    def close(self) -> None:
+        """Write the header, and close the file."""
+        self._pool.shutdown()
+        self._digest.update(json.dumps(self._entries).encode())
+        metadata = {"format": "pt", CONTENT_DIGEST: self._digest.hexdigest()}
+        header = json.dumps({"__metadata__": metadata, **self._entries}).encode()
+        if len(header) > _HEADER_BYTES:
+            raise ValueError(f"The header of {self._path} has {len(header)} bytes; there is room for less.")
+        self._file.store(0, _HEADER_BYTES.to_bytes(8, "little") + header.ljust(_HEADER_BYTES))
+        self._file.close(8 + _HEADER_BYTES + self.bytes)
+
+    def _store(self, data: np.ndarray) -> None:
+        """Write `data` behind what is there. Each thread takes some of the blocks, which lie beside each other."""
+        blocks = range(0, len(data), _BLOCK_BYTES)
+        share = -(-len(blocks) // self._threads) or 1
+        shares = [blocks[first : first + share] for first in range(0, len(blocks), share)]
+        offset = 8 + _HEADER_BYTES + self.bytes
+        others = [self._pool.submit(self._store_blocks, data, each, offset) for each in shares[1:]]
+        for each in shares[:1]:
+            self._digest.update(self._store_blocks(data, each, offset))
+        for each in others:
+            self._digest.update(each.result())
+
+    def _store_blocks(self, data: np.ndarray, blocks: range, offset: int) -> bytes:
+        """Write some blocks, and return their digests one after the other."""
+        digests = []
+        for start in blocks:
+            block = data[start : start + _BLOCK_BYTES]
+            digests.append(xxhash.xxh3_128_digest(block))
+            self._file.store(offset + start, block)
+        return b"".join(digests)

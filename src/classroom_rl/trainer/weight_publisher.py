@@ -20,7 +20,7 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.collective import on_main_process
 from classroom_rl.trainer.context import TrainerContext
-from classroom_rl.trainer.server_assignment import AssignedServer
+from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.sharded_save import (
     Save,
     save_adapter_together,

@@ -11,14 +11,14 @@ from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation
 from classroom_rl.environments.classroom.roles import Seats
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
-from classroom_rl.environments.classroom.teacher_prompt import (
+from classroom_rl.environments.classroom.teacher import (
+    TeacherTools,
     chat_so_far,
     forced_ids,
     opened_thought,
     opening_turns,
     system_message,
 )
-from classroom_rl.environments.classroom.teacher_tools import TeacherTools
 from classroom_rl.errors import DataError, DeadlineExceeded
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
@@ -27,7 +27,7 @@ from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn, approximate_tokens
 from classroom_rl.rollout.tools.turn import SampledMessage
 from classroom_rl.viewer.schemas import ChatBody, ChatMessage, ChatOpening, ChatReply
-from classroom_rl.viewer.text_spans import split_thoughts
+from classroom_rl.viewer.turn_views import split_thoughts
 
 
 class ChatTutor(Protocol):

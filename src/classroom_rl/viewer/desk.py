@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from classroom_rl.errors import DataError, UnknownConversation
-from classroom_rl.results.correction_decisions import (
+from classroom_rl.results.corrections import (
     ITSELF,
     CorrectionDecision,
     Place,
@@ -18,12 +18,10 @@ from classroom_rl.results.correction_decisions import (
     precision_of,
     read_decisions,
 )
-from classroom_rl.viewer.conversation_sets import NOW, TRAINING
-from classroom_rl.viewer.list_index import ConversationRow, reviews_of
+from classroom_rl.viewer.list_index import NOW, TRAINING, ConversationRow, reviews_of
 from classroom_rl.viewer.reader import RunReader
 from classroom_rl.viewer.schemas import CorrectionView, Decided, DecisionBody, Desk
-from classroom_rl.viewer.text_spans import split_thoughts
-from classroom_rl.viewer.turn_views import review_view, turn_view
+from classroom_rl.viewer.turn_views import review_view, split_thoughts, turn_view
 
 LARGEST_DESK = 50
 

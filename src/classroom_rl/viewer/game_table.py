@@ -7,13 +7,12 @@ from uuid import uuid4
 
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.marooned.config import Generation
-from classroom_rl.environments.marooned.prompts import system_prompt
-from classroom_rl.environments.marooned.render import render
+from classroom_rl.environments.marooned.prompts import render, system_prompt
 from classroom_rl.environments.marooned.table import Table
 from classroom_rl.errors import DataError, DeadlineExceeded
 from classroom_rl.rollout.chat_template import encode_chat
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.roles import LoadedModels
+from classroom_rl.rollout.environment import LoadedModels
 from classroom_rl.viewer.schemas import GameBody, GameMoment
 
 

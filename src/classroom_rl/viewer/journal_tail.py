@@ -11,9 +11,9 @@ from typing import Any
 
 from classroom_rl.results.rollout_files import OPTIONAL
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.replay import replay_tokens
 from classroom_rl.rollout.store.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, request_of
 from classroom_rl.rollout.store.journal_segments import JournalStream
+from classroom_rl.rollout.tokens import replay_tokens
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS
 from classroom_rl.viewer.list_index import ConversationRow, row_of, title_of
 

@@ -1,16 +1,81 @@
-"""The rows that lists of conversations show. Each file is read once, without its tokens."""
+"""Lists of conversations for the page: the sets in a run folder, their rows, filters and order. Each file is read once,
+without its tokens.
+"""
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
+from pydantic import BaseModel, Field
 
-from classroom_rl.results.correction_decisions import ITSELF
+from classroom_rl.errors import UnknownConversation
+from classroom_rl.results.corrections import ITSELF
+from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
 from classroom_rl.results.rollout_files import plain_record
+
+TRAINING, NOW, EVALUATION = "training", "now", "evaluation"
+_ROLLOUT = re.compile(r"step_(\d+)-(\d+)(?:-(\d+))?\.parquet")
+
+
+@dataclass(frozen=True)
+class ConversationSets:
+    """The files of a run folder that hold conversations.
+
+    Attributes:
+        steps: step → the files of its ranks, in order, those of further problems behind each.
+        evaluations: name ("before", "after", …) → its file.
+    """
+
+    steps: dict[int, list[Path]]
+    evaluations: dict[str, Path]
+
+    def files(self, where: str) -> list[Path]:
+        """The files of a set: `step-12`, `training` (every step), or `eval-before`.
+
+        Raises:
+            UnknownConversation: if there is no such set.
+        """
+        if where == TRAINING:
+            return [path for step in sorted(self.steps) for path in self.steps[step]]
+        kind, _, name = where.partition("-")
+        if kind == "step" and name.isdecimal() and int(name) in self.steps:
+            return self.steps[int(name)]
+        if kind == "eval" and name in self.evaluations:
+            return [self.evaluations[name]]
+        known = [f"step-{step}" for step in sorted(self.steps)][-3:] + [f"eval-{name}" for name in self.evaluations]
+        raise UnknownConversation(f"This run folder has no set of conversations {where!r}. There are: {known}.")
+
+    @property
+    def latest_step(self) -> int | None:
+        """The last step that has a file; None without one."""
+        return max(self.steps, default=None)
+
+    def settled_until(self) -> float:
+        """When the last file was written, in seconds since 1970. Files of the latest step do not count, because some of
+        its ranks may still be playing."""
+        earlier = [path for step, files in self.steps.items() if step != self.latest_step for path in files]
+        return max((path.stat().st_mtime for path in [*earlier, *self.evaluations.values()]), default=0.0)
+
+
+def find_conversation_sets(run_folder: Path) -> ConversationSets:
+    """Find the sets that the folder holds now. No file is read."""
+    steps: dict[int, list[tuple[int, int, Path]]] = defaultdict(list)
+    for path in (run_folder / "rollouts").glob("step_*.parquet"):
+        if found := _ROLLOUT.fullmatch(path.name):
+            steps[int(found[1])].append((int(found[2]), int(found[3] or 0), path))
+    evaluations = {path.parent.name: path for path in sorted((run_folder / "eval").glob(f"*/{CONVERSATIONS_NAME}"))}
+    evaluations = {name: evaluations.pop(name) for name in ("before", "after") if name in evaluations} | evaluations
+    if (run_folder / CONVERSATIONS_NAME).is_file():
+        evaluations[EVALUATION] = run_folder / CONVERSATIONS_NAME
+    return ConversationSets(
+        {step: [path for *_, path in sorted(files)] for step, files in sorted(steps.items())}, evaluations
+    )
+
 
 _COLUMNS = (
     "id step index problem_id problem type student_name state turns verdicts rewards reward rejected failure".split()
@@ -157,3 +222,63 @@ def _stamp(path: Path) -> tuple[int, int]:
     """What changes when a file is written again."""
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_size
+
+
+LARGEST_PAGE = 200
+
+
+class ListQuery(BaseModel):
+    """The query of `GET /api/conversations`.
+
+    Attributes:
+        where: the set, as in `ConversationSets.files`, or `now`.
+        low, high: inclusive bounds of the reward. With a bound, conversations without a reward are left out.
+        problem: a part of the problem's text, or its id.
+        persona: keeps the conversations in which this persona spoke.
+        judge: "failed" keeps conversations with a judge attempt without a verdict, "unrewarded" those without a reward,
+            "rejected" those that the judge rejected.
+        review: "invalid" keeps conversations with a message or draft that the supervisor called invalid, "none" those
+            with one that it gave no verdict on.
+        category: keeps the conversations with an invalid message or draft of this category.
+    """
+
+    where: str
+    low: float | None = None
+    high: float | None = None
+    problem: str = Field("", max_length=1000)
+    persona: str = ""
+    judge: Literal["", "failed", "unrewarded", "rejected"] = ""
+    review: Literal["", "invalid", "none"] = ""
+    category: str = Field("", max_length=200)
+    sampling: str = ""
+    sort: Literal["played", "best", "worst", "longest"] = "played"
+    offset: int = Field(0, ge=0)
+    limit: int = Field(100, ge=1, le=LARGEST_PAGE)
+
+    def keeps(self, row: ConversationRow) -> bool:
+        """Whether a row passes all filters except `problem`."""
+        if self.low is not None and (row.reward is None or row.reward < self.low):
+            return False
+        if self.high is not None and (row.reward is None or row.reward > self.high):
+            return False
+        if self.persona and self.persona not in row.personas:
+            return False
+        if self.category and self.category not in row.categories:
+            return False
+        if (self.review == "invalid" and not row.categories) or (self.review == "none" and not row.without_review):
+            return False
+        if self.sampling and row.sampling != self.sampling:
+            return False
+        return {"": True, "failed": row.judge_failed, "unrewarded": row.reward is None, "rejected": row.rejected}[
+            self.judge
+        ]
+
+
+def ordered(rows: Sequence[ConversationRow], sort: str) -> list[ConversationRow]:
+    """Sort the rows. In orders by reward, rows without a reward come last."""
+    if sort == "longest":
+        return sorted(rows, key=lambda row: -row.messages)
+    if sort == "played":
+        return list(rows)
+    sign = -1 if sort == "best" else 1
+    return sorted(rows, key=lambda row: (row.reward is None, sign * (row.reward or 0.0)))

@@ -17,7 +17,7 @@ from classroom_rl.results.run_folder import (
     read_json,
     read_lines,
 )
-from classroom_rl.viewer.conversation_sets import ConversationSets
+from classroom_rl.viewer.list_index import ConversationSets
 from classroom_rl.viewer.schemas import EvalMark, Guards, Metrics
 
 MOST_POINTS = 400

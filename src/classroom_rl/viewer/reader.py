@@ -15,14 +15,19 @@ from pydantic_core import from_json
 from classroom_rl.errors import UnknownConversation
 from classroom_rl.results.rollout_files import plain_record
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS
-from classroom_rl.viewer.conversation_sets import NOW, ConversationSets, find_conversation_sets
-from classroom_rl.viewer.filters import LARGEST_PAGE, ListQuery, ordered
 from classroom_rl.viewer.journal_tail import JournalTails
-from classroom_rl.viewer.list_index import ConversationRow, ListIndex
+from classroom_rl.viewer.list_index import (
+    LARGEST_PAGE,
+    NOW,
+    ConversationRow,
+    ConversationSets,
+    ListIndex,
+    ListQuery,
+    find_conversation_sets,
+    ordered,
+)
 from classroom_rl.viewer.schemas import Comparison, ConversationView, Group, Lessons, Page, Tokens
-from classroom_rl.viewer.text_spans import pieces_of
-from classroom_rl.viewer.tokenizer import RunTokenizer, UnknownTokenIds
-from classroom_rl.viewer.turn_views import turn_view
+from classroom_rl.viewer.turn_views import RunTokenizer, UnknownTokenIds, pieces_of, turn_view
 
 LARGEST_GROUP = 16
 _LISTED = (

@@ -6,12 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from classroom_rl.environments.classroom.conversation import Solution
 from classroom_rl.judges.verdicts import Verdict
-from classroom_rl.results.correction_decisions import (
-    LONGEST_TEXT,
-    CategoryPrecision,
-    CorrectionDecision,
-    refuse_contradictions,
-)
+from classroom_rl.results.corrections import LONGEST_TEXT, CategoryPrecision, CorrectionDecision, refuse_contradictions
 from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.requests import StrictModel
 

@@ -1,13 +1,123 @@
-"""A conversation's messages as the page shows them, with their drafts and reviews."""
+"""A conversation's messages as the page shows them: spoken and thought parts, the teacher's tokens as pieces of text,
+drafts and reviews.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.json_answer import find_object
 from classroom_rl.viewer.schemas import DraftView, ReviewView, ToolCallView, TurnView
-from classroom_rl.viewer.text_spans import split_thoughts
+
+_FILE = "tokenizer.json"
+
+
+class UnknownTokenIds(Exception):
+    """The tokenizer does not have these ids: it is another model's."""
+
+
+class RunTokenizer:
+    """Finds `tokenizer.json` in the trained model, in the published weights, or in the teacher's own folder."""
+
+    def __init__(self, run_folder: Path):
+        self._folder = run_folder
+        self._found: tuple[Path, Callable[[Sequence[int]], str]] | None = None
+        self.why = (
+            f"The tokens cannot be shown as text: {run_folder} holds no {_FILE} (in policy/… or model/), and the "
+            "teacher's model is no local folder that does."
+        )
+
+    def decoder(self) -> Callable[[Sequence[int]], str] | None:
+        """A function that decodes ids, special tokens included; None if there is no tokenizer, and `why` says so."""
+        path = next((path for path in self._places() if path.is_file()), None)
+        if path is None:
+            return None
+        if self._found is None or self._found[0] != path:
+            self._found = (path, _load(path))
+        return self._found[1]
+
+    def _places(self) -> list[Path]:
+        folders = [self._folder / "model", *sorted(self._folder.glob("policy/v*"), reverse=True)]
+        for name in ("vllm_server", "train_rl", "eval"):
+            config = self._folder / "config" / f"{name}.yaml"
+            if config.is_file():
+                read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+                named = (read.get("teacher_model") or {}).get("model_name_or_path")
+                folders += [Path(named)] if named else []
+        return [folder / _FILE for folder in folders]
+
+
+def _load(path: Path) -> Callable[[Sequence[int]], str]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    size = tokenizer.get_vocab_size()
+
+    def decode(ids: Sequence[int]) -> str:
+        if any(not 0 <= each < size for each in ids):
+            raise UnknownTokenIds(f"The tokens cannot be shown as text: {path} does not have all of them.")
+        return tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    return decode
+
+
+SAID, THOUGHT = "said", "thought"
+_CLOSED = re.compile(r"(<think>.*?</think>)", re.DOTALL)
+_MOST_IDS_OF_A_CHARACTER = 8
+
+
+def split_thoughts(text: str) -> list[tuple[str, str]]:
+    """Split a message into (kind, text) parts, kind "said" or "thought", by the rules of
+    `classroom_rl.rollout.thoughts.visible_text`. Thoughts include their tags. The parts add up to the whole text."""
+    parts = [(THOUGHT if i % 2 else SAID, piece) for i, piece in enumerate(_CLOSED.split(text)) if piece]
+    parts = _hide(parts, lambda piece: piece.find("<think>"), hides_rest=True)
+    parts = _hide(parts, lambda piece: end if (end := piece.rfind("</think>")) < 0 else end + 8, hides_rest=False)
+    merged: list[tuple[str, str]] = []
+    for kind, piece in parts:
+        if merged and merged[-1][0] == kind:
+            merged[-1] = (kind, merged[-1][1] + piece)
+        else:
+            merged.append((kind, piece))
+    return merged
+
+
+def _hide(parts: list[tuple[str, str]], find: Callable[[str], int], hides_rest: bool) -> list[tuple[str, str]]:
+    """Mark as thought the text after the first cut (`hides_rest`), or the text before the last cut."""
+    cuts = [(i, cut) for i, (kind, piece) in enumerate(parts) if kind == SAID and (cut := find(piece)) >= 0]
+    if not cuts:
+        return parts
+    i, cut = cuts[0] if hides_rest else cuts[-1]
+    before, after = parts[i][1][:cut], parts[i][1][cut:]
+    if hides_rest:
+        changed = [*parts[:i], (SAID, before), (THOUGHT, after), *((THOUGHT, piece) for _, piece in parts[i + 1 :])]
+    else:
+        changed = [*((THOUGHT, piece) for _, piece in parts[:i]), (THOUGHT, before), (SAID, after), *parts[i + 1 :]]
+    return [(kind, piece) for kind, piece in changed if piece]
+
+
+def pieces_of(
+    decode: Callable[[Sequence[int]], str], ids: Sequence[int], mask: Sequence[int]
+) -> list[tuple[str, int, int]]:
+    """(text, mask, number of tokens) for each token. Tokens with equal masks that form one character share an entry."""
+    pieces = []
+    start = 0
+    while start < len(ids):
+        end = start + 1
+        while (
+            decode(ids[start:end]).endswith("\ufffd")
+            and end < len(ids)
+            and mask[end] == mask[start]
+            and end - start < _MOST_IDS_OF_A_CHARACTER
+        ):
+            end += 1
+        pieces.append((decode(ids[start:end]), mask[start], end - start))
+        start = end
+    return pieces
 
 
 def turn_view(turn: Mapping[str, Any], mask: Sequence[int] = (), score: float | None = None) -> TurnView:

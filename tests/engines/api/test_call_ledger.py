@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from classroom_rl.engines.api.call_ledger import _SCHEMA, LOST, UNUSABLE, USABLE, CallLedger, CallUsage
 from classroom_rl.errors import StorageError
-from classroom_rl.rollout.usage import BATCH, Usage
+from classroom_rl.rollout.engine import BATCH, Usage
 from tests.conftest import ROOT
 
 

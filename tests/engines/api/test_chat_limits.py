@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from classroom_rl.engines.api.rate_limit import RateLimiter
+from classroom_rl.engines.api.http_client import RateLimiter
 from classroom_rl.errors import ProviderFailure, SpendingCapReached
 from tests.support.chat_client import LONG, PRICES, Client, in_turn, question
 from tests.support.judge_endpoint import Behaviour, Call, Exchange, fails, hangs, judge_endpoint, says

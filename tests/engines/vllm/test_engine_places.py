@@ -9,7 +9,7 @@ import pytest
 
 from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
 from classroom_rl.engines.vllm.engine import VllmEngine
-from classroom_rl.engines.vllm.turn_deadlines import TurnDeadlines
+from classroom_rl.engines.vllm.engine_base import TurnDeadlines
 from classroom_rl.engines.vllm.weights_gate import WeightsGate
 from classroom_rl.errors import ContextOverflow, DeadlineExceeded, EngineFailure
 from classroom_rl.rollout.engine import Sampling

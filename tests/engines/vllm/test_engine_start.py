@@ -27,9 +27,9 @@ from classroom_rl.engines.vllm.engine_start import start_engine
 from classroom_rl.engines.vllm.role_metrics import in_words, metrics_of, own_metrics
 from classroom_rl.errors import EngineFailure
 from classroom_rl.memory.sources import gpu_is_there
-from classroom_rl.rollout.roles import LoadedModels
+from classroom_rl.rollout.environment import LoadedModels
 from classroom_rl.server.open_models import _start_engines
-from classroom_rl.system.cpu_features import OPENMP_VARIABLES, SHORT_WAIT
+from classroom_rl.system.startup import OPENMP_VARIABLES, SHORT_WAIT
 from tests.conftest import RunningServer
 
 CORES = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND")

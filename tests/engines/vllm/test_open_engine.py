@@ -10,11 +10,11 @@ import pytest
 from classroom_rl import HfEngine, Rollouts, RolloutSet
 from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import load
-from classroom_rl.engines.vllm.open_engine import open_vllm
+from classroom_rl.engines.vllm.engine import open_vllm
 from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.judges.verdicts import answer_schema
-from classroom_rl.models.tiny_chat_model import write_tiny_chat_model
+from classroom_rl.models.random_model import write_tiny_chat_model
 from classroom_rl.rollout.engine import Sampling
 from tests.support.published_rows import mathdial_flat
 from tests.support.tutor_messages import write_rows

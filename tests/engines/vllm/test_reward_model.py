@@ -15,7 +15,7 @@ from classroom_rl.engines.vllm.reward_engine import RewardEngine
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.memory.budget import CUDA_CONTEXT, GIB
 from classroom_rl.memory.report import report
-from classroom_rl.rollout.registry import models_on_engines
+from classroom_rl.rollout.environment import models_on_engines
 from classroom_rl.server.open_models import open_seats
 from tests.environments.classroom.test_odd_tutors import RULES
 from tests.support.reward_models import classifier_logit, math_rm_logit, save_classifier, save_math_rm

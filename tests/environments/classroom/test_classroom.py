@@ -251,7 +251,7 @@ def test_group_shares_its_draw_and_ranks_agree(room: Room, generation: Generatio
 def test_three_names_can_be_imported_from_the_package_itself() -> None:
     from classroom_rl.environments import classroom
 
-    assert classroom.Classroom.__module__ == "classroom_rl.environments.classroom.classroom"
+    assert classroom.Classroom.__module__ == "classroom_rl.environments.classroom.environment"
     assert classroom.Conversation.__module__ == "classroom_rl.environments.classroom.conversation"
     assert classroom.parse_judge_output.__module__ == "classroom_rl.judges.verdicts"
     with pytest.raises(AttributeError, match="no attribute 'Lesson'"):

@@ -24,9 +24,8 @@ from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import JudgeOutputError, ProviderFailure, RequestRefused
 from classroom_rl.evaluation.rejudge import rejudge
-from classroom_rl.judges.group_verdicts import contradictions, group_schema, parse_group, read_again
 from classroom_rl.judges.model_judge import ChatEngineJudge
-from classroom_rl.judges.verdicts import Verdict
+from classroom_rl.judges.verdicts import Verdict, contradictions, group_schema, parse_group, read_again
 from classroom_rl.rollout import runner
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.environment import Siblings

@@ -9,7 +9,7 @@ from classroom_rl.config.base import GenerationConfig, JudgeModelConfig, ModelCo
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.registry import models_on_engines
+from classroom_rl.rollout.environment import models_on_engines
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room
 

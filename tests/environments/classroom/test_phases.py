@@ -10,7 +10,7 @@ import pytest
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.environments.classroom.conversation import State
-from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.errors import EngineFailure, GpuFull, ProviderFailure
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, phase_of

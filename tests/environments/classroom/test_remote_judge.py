@@ -17,9 +17,9 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.api.call_ledger import UNUSABLE, USABLE, CallLedger
 from classroom_rl.errors import ProviderFailure, SpendingCapReached, StorageError
 from classroom_rl.evaluation.rejudge import main, rejudge
+from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.requests import SampleResponse
 from classroom_rl.rollout.store.journal import read_journal
-from classroom_rl.rollout.usage import Usage
 from tests.support.judge_endpoint import (
     USD_PER_COMPLETION_TOKEN,
     USD_PER_PROMPT_TOKEN,

@@ -11,8 +11,8 @@ from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.lesson_plans import LessonPlan, read_plans
-from classroom_rl.environments.classroom.teacher_prompt import opening_turns, system_message
-from classroom_rl.judges.plans import read_plan
+from classroom_rl.environments.classroom.teacher import opening_turns, system_message
+from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.rule_judge import RulesJudge
 from classroom_rl.judges.verdicts import parse_verdict
 from classroom_rl.launch import small_tutor
@@ -22,7 +22,7 @@ from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.system.cpu_features import has_fast_bfloat16
+from classroom_rl.system.startup import has_fast_bfloat16
 
 ERR, RIGHT = "error_student", "correct_student"
 CONFIG = load(TrainRLConfig, "train_rl", ["--config-name", "small_tutor"], check_train_rl)

@@ -15,11 +15,10 @@ from classroom_rl.environments.classroom.conversation import Conversation, State
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.replay import add_tokens
 from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.supervision import ON_INVALID, SampledDraft
-from classroom_rl.rollout.tokens import Turn
+from classroom_rl.rollout.tokens import Turn, add_tokens
 from classroom_rl.rollout.trajectory import Trajectory
 from tests.environments.classroom.test_conversation import (
     PROMPT,

@@ -10,7 +10,7 @@ import pytest
 from classroom_rl.config.base import GenerationConfig, SupervisionConfig
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, PHASED
-from classroom_rl.environments.classroom.phases import PHASES
+from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.supervised_turn import target_of
 from classroom_rl.rollout.problem import Problem

@@ -22,7 +22,7 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, rows_of
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY
-from classroom_rl.rollout.tools.builtin import BUILT_IN_TOOLS
+from classroom_rl.rollout.tools.calculator import BUILT_IN_TOOLS
 from classroom_rl.rollout.tools.formats import CLOSE, OPEN
 from classroom_rl.rollout.tools.tool import ERRORS, Tool
 from classroom_rl.viewer.turn_views import turn_view

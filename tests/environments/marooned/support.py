@@ -8,8 +8,7 @@ from classroom_rl.environments.marooned.game import Game, StepResult
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.players import PLAYERS
 from classroom_rl.environments.marooned.presets import TINY
-from classroom_rl.environments.marooned.rules import Rules
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR, Place
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Place, Rules
 
 ROLES = (COLONIST, COLONIST, COLONIST, COLONIST, TRAITOR)
 """Of a game made by hand: sailor 5 is the traitor."""

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.environments.marooned.corpus import make_corpus
 from classroom_rl.environments.marooned.episode import island_of
 from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.islands import islands
 from classroom_rl.environments.marooned.messages import INVALID, REPAIRABLE, VALID, parse_message
 from classroom_rl.environments.marooned.presets import PRESETS
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR
+from classroom_rl.environments.marooned.world import make_corpus
 from classroom_rl.rollout.problem import Problem
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.presets import SEED, TINY
-from classroom_rl.environments.marooned.things import TABLET, Place
+from classroom_rl.environments.marooned.rules import TABLET, Place
 from tests.environments.marooned.support import do, end_day, end_round, made, put
 
 DISCUSSION = TINY.phases[2].last + 1

@@ -17,9 +17,8 @@ from classroom_rl.environments.marooned.episode import END, GameRecord
 from classroom_rl.environments.marooned.islands import islands
 from classroom_rl.environments.marooned.messages import parse_message
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.environment import Seats, environment_of
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.roles import Seats
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, rows_of
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal

@@ -9,8 +9,7 @@ from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.presets import PRESETS, SEED, TINY
 from classroom_rl.environments.marooned.prompts import observation_text
-from classroom_rl.environments.marooned.rules import RulesError, Vein
-from classroom_rl.environments.marooned.things import COLONIST, DEAD, TABLET, TRAITOR, Place
+from classroom_rl.environments.marooned.rules import COLONIST, DEAD, TABLET, TRAITOR, Place, RulesError, Vein
 from tests.environments.marooned.support import do, end_day, end_round, made, put
 
 WEALTH = {"WOOD": 50, "METAL": 20, "FIBRE": 20, "APPLE": 10, "BERRY": 10}

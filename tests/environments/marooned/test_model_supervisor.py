@@ -11,8 +11,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.environments.marooned.episode import GameRecord
 from classroom_rl.errors import DataError, ProviderFailure
-from classroom_rl.rollout.registry import environment_of
-from classroom_rl.rollout.roles import Seats
+from classroom_rl.rollout.environment import Seats, environment_of
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
 from classroom_rl.server.sampling_service import SamplingService

@@ -16,8 +16,7 @@ from classroom_rl.environments.marooned.messages import format_message
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.players import cast
 from classroom_rl.environments.marooned.presets import PRESETS, TINY
-from classroom_rl.environments.marooned.rules import RulesError
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, RulesError
 from classroom_rl.errors import ConfigError
 from tests.environments.marooned.support import ROLES, played
 

@@ -9,8 +9,7 @@ from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.players import PLAYERS, cast, play
 from classroom_rl.environments.marooned.presets import PRESETS, SEED, TINY
-from classroom_rl.environments.marooned.rules import Rules
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Rules
 
 GAMES = 100
 

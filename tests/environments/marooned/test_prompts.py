@@ -16,11 +16,11 @@ from classroom_rl.environments.marooned.prompts import (
     forms_of,
     observation_text,
     possible_text,
+    render,
     system_prompt,
 )
-from classroom_rl.environments.marooned.render import render
+from classroom_rl.environments.marooned.rules import ANTIDOTE, COLONIST, TABLET, TRAITOR, Place
 from classroom_rl.environments.marooned.state import Offer
-from classroom_rl.environments.marooned.things import ANTIDOTE, COLONIST, TABLET, TRAITOR, Place
 from tests.environments.marooned.support import do, made, played, put
 
 

@@ -15,8 +15,8 @@ from classroom_rl.environments.marooned.legality import fault_of, possible_actio
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.players import any_action, cast, play
 from classroom_rl.environments.marooned.presets import PRESETS, SEED, TINY
+from classroom_rl.environments.marooned.rules import COLONIST, TABLET, Place, in_sight
 from classroom_rl.environments.marooned.state import Said
-from classroom_rl.environments.marooned.things import COLONIST, TABLET, Place, in_sight
 from tests.environments.marooned.support import played
 
 GAMES = st.tuples(st.sampled_from([TINY, SEED]), st.integers(0, 10**6))

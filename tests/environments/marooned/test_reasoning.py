@@ -5,13 +5,13 @@ from random import Random
 import pytest
 
 from classroom_rl.environments.marooned.actions import parse_action
-from classroom_rl.environments.marooned.corpus import decisions
 from classroom_rl.environments.marooned.game import Game
+from classroom_rl.environments.marooned.messages import reasoning
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.presets import PRESETS
 from classroom_rl.environments.marooned.prompts import observation_text, way_text
-from classroom_rl.environments.marooned.reasoning import reasoning
-from classroom_rl.environments.marooned.things import Place
+from classroom_rl.environments.marooned.rules import Place
+from classroom_rl.environments.marooned.world import decisions
 
 TINY = PRESETS["tiny"]
 

@@ -12,7 +12,7 @@ from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.players import PLAYERS, any_action, cast
 from classroom_rl.environments.marooned.presets import TINY
 from classroom_rl.environments.marooned.review import DEFAULT_PENALTIES, mistake_in, review_action
-from classroom_rl.environments.marooned.things import COLONIST, Place
+from classroom_rl.environments.marooned.rules import COLONIST, Place
 from tests.environments.marooned.support import made, put
 
 

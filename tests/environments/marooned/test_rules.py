@@ -6,8 +6,7 @@ import pytest
 
 from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.presets import SEED, TINY
-from classroom_rl.environments.marooned.rules import Level, Part, RulesError, Vein
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR, Place
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Level, Part, Place, RulesError, Vein
 from classroom_rl.errors import ConfigError
 
 

@@ -11,8 +11,8 @@ from classroom_rl.environments.marooned.episode import Episode
 from classroom_rl.environments.marooned.messages import VALID, format_message, parse_message
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.prompts import decision_prompt
+from classroom_rl.environments.marooned.rules import COLONIST
 from classroom_rl.environments.marooned.table import Table
-from classroom_rl.environments.marooned.things import COLONIST
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.tokens import Turn

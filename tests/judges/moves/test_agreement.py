@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from classroom_rl.judges.moves.agreement import agreement, difference, kappa
+from classroom_rl.judges.moves.cross_validation import agreement, difference, kappa
 
 GIVEN = [True] * 20 + [True] * 5 + [False] * 10 + [False] * 15
 FOUND = [True] * 20 + [False] * 5 + [True] * 10 + [False] * 15

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from classroom_rl.errors import DataError
-from classroom_rl.judges.moves import rows
+from classroom_rl.judges.moves import labelled as rows
 from classroom_rl.judges.moves.labelled import CITATIONS, LABELS_OF, LICENCES, read_labelled
 from classroom_rl.judges.readings import Exchange
 from tests.support.tutor_messages import cima_rows, mathdial_rows, mrbench_rows, write_rows

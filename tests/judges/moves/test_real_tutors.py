@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.readers import BEFORE
 from classroom_rl.config.load import ROOT
-from classroom_rl.judges.moves.agreement import agreement, difference
 from classroom_rl.judges.moves.classifier import seen
-from classroom_rl.judges.moves.cross_validation import measure
+from classroom_rl.judges.moves.cross_validation import agreement, difference, measure
 from classroom_rl.judges.moves.labelled import LABELS_OF, LabelledMessage, read_labelled
 from classroom_rl.judges.moves.rules import RULES
 

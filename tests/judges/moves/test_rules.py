@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from classroom_rl.judges.moves.classifier import figure_names, seen
 from classroom_rl.judges.moves.features import figures, message_letters, message_tokens, student_tokens
-from classroom_rl.judges.moves.numbers_said import answers, last_number, numbers
-from classroom_rl.judges.moves.rules import RULES
+from classroom_rl.judges.moves.rules import RULES, answers, last_number, numbers
 from classroom_rl.judges.readings import LABELS, LANGUAGE_LABELS, MATHS_LABELS, READ_ALONE, Exchange
 
 TARGET = "está en la puerta roja"

@@ -13,9 +13,8 @@ import pytest
 from classroom_rl.config.load import ROOT
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.moves import classifier
-from classroom_rl.judges.moves.agreement import agreement
 from classroom_rl.judges.moves.classifier import TEXTS, Counted, Vectoriser, fit_linear, seen, texts_of
-from classroom_rl.judges.moves.cross_validation import BY_CLASSIFIER, best_threshold, measure
+from classroom_rl.judges.moves.cross_validation import BY_CLASSIFIER, agreement, best_threshold, measure
 from classroom_rl.judges.moves.labelled import LabelledMessage, read_labelled
 from classroom_rl.judges.moves.stored import CARD_NAME, JSON_NAME, TENSORS_NAME, load_readers
 from classroom_rl.judges.moves.train import main, train

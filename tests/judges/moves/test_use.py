@@ -19,19 +19,18 @@ from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.evaluation.compare import ArmResult, summarise_comparison
 from classroom_rl.evaluation.metrics.readings import read_by_lesson, reading_metrics
 from classroom_rl.evaluation.report.build import render_report
-from classroom_rl.evaluation.report.comparison_report import write_comparison_report
-from classroom_rl.evaluation.report.comparison_table import comparison_text
+from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
 from classroom_rl.evaluation.report.tables import comparison_table, measurement_table
 from classroom_rl.evaluation.run import evaluate
+from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.moves.stored import load_readers
-from classroom_rl.judges.plans import read_plan
 from classroom_rl.judges.readings import LABELS, Exchange, MessageReaders, Trust
 from classroom_rl.judges.rule_judge import RulesJudge, analyse
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.server.open_models import embedded_judge, open_readers
-from classroom_rl.supervision.rules_supervisor import review_by_rules
+from classroom_rl.supervision.embedded import review_by_rules
 from classroom_rl.viewer.metrics import RunMetrics
 from tests.evaluation.test_evaluation import _ScriptedServer, config, server  # noqa: F401
 from tests.judges.test_rule_judge import ASK, ERR, PLAN, RIGHT, RULE

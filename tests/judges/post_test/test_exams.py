@@ -11,8 +11,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.environments.classroom.post_test_turn import answers_from_ledger
 from classroom_rl.errors import DataError
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.judges.post_test.examiner import EmbeddedExaminer, check_exams, examiner_of
-from classroom_rl.judges.post_test.maths_exam import ANSWER
+from classroom_rl.judges.post_test.exams import ANSWER, EmbeddedExaminer, check_exams, examiner_of
 from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, LedgerEntry
 from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
 from classroom_rl.rollout.prompts import render

@@ -15,7 +15,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.environments.toy_language.grammar import answer, find_slips, inject, kinds_of
 from classroom_rl.environments.toy_language.lessons import Lesson, render_problem
 from classroom_rl.environments.toy_language.scripts import hint
-from classroom_rl.judges.post_test.examiner import EmbeddedExaminer
+from classroom_rl.judges.post_test.exams import EmbeddedExaminer
 from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, Exam, LedgerEntry
 from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
 from classroom_rl.rollout.prompts import render

@@ -14,7 +14,7 @@ from classroom_rl.config.base import DatasetSource
 from classroom_rl.config.load import ROOT
 from classroom_rl.errors import DataError
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.judges.post_test.examiner import EmbeddedExaminer
+from classroom_rl.judges.post_test.exams import EmbeddedExaminer
 from classroom_rl.judges.post_test.sibling_templates import ProblemTemplate, dataset, make_rows, read_templates
 from classroom_rl.rollout.datasets import load_problems
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field, TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from classroom_rl.rollout.omit_empty import left_out_when_empty
+from classroom_rl.rollout.text import left_out_when_empty
 from classroom_rl.rollout.tokens import Branch, Turn
 from classroom_rl.rollout.tools.mcp import mcp_tools
 from classroom_rl.rollout.tools.tool import (

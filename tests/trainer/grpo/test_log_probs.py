@@ -11,8 +11,8 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from classroom_rl.trainer.cpu import _use_small_tiles
 from classroom_rl.trainer.grpo.log_probs import Cut, mask_of, scoring_only
+from classroom_rl.trainer.model_loading import _use_small_tiles
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 

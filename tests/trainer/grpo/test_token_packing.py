@@ -13,7 +13,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.trainer.grpo.token_packing import pack_rows, split_to
+from classroom_rl.trainer.grpo.log_probs import pack_rows, split_to
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
 
 LIMIT = 150

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from classroom_rl.trainer.ppo.advantages import NO_STEP, estimate, token_rewards
-from classroom_rl.trainer.ppo.episodes import EpisodeTokens
+from classroom_rl.trainer.ppo.steps import EpisodeTokens
 
 
 def test_the_tokens_of_an_episode_follow_each_other_across_rows() -> None:

@@ -11,8 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from classroom_rl.config.train_sft import ConversationSource
 from classroom_rl.errors import DataError
-from classroom_rl.results.correction_decisions import CorrectionDecision, append_decision
-from classroom_rl.results.correction_file import Correction, tokenizer_fingerprint, write_corrections
+from classroom_rl.results.corrections import (
+    Correction,
+    CorrectionDecision,
+    append_decision,
+    tokenizer_fingerprint,
+    write_corrections,
+)
 from classroom_rl.trainer.sft import run as sft
 from classroom_rl.trainer.sft.corrections import MASKED, are_corrections, read_examples
 from tests.rollout.test_chat_template import CHATML, make_tokenizer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from classroom_rl.errors import StorageError
-from classroom_rl.rollout.usage import BATCH, Usage
+from classroom_rl.rollout.engine import BATCH, Usage
 
 IN_FLIGHT, USABLE, UNUSABLE, LOST = "in flight", "usable", "unusable", "lost"
 

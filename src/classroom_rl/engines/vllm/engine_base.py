@@ -1,9 +1,15 @@
-"""The base of all vLLM engines: start, sleep, health check and shutdown."""
+"""The base of all vLLM engines: start, sleep, health check, deadlines of turns, and shutdown.
+
+This uses sleep level 1 of vLLM: the weights move to host memory, and the KV cache is dropped. Level 2 would drop the
+weights, too, and save that host memory (and a copy, a small part of the time for publishing). But then an engine could
+only wake up with newly published weights: a server whose trainer died could not go on with the old ones, and
+everything that vLLM holds besides parameters and buffers would be lost.
+"""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -11,10 +17,8 @@ from classroom_rl.config.base import GenerationConfig, ModelConfig
 from classroom_rl.config.values import PHASED
 from classroom_rl.engines.vllm.engine_start import start_engine
 from classroom_rl.engines.vllm.role_metrics import metrics_of
-from classroom_rl.engines.vllm.sleep import SleepControl
-from classroom_rl.engines.vllm.turn_deadlines import TurnDeadlines
 from classroom_rl.engines.vllm.weights_gate import WeightsGate
-from classroom_rl.errors import DataError, EngineFailure
+from classroom_rl.errors import DataError, EngineFailure, GpuFull
 from classroom_rl.rollout.engine import EngineHealth
 
 if TYPE_CHECKING:
@@ -22,6 +26,140 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.outputs import PoolingRequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+class TurnDeadlines:
+    """Gives each turn a time, which begins anew for all of them whenever one ends: with a small KV cache, an engine
+    samples turns one after the other.
+
+    Attributes:
+        seconds: the time in which some turn must end.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._extended_at = float("-inf")
+
+    def extend(self) -> None:
+        """Begin the time of all turns anew. They are not touched: each looks again when its own time is over."""
+        self._extended_at = asyncio.get_running_loop().time()
+
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """A turn goes inside.
+
+        Raises:
+            TimeoutError: if neither it nor any other turn ended in time.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as timeout:
+
+            def look_again() -> None:
+                nonlocal timer
+                until = self._extended_at + self.seconds
+                if until > loop.time():
+                    timer = loop.call_at(until, look_again)
+                else:
+                    timeout.reschedule(loop.time())
+
+            timer = loop.call_later(self.seconds, look_again)
+            try:
+                yield
+            finally:
+                timer.cancel()
+
+
+_LEVEL = 1
+
+
+class SleepControl:
+    """Puts one engine to sleep and wakes it up. Its gate is closed meanwhile, so turns wait. Calls run one at a time.
+
+    Args:
+        gate: the gate that the engine's turns pass through.
+        can_sleep: whether vLLM supports sleep for this engine. It does not on CPUs; there only the gate is closed.
+
+    Attributes:
+        asleep: whether the engine sleeps (on CPUs: whether its gate is closed).
+    """
+
+    def __init__(self, engine: "AsyncLLM", gate: WeightsGate, can_sleep: bool):
+        self._engine = engine
+        self._gate = gate
+        self.can_sleep = can_sleep
+        self.asleep = False
+        self._changes = asyncio.Lock()
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Wait for the turns in flight, then put the engine to sleep. Does nothing if it sleeps already.
+
+        Raises:
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the engine stays awake.
+        """
+        async with self._changes:
+            if self.asleep:
+                return
+            await self._gate.close(timeout_s)
+            try:
+                if self.can_sleep:
+                    await self._engine.sleep(level=_LEVEL)
+            except BaseException:
+                self._gate.open()
+                raise
+            self.asleep = True
+
+    async def wake_up(self) -> None:
+        """Wake the engine up with the weights that it had. Does nothing if it is awake.
+
+        Raises:
+            GpuFull: if the GPU has no room; the engine stays asleep and can be woken up later.
+            EngineFailure: if an earlier change of its weights failed halfway.
+        """
+        async with self._changes:
+            if self.asleep:
+                await self._wake(None)
+                self._mark_awake()
+
+    @asynccontextmanager
+    async def loading(self, timeout_s: float) -> AsyncIterator[None]:
+        """A context in which new weights can be loaded: no turn is sampled, and the weights are in GPU memory.
+        Afterwards the engine is awake. The KV cache is allocated last, so that loading has room.
+
+        Raises:
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
+            GpuFull: if the GPU has no room for the engine.
+        """
+        async with self._changes:
+            if not self.asleep:
+                async with self._gate.closed(timeout_s):
+                    yield
+                return
+            await self._wake(["weights"])
+            yield
+            await self._wake(["kv_cache"])
+            self._mark_awake()
+
+    async def _wake(self, tags: list[str] | None) -> None:
+        """Take GPU memory again for these vLLM `tags`; None means all that still sleep."""
+        self._gate.check()
+        if not self.can_sleep:
+            return
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            await self._engine.wake_up(tags=tags)
+        except EngineDeadError:
+            raise
+        except Exception as error:  # vLLM raises errors of its workers without a type of their own
+            raise GpuFull(
+                f"An engine could not take its GPU's memory again: {error}. Lower vllm.gpu_memory_utilization of the "
+                "engines, or what the trainer keeps there; dry_run=true shows who takes how much."
+            ) from error
+
+    def _mark_awake(self) -> None:
+        self.asleep = False
+        self._gate.open()
+
 
 Output = TypeVar("Output", "RequestOutput", "PoolingRequestOutput")
 

@@ -8,8 +8,7 @@ from classroom_rl.config.base import GenerationConfig as Generation
 from classroom_rl.config.checks import check_classroom_rewards, check_generation
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import SCORING_RULES
-from classroom_rl.environments.classroom.rewards import REWARDS
-from classroom_rl.environments.classroom.turn_rewards import TURN_REWARDS
+from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
 
 __all__ = ["HAS_SUPERVISOR", "REWARD_NAMES", "TURN_REWARD_NAMES", "Generation", "check", "default_weights"]
 

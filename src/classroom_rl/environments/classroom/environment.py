@@ -1,5 +1,507 @@
-"""The classroom under the name `Environment`, where the registry looks for it."""
+"""The classroom as an environment: what each state of a conversation asks of which model, what problems and prompts
+are checked for, and how a finished conversation becomes a record.
+"""
 
-from classroom_rl.environments.classroom.classroom import Classroom as Environment
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Environment"]
+from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import turn_reward_weights
+from classroom_rl.config.values import END_OF_CONVERSATION, GROUP, SUPERVISOR_REWARD
+from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
+from classroom_rl.environments.classroom.judging import JudgePanel
+from classroom_rl.environments.classroom.metrics import batch_metrics
+from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
+from classroom_rl.environments.classroom.prompt_check import (
+    check_group_prompts,
+    check_lengths,
+    check_prompts,
+    refuse_long_opening,
+)
+from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState, graded, replay
+from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
+from classroom_rl.environments.classroom.roles import Seats, models_in_use
+from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
+from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
+from classroom_rl.environments.classroom.teacher import (
+    TeacherTools,
+    chat_so_far,
+    first_messages,
+    forced_ids,
+    opened_thought,
+    opening_turns,
+    turn_of,
+)
+from classroom_rl.errors import ContextOverflow, DataError, RequestRefused
+from classroom_rl.rollout import environment as rollout_seats
+from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.environment import Environment as BaseEnvironment
+from classroom_rl.rollout.environment import Play
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.runner import check_answer
+from classroom_rl.rollout.scheduler import Phase
+from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.rollout.supervision import ReviewedMessage, SampledDraft, is_supervised
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.tokens import Turn, add_tokens, approximate_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+
+DIALOGUE_SEATS = ("teacher", "student", "supervisor")
+DIALOGUE = (State.TEACHER_TURN, State.SUPERVISOR_TURN, State.STUDENT_TURN)
+PHASES = (
+    Phase("dialogue", DIALOGUE, DIALOGUE_SEATS),
+    Phase("judging", (State.JUDGE_TURN,), ("judge",)),
+    Phase("solutions", (State.POST_TEST, State.GENERATE_SOLUTION), ("student",)),
+    Phase("rewards", (State.REWARD_TURN,), ("reward",)),
+)
+"""The phases in order. The last one grades solutions, with the reward model if there is one. A seat without an engine
+of this server (an API, the embedded rubric, an empty seat) needs no GPU memory."""
+
+
+_PROMPTS_IN_MEMORY = 512
+
+
+class Classroom(BaseEnvironment[Conversation, ReplayedState]):
+    """An environment that plays conversations with the models in `seats` under the rules in `generation`.
+
+    Args:
+        generation: prompts, lengths and judging.
+        seats: the model of each role.
+        journal: every turn, verdict and reward is written to it before it is used.
+        reward_weights: the rewards to compute, and their weights in a conversation's `reward`.
+        rules: the limits and judging rules of all conversations, from `classroom_rules`.
+        turn_rewards: the turn rewards to compute.
+        judge_options: whether conversations are judged one by one or in groups; None for one by one.
+    """
+
+    Record = ConversationRecord
+    phases = PHASES
+
+    def __init__(
+        self,
+        generation: GenerationConfig,
+        seats: Seats,
+        journal: Journal,
+        reward_weights: Mapping[str, float],
+        rules: ClassroomRules,
+        turn_rewards: Iterable[str] = (),
+        judge_options: JudgeModelConfig | None = None,
+    ):
+        self._generation = generation
+        self._turn_rewards = tuple(turn_rewards)
+        self.seats = seats
+        self._journal = journal
+        self._reward_weights = reward_weights
+        self._rules = rules
+        self._options = setup_options(generation)
+        self._forced_ids, self._opened_thought = [], ""
+        if seats.teacher_has_tokens:
+            self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
+            self._opened_thought = opened_thought(generation, seats.teacher.frame)
+        self._tools = TeacherTools(generation, seats)
+        self._encode_once = lru_cache(_PROMPTS_IN_MEMORY)(self._encode)  # conversations of a group begin alike
+        attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
+        self._panel = JudgePanel(seats, journal, rules.judge_rules, attempts, options)
+        self._supervised_turn = SupervisedTurn(generation.supervisor, seats, self._forced_ids)
+        if generation.post_test.enable and seats.examiner is None:
+            raise ValueError("generation.post_test.enable is true, and no examiner is seated")
+        self._steps = {
+            State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
+            State.SUPERVISOR_TURN: self._supervisor_turn,
+            State.STUDENT_TURN: self._student_turn,
+            State.JUDGE_TURN: self._judge_turn,
+            State.POST_TEST: self._take_post_test,
+            State.GENERATE_SOLUTION: self._generate_solutions,
+            State.REWARD_TURN: self._reward_turn,
+        }
+
+    @classmethod
+    def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
+        """The models that the seats need, by seat."""
+        return models_in_use(config, reward_weights)
+
+    @classmethod
+    def check(cls, config: Any, judge_reads_templates: bool) -> None:
+        """Check the prompt templates."""
+        check_prompts(config.generation, judge_reads_templates)
+        if config.judge_model.mode == GROUP:
+            check_group_prompts(config.judge_model.group_prompts_paths, config.generation.judge_rules)
+
+    @classmethod
+    def open_with(
+        cls, config: Any, seats: rollout_seats.Seats, journal: Journal, reward_weights: Mapping[str, float]
+    ) -> "Classroom":
+        """Open the classroom of a configuration."""
+        generation, teacher = config.generation, config.teacher_model
+        # The context length of a teacher behind an API is not known here.
+        context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
+        rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
+        named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
+        supervised = {} if seats.supervisor is None else {SUPERVISOR_REWARD: 1.0}
+        rewarded = supervised | named
+        return cls(generation, Seats.of(config, seats), journal, reward_weights, rules, rewarded, config.judge_model)
+
+    @classmethod
+    def check_problems(
+        cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
+    ) -> None:
+        """Refuse problems that leave no room for a conversation in the teacher's context."""
+        check_lengths(problems, config.generation, tokenizer, limit)
+
+    @property
+    def rules(self) -> ClassroomRules:
+        """The limits and judging rules of all conversations."""
+        return self._rules
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Everything that a conversation depends on: `generation` without the server's keys, the rules, the samplings,
+        the reward model's name, and the supervision."""
+        seats = [self.seats.teacher_sampling, self.seats.student_sampling]
+        if self.seats.reward is not None:
+            seats.append(self.seats.reward.model_name)
+        own = (self._generation.identity(), self._rules, tuple(seats), *self._panel.identity)
+        if self.seats.supervisor is not None:
+            own = (*own, self._generation.supervisor, self.seats.supervisor_name)
+        return (*own, self._turn_rewards) if self._turn_rewards else own
+
+    def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
+        """A new conversation, with its drawn setup and the opening messages of the teacher's prompt template."""
+        setup = draw_setup(problem, request.seed, request.step, self._options)
+        conversation = Conversation(id=id, problem=problem, setup=setup, rules=self._rules)
+        if request.supervised and self.seats.supervisor is not None:
+            conversation.supervised = is_supervised(self._generation.supervisor, problem, request.seed, request.step)
+        conversation.start(opening_turns(self._generation, problem.text, setup.student_name))
+        return conversation
+
+    def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
+        """Bring a conversation to the point where the journal ends."""
+        return replay(episode, events, judge_again)
+
+    def is_recorded(self, replayed: ReplayedState) -> bool:
+        """Whether the journal holds the finished conversation."""
+        return replayed.finished
+
+    def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
+        """The record of a finished conversation."""
+        turn_rewards = {name: TURN_REWARDS[name](play.episode) for name in self._turn_rewards}
+        return ConversationRecord.of(play, reward, turn_rewards)
+
+    def reward_of(self, name: str, record: ConversationRecord) -> float | None:
+        """One of `REWARDS` for a finished conversation."""
+        try:
+            return REWARDS[name](record.conversation(self._rules))
+        except ValueError as error:
+            raise DataError(str(error)) from error
+
+    @classmethod
+    def batch_metrics(cls, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        """Metrics of a batch, as means over its conversations."""
+        return batch_metrics(records)
+
+    def needs_policy(self, episode: Conversation) -> bool:
+        """Whether the dialogue goes on. Judge, post-test and solutions do not need the teacher."""
+        return episode.state in DIALOGUE
+
+    async def advance(self, play: Play) -> None:
+        """Do what the conversation's current state asks for. A refusal by a model or a full context ends the
+        conversation."""
+        conversation = play.episode
+        if conversation.failure is not None:
+            self._panel.left(play)
+        try:
+            await self._steps[conversation.state](play)
+        except RequestRefused as refusal:  # by the student's or the teacher's API; a judge's is a failed attempt
+            self._give_up(conversation, str(refusal), overflow=False)
+        except ContextOverflow as overflow:  # of any model but the judge's
+            logger.warning("conversation %s ends early: %s", conversation.id, overflow)
+            if conversation.state is State.STUDENT_TURN and conversation.teacher_turns:
+                self._journal.append("cut_short", conversation=conversation.id, reason=str(overflow))
+                conversation.cut_short(str(overflow))
+            else:
+                self._give_up(conversation, str(overflow), overflow=True)
+
+    def _give_up(self, conversation: Conversation, reason: str, overflow: bool) -> None:
+        prompt_ids, end_ids = [], []
+        if not (conversation.buffer and conversation.buffer.completion_ids) and self.seats.teacher_has_tokens:
+            end_ids = [self.seats.teacher.frame.turn_end_id]
+            prompt_ids = self._prompt_ids(conversation)[: self._rules.max_tokens_in_conversation - len(end_ids)]
+        event = {"reason": reason, "prompt_ids": prompt_ids, "end_ids": end_ids, "overflow": overflow}
+        self._journal.append("failure", conversation=conversation.id, **event)
+        conversation.give_up(**event)
+
+    # One method per state ----------------------------------------------------------------------------------------
+
+    async def _teacher_turn(self, play: Play) -> None:
+        conversation = play.episode
+        if conversation.buffer is None:
+            self._open_context(conversation)
+        hint_ids = self._supervised_turn.hint_ids(conversation)
+        sampling = self._teacher_sampling(play, len(hint_ids))
+        if self._tools:
+            self._say(conversation, await self._tools.draft(play, hint_ids, sampling, self._opened_thought))
+            return
+        answer = await self.seats.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
+        check_answer(play, answer)
+        end = self.seats.teacher.frame.turn_end_id
+        given = () if answer.ids[-1:] == (end,) else (end,)
+        text = self._opened_thought + answer.text
+        turn = Turn("teacher", text, None, len(answer.ids), answer.ended, policy=answer.policy)
+        self._say(conversation, SampledDraft(turn, answer.ids, answer.logprobs, given, hint_ids))
+
+    async def _teacher_message(self, play: Play) -> None:
+        """The turn of a teacher behind an API: text in, text out."""
+        conversation = play.episode
+        messages = chat_so_far(self._generation, conversation)
+        if conversation.prompt_estimate is None:
+            estimate = sum(approximate_tokens(message["content"]) for message in messages)
+            said = sum(approximate_tokens(turn.text) for turn in conversation.turns if not turn.given)
+            refuse_long_opening(conversation.problem, estimate, said, self._rules.max_tokens_in_conversation)
+            conversation.open_estimated(estimate)
+        hint = self._supervised_turn.hint_messages(conversation)
+        sampling = self._teacher_sampling(play, sum(approximate_tokens(message["content"]) for message in hint))
+        if self._tools:
+            message = await self._tools.chat([*messages, *hint], sampling)
+            self._say(conversation, SampledDraft(turn_of(play, message)))
+            return
+        answer = await self.seats.teacher.chat([*messages, *hint], sampling)
+        turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
+        self._say(conversation, SampledDraft(turn))
+
+    def _say(self, conversation: Conversation, draft: SampledDraft) -> None:
+        """Put a message of the teacher into the conversation, or before the supervisor."""
+        if conversation.supervised:
+            opened = self._opened_context(conversation)
+            self._journal.append("draft", conversation=conversation.id, draft=draft, **opened)
+            conversation.add_draft(draft)
+        else:
+            ids = (*draft.ids, *draft.given)
+            self._enter(conversation, ReviewedMessage(draft.turn, ids, draft.logprobs, mask=draft.mask))
+
+    async def _supervisor_turn(self, play: Play) -> None:
+        conversation = play.episode
+        review = await self._supervised_turn.review(conversation)
+        message = self._supervised_turn.settle(conversation, review)
+        if message is None:
+            self._journal.append("review", conversation=conversation.id, review=review)
+            conversation.reject_draft(review)
+        else:
+            self._enter(conversation, message)
+
+    def _enter(self, conversation: Conversation, message: ReviewedMessage) -> None:
+        """Add a message of the teacher to the journal, its context, and the conversation."""
+        turn, buffer = message.turn, conversation.buffer
+        if buffer is not None and message.in_context:
+            start = len(buffer.completion_ids)
+            turn = replace(turn, span=(start, start + len(message.logprobs)))
+        more = {name: value for name in ("branches", "mask") if (value := getattr(message, name))}
+        opened = self._opened_context(conversation)
+        self._write_turn(conversation, turn, message.ids, message.logprobs, **more, **opened)
+        if buffer is not None:
+            buffer.branches += message.branches
+            add_tokens(buffer, message.ids, message.logprobs, message.mask)
+        conversation.add_teacher_turn(turn)
+
+    def _opened_context(self, conversation: Conversation) -> dict[str, Any]:
+        """The beginning of the teacher's context, for the journal: with its first message only."""
+        if conversation.teacher_turns:
+            return {}
+        if conversation.buffer is not None:
+            return {"prompt_ids": conversation.buffer.prompt_ids}
+        return {"prompt_estimate": conversation.prompt_estimate}
+
+    def _teacher_sampling(self, play: Play, hint_tokens: int) -> Sampling:
+        limit = play.episode.turn_limit_after(hint_tokens)
+        sampling = replace(play.sampled_with(self.seats.teacher_sampling), max_tokens=limit)
+        return replace(sampling, temperature=0.0) if play.request.greedy else sampling
+
+    async def _student_turn(self, play: Play) -> None:
+        conversation = play.episode
+        if conversation.next_is_opening_attempt:
+            await self._opening_attempt(play)
+            return
+        persona = conversation.next_persona
+        messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
+        answer = await self.seats.student.chat(messages, play.sampled_with(self.seats.student_sampling))
+        turn = self._student_said(answer, persona)
+        framed_ids = []  # messages before the teacher's first own turn are part of its prompt
+        if conversation.buffer is not None:
+            framed_ids = self.seats.teacher.frame.reply(turn.text) + self._forced_ids
+        self._write_turn(conversation, turn, framed_ids)
+        conversation.add_student_turn(turn, framed_ids)
+
+    async def _opening_attempt(self, play: Play) -> None:
+        limit = self._generation.max_tokens_per_student_attempt
+        sampling = replace(play.sampled_with(self.seats.student_sampling), max_tokens=limit)
+        answer = await self.seats.student.chat(self._attempt_request(play.episode), sampling)
+        turn = self._student_said(answer, persona=None)
+        self._write_turn(play.episode, turn, ids=())
+        play.episode.add_student_turn(turn)
+
+    async def _judge_turn(self, play: Play) -> None:
+        play.episode.add_verdicts(await self._panel.judge(play))
+
+    async def _take_post_test(self, play: Play) -> None:
+        post_test = play.replayed.post_test
+        if post_test is None:
+            turn = PostTestTurn(self._generation.post_test, self.seats.student, self.seats.answers, self.seats.examiner)
+            post_test = await turn.take(play.episode, play.sampled_with(self.seats.student_sampling))
+            self._journal.append("post_test", conversation=play.episode.id, post_test=post_test)
+        play.episode.add_post_test(post_test)
+
+    async def _generate_solutions(self, play: Play) -> None:
+        solutions = play.replayed.solutions
+        if solutions is None:
+            solutions = await self._write_solutions(play)
+            self._journal.append("solutions", conversation=play.episode.id, solutions=solutions)
+        if any(solution.grade is None for solution in solutions):
+            await play.registration.wait_for_phase(State.REWARD_TURN)  # the phase in which a reward model is awake
+            texts = (visible_text(solution.text) for solution in solutions)
+            grades = await asyncio.gather(*(self.seats.grade(play.episode.problem, text) for text in texts))
+            self._journal.append("grades", conversation=play.episode.id, grades=grades)
+            solutions = graded(solutions, grades)
+        play.episode.add_solutions(solutions)
+
+    async def _write_solutions(self, play: Play) -> list[Solution]:
+        conversation = play.episode
+        messages = self._student_view(conversation, self._first_persona_path())
+        messages.append({"role": "user", "content": self._render(conversation, self._final_prompt_path())})
+        limit = self._generation.max_tokens_per_student_attempt
+        texts = await asyncio.gather(
+            *(
+                self.seats.student.chat(messages, replace(sampling, max_tokens=limit))
+                for sampling in self._solution_samplings(play)
+            ),
+            return_exceptions=True,  # waits for all requests, so none runs on after the conversation has ended
+        )
+        failures = [said for said in texts if isinstance(said, BaseException)]
+        for message in dict.fromkeys(str(each) for each in failures[1:] if str(each) != str(failures[0])):
+            logger.warning("conversation %s: another solution failed, too: %s", conversation.id, message)
+        if failures:
+            raise failures[0]
+        return [Solution(said.text) for said in texts]
+
+    async def _reward_turn(self, play: Play) -> None:
+        conversation = play.episode
+        rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
+        if not play.replayed.rewarded:
+            self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
+        conversation.add_rewards(rewards)
+
+    # What each model is shown ------------------------------------------------------------------------------------
+
+    def _open_context(self, conversation: Conversation) -> None:
+        prompt_ids = self._prompt_ids(conversation)
+        said = 0
+        if any(not turn.given for turn in conversation.turns):
+            silent = [turn if turn.given else replace(turn, text="") for turn in conversation.turns]
+            said = len(prompt_ids) - len(self._prompt_ids(conversation, silent))
+        refuse_long_opening(conversation.problem, len(prompt_ids), said, self._rules.max_tokens_in_conversation)
+        conversation.open_buffer(prompt_ids)
+
+    def _prompt_ids(self, conversation: Conversation, turns: Sequence[Turn] | None = None) -> list[int]:
+        setup, text = conversation.setup, conversation.problem.text
+        turns = conversation.turns if turns is None else turns
+        messages = first_messages(self._generation, text, setup.student_name, setup.type, turns)
+        return [*self._encode_once(*((message["role"], message["content"]) for message in messages)), *self._forced_ids]
+
+    def _encode(self, *messages: tuple[str, str]) -> tuple[int, ...]:
+        return tuple(self._tools.encode_chat([{"role": role, "content": text} for role, text in messages]))
+
+    def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
+        """The chat for the student's model: persona as system, teacher as user, student as assistant."""
+        messages = [{"role": "system", "content": self._render(conversation, persona_path)}]
+        if conversation.setup.type is ConversationType.ATTEMPTED:
+            messages += self._attempt_request(conversation)
+        for turn in conversation.turns:
+            text = visible_text(turn.text).replace(END_OF_CONVERSATION, "").strip()
+            messages.append({"role": "user" if turn.role == "teacher" else "assistant", "content": text})
+        return messages
+
+    def _attempt_request(self, conversation: Conversation) -> list[Message]:
+        path = self._generation.student_initial_attempt_prompt_path
+        return [{"role": "user", "content": render(path, problem=conversation.problem.text)}]
+
+    def _render(self, conversation: Conversation, path: str) -> str:
+        return render(
+            path,
+            student_name=conversation.setup.student_name,
+            problem=conversation.problem.text,
+            include_thinking=self._generation.use_thinking,
+        )
+
+    def _first_persona_path(self) -> str:
+        return next(iter(self._generation.student_personas_prompts_paths.values()))
+
+    def _final_prompt_path(self) -> str:
+        return self._generation.student_final_prompt_path
+
+    def _solution_samplings(self, play: Play) -> Sequence[Sampling]:
+        base = play.sampled_with(self.seats.student_sampling)
+        seeds = [None if base.seed is None else base.seed + i for i in range(self._rules.solutions)]
+        return [replace(base, seed=seed, draw=(*base.draw, i)) for i, seed in enumerate(seeds)]
+
+    # Helpers ----------------------------------------------------------------------------------------------------
+
+    def _student_said(self, answer: Completion, persona: str | None) -> Turn:
+        return Turn("student", visible_text(answer.text), persona, answer.tokens, answer.ended)
+
+    def _write_turn(
+        self, conversation: Conversation, turn: Turn, ids: Sequence[int], logprobs: Sequence[float] = (), **more: Any
+    ) -> None:
+        """Write a turn to the journal. `ids` are all tokens that it adds to the teacher's context; the first
+        `len(logprobs)` of them were sampled, save where a `mask` is 0."""
+        self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **more)
+
+
+def classroom_rules(
+    generation: GenerationConfig, reward_weights: Mapping[str, float], teacher_context: int, graded: bool
+) -> ClassroomRules:
+    """The rules that a configuration gives all conversations.
+
+    Args:
+        teacher_context: the context length of the teacher's model, in tokens; it bounds a conversation besides
+            `max_tokens_in_conversation`.
+        graded: whether solutions get a grade. Without one, or without a reward that reads solutions, none are written.
+    """
+    return ClassroomRules(
+        max_turns=generation.max_turns,
+        max_tokens_in_conversation=min(generation.max_tokens_in_conversation, teacher_context),
+        max_tokens_per_turn=generation.max_tokens_per_turn,
+        judge_rules=tuple(generation.judge_rules),
+        solutions=generation.number_student_attempts if graded and "end_rm" in reward_weights else 0,
+        ignore_rejected_judge=generation.ignore_rejected_judge,
+        extra_penalty_for_rejected_judges=generation.extra_penalty_for_rejected_judges,
+        low_score_threshold=generation.low_score_threshold,
+        use_thinking=generation.use_thinking or generation.force_thinking,
+        post_test=generation.post_test.scored_by if generation.post_test.enable else "",
+    )
+
+
+def setup_options(generation: GenerationConfig) -> SetupOptions:
+    """The options that `draw_setup` draws from under this configuration."""
+    forced = generation.forced_conversation_type
+    personas = list(generation.student_personas_prompts_paths)
+    return SetupOptions(
+        types=tuple(ConversationType) if forced is None else (ConversationType(forced.lower()),),
+        student_names=tuple(generation.student_names) or (None,),
+        persona_weights=persona_weights(personas, generation.student_error_rate),
+        student_turns=generation.max_turns // 2 + 2,
+    )
+
+
+Environment = Classroom
+"""The name under which the server finds the environment of a package."""

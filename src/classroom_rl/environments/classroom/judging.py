@@ -15,10 +15,9 @@ from hashlib import sha256
 from classroom_rl.config.base import JudgeModelConfig
 from classroom_rl.config.values import GROUP, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import Conversation
-from classroom_rl.environments.classroom.replay import ReplayedState
+from classroom_rl.environments.classroom.record import ReplayedState
 from classroom_rl.environments.classroom.roles import Seats
-from classroom_rl.judges.group_verdicts import parse_group
-from classroom_rl.judges.verdicts import STOPS, Verdict, ask_for_verdict, failed_verdict
+from classroom_rl.judges.verdicts import STOPS, Verdict, ask_for_verdict, failed_verdict, parse_group
 from classroom_rl.rollout.environment import Play, Siblings
 from classroom_rl.rollout.store.journal import Journal
 

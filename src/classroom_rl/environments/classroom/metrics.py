@@ -6,8 +6,7 @@ from statistics import correlation, fmean, stdev
 
 from classroom_rl.config.values import POST_TEST_STUDENTS
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.judges.group_verdicts import contradictions
-from classroom_rl.judges.verdicts import CRITERIA, Verdict
+from classroom_rl.judges.verdicts import CRITERIA, Verdict, contradictions
 from classroom_rl.rollout.post_test import GIVEN, PostTest
 from classroom_rl.rollout.tools.tool import ERRORS
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.environments.classroom.setup import ConversationType
-from classroom_rl.environments.classroom.teacher_prompt import (
+from classroom_rl.environments.classroom.teacher import (
     OPENING_VARIABLES,
+    encode_prompt,
     first_messages,
     opening_turns,
     opens_dialogue,
 )
-from classroom_rl.environments.classroom.teacher_tools import encode_prompt
 from classroom_rl.errors import ContextOverflow, DataError
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.prompts import variables_of
-from classroom_rl.rollout.template_check import GROUP, OF_SUPERVISORS, TRANSCRIPT, check_template
+from classroom_rl.rollout.prompts import GROUP, OF_SUPERVISORS, TRANSCRIPT, check_template, variables_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,8 +1,12 @@
-"""The record of a finished conversation: the classroom's trajectory."""
+"""The record of a finished conversation, and the way back: a conversation restored from the journal, so that nothing in
+it is played or judged twice.
+"""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
@@ -10,6 +14,9 @@ from classroom_rl.judges.verdicts import Verdict, sum_up
 from classroom_rl.rollout.environment import Play
 from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.reviews import Review
+from classroom_rl.rollout.supervision import SampledDraft
+from classroom_rl.rollout.tokens import Turn, add_turn
 from classroom_rl.rollout.trajectory import Trajectory
 
 
@@ -74,3 +81,107 @@ class ConversationRecord(Trajectory):
             overflow=self.overflow,
             state=State(self.state),
         )
+
+
+_TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapter(list[Solution])
+_DRAFT, _REVIEW, _POST_TEST = TypeAdapter(SampledDraft), TypeAdapter(Review), TypeAdapter(PostTest)
+
+
+@dataclass
+class ReplayedState:
+    """What the journal holds of a conversation besides its turns.
+
+    Attributes:
+        verdicts: by (rule, attempt).
+        solutions: None if the student has not written them yet.
+        post_test: None if it has not been taken yet.
+        rewarded: whether the rewards are in the journal.
+        finished: whether the record is in the journal.
+        failure: the event that says why the conversation could not go on; None if there is none.
+    """
+
+    verdicts: dict[tuple[str, int], Verdict] = field(default_factory=dict)
+    solutions: list[Solution] | None = None
+    post_test: PostTest | None = None
+    rewarded: bool = False
+    finished: bool = False
+    failure: dict[str, Any] | None = None
+
+    def of_rule(self, rule: str) -> list[Verdict]:
+        """The verdicts of all attempts at a rule but anchors."""
+        return [verdict for verdict in self.verdicts.values() if verdict.rule == rule and not verdict.anchor]
+
+
+def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
+    """Add the turns among `events` to a conversation that has just started, and return what else the events hold.
+
+    Args:
+        judge_again: leave out judge attempts without a verdict, and failures, so that they are tried again.
+    """
+    replayed = ReplayedState()
+    for event in events:
+        # The conversation went on after its failure.
+        if replayed.failure is not None and event["event"] not in ("failure", "rewards", "conversation"):
+            replayed.failure, replayed.rewarded, replayed.finished = None, False, False
+        match event["event"]:
+            case "draft":
+                _open_context(conversation, event)
+                conversation.add_draft(_DRAFT.validate_python(event["draft"]))
+            case "review":
+                conversation.reject_draft(_REVIEW.validate_python(event["review"]))
+            case "turn":
+                _add_turn(conversation, event)
+            case "verdict":
+                verdict = _VERDICT.validate_python(event["verdict"])
+                replayed.verdicts[verdict.rule, verdict.attempt] = verdict
+            case "solutions":
+                replayed.solutions = _SOLUTIONS.validate_python(event["solutions"])
+            case "grades":
+                replayed.solutions = graded(replayed.solutions, event["grades"])
+            case "post_test":
+                replayed.post_test = _POST_TEST.validate_python(event["post_test"])
+            case "cut_short":
+                conversation.cut_short(event["reason"])
+            case "failure":
+                replayed.failure = event
+            case "rewards":
+                replayed.rewarded = True
+            case "conversation":
+                replayed.finished = True
+    failed = [key for key, verdict in replayed.verdicts.items() if not verdict.valid]
+    if judge_again and failed:
+        for key in failed:
+            del replayed.verdicts[key]
+        replayed.rewarded = replayed.finished = False
+    if replayed.failure is not None and judge_again:
+        replayed.failure, replayed.rewarded, replayed.finished = None, False, False
+    if replayed.failure is not None:
+        order = conversation.rules.judge_rules.index
+        conversation.verdicts = sorted(replayed.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
+        known = (replayed.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
+        conversation.give_up(*known, overflow=replayed.failure.get("overflow", False))
+    return replayed
+
+
+def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solution]:
+    """The solutions with these grades."""
+    return [replace(solution, grade=grade) for solution, grade in zip(solutions, grades, strict=True)]
+
+
+def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
+    turn = _TURN.validate_python(event["turn"])
+    if turn.role == "student":
+        conversation.add_student_turn(turn, event["ids"])
+        return
+    _open_context(conversation, event)
+    if conversation.buffer is not None:
+        add_turn(conversation.buffer, event)
+    conversation.add_teacher_turn(turn)
+
+
+def _open_context(conversation: Conversation, event: dict[str, Any]) -> None:
+    """Open the teacher's context with the first event that holds its prompt."""
+    if "prompt_ids" in event and conversation.buffer is None:
+        conversation.open_buffer(event["prompt_ids"])
+    if "prompt_estimate" in event and conversation.prompt_estimate is None:
+        conversation.open_estimated(event["prompt_estimate"])

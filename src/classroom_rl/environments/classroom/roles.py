@@ -7,7 +7,7 @@ from typing import Any
 from classroom_rl.config.base import ModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, is_script
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.rollout import roles as rollout_seats
+from classroom_rl.rollout import environment as rollout_seats
 from classroom_rl.rollout.engine import (
     Api,
     ChatEngine,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from classroom_rl.environments.marooned.things import DIRECTIONS, FOODS, PARTS, THINGS, TRAITOR
+from classroom_rl.environments.marooned.rules import DIRECTIONS, FOODS, PARTS, THINGS, TRAITOR
 from classroom_rl.errors import DataError
 
 LONGEST_TEXT = 200

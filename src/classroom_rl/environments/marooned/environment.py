@@ -2,28 +2,40 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from classroom_rl.config.supervision_checks import turn_reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import EMBEDDED_SUPERVISORS, SUPERVISOR_REWARD
+from classroom_rl.environments.marooned.actions import Action
 from classroom_rl.environments.marooned.config import STEP_REWARD, Generation
-from classroom_rl.environments.marooned.episode import DECISION, REVIEW, REWARDS, Episode, GameRecord, SeatReward
-from classroom_rl.environments.marooned.metrics import batch_metrics
-from classroom_rl.environments.marooned.prompts import decision_prompt
-from classroom_rl.environments.marooned.supervisor import about_decision, review_by_rules
+from classroom_rl.environments.marooned.episode import (
+    DECISION,
+    REVIEW,
+    REWARDS,
+    Episode,
+    GameRecord,
+    SeatReward,
+    batch_metrics,
+)
+from classroom_rl.environments.marooned.game import Game
+from classroom_rl.environments.marooned.messages import format_message, parse_message, reasoning
+from classroom_rl.environments.marooned.observation import Observation, observe
+from classroom_rl.environments.marooned.prompts import decision_prompt, observation_text, system_prompt
+from classroom_rl.environments.marooned.review import review_action
+from classroom_rl.environments.marooned.rules import Rules
 from classroom_rl.errors import DataError
 from classroom_rl.rollout import environment
 from classroom_rl.rollout.chat_template import encode_chat, encode_further_text
-from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.environment import Play
+from classroom_rl.rollout.engine import ConversationFacts, Sampling
+from classroom_rl.rollout.environment import POLICY_SEAT, Play, Seats
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.replay import add_tokens, add_turn
+from classroom_rl.rollout.prompts import OF_SUPERVISORS, check_template
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.reviews import Review, reviewed
-from classroom_rl.rollout.roles import POLICY_SEAT, Seats
+from classroom_rl.rollout.reviews import MessageToReview, Review, reviewed
 from classroom_rl.rollout.runner import check_answer, weighted_sum
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
@@ -37,11 +49,58 @@ from classroom_rl.rollout.supervision import (
     settle,
     unreviewed,
 )
-from classroom_rl.rollout.template_check import OF_SUPERVISORS, check_template
-from classroom_rl.rollout.tokens import TokenBuffer, Turn
+from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.tokens import TokenBuffer, Turn, add_tokens, add_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class DecisionFacts(ConversationFacts):
+    """What the program knows of a decision: the game, who decides, and what a scripted player would do."""
+
+    game: Game | None = None
+    seat: int = 0
+    shadow: Action | None = None
+
+
+@dataclass(frozen=True)
+class _Does:
+    """A player who does one thing."""
+
+    action: Action
+
+    def act(self, view: Observation, rules: Rules, rng: Random) -> Action:
+        return self.action
+
+
+def about_decision(episode: Episode, draft: SampledDraft) -> MessageToReview:
+    """What a supervisor is shown of a decision: the rules for the sailor's role, what the sailor knows, and the
+    message. A supervisor of rules has the game itself."""
+    game = episode.game
+    shown = [
+        {"role": "rules", "content": system_prompt(game.rules, game.roles[episode.due])},
+        {"role": "game", "content": observation_text(game.rules, episode.view)},
+    ]
+    facts = DecisionFacts(game=game, seat=episode.due, shadow=episode.shadow)
+    text = visible_text(draft.turn.text)
+    return MessageToReview(shown, text, episode.problem.text, facts=facts, cut=not draft.turn.ended)
+
+
+def review_by_rules(about: MessageToReview) -> Review:
+    """The rules' review of a decision; its correction is a possible action in the exact grammar."""
+    facts = about.facts
+    player = None if facts.shadow is None else _Does(facts.shadow)
+    found = review_action(facts.game, facts.seat, about.message, player)
+    if found.valid:
+        return Review(valid=True)
+    message = parse_message(about.message)
+    keeps = message.reasoning if found.corrected == message.action else ""
+    why = keeps or reasoning(observe(facts.game, facts.seat), facts.game.rules, found.corrected)
+    correction = format_message(why, found.corrected)
+    return Review(False, found.category, critique=found.critique, correction=correction)
+
 
 SUPERVISOR_SEAT = "supervisor"
 _TURN, _DRAFT, _REVIEW = TypeAdapter(Turn), TypeAdapter(SampledDraft), TypeAdapter(Review)

@@ -4,21 +4,22 @@ Everything but the model's messages follows from the problem, so that a game can
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from random import Random
+from statistics import fmean
 
 from classroom_rl.environments.marooned.actions import Action
 from classroom_rl.environments.marooned.config import Generation
 from classroom_rl.environments.marooned.game import UNREADABLE, Game
 from classroom_rl.environments.marooned.legality import fault_in
-from classroom_rl.environments.marooned.messages import INVALID, VALID, parse_message
+from classroom_rl.environments.marooned.messages import INVALID, REPAIRABLE, VALID, parse_message
 from classroom_rl.environments.marooned.observation import Observation, observe
 from classroom_rl.environments.marooned.players import PLAYERS, Player, play_others
 from classroom_rl.environments.marooned.presets import PRESETS
-from classroom_rl.environments.marooned.render import render
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR
+from classroom_rl.environments.marooned.prompts import render
+from classroom_rl.environments.marooned.rules import COLONIST, DEAD, ESCAPED, TRAITOR
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Review
@@ -297,3 +298,32 @@ def _decisions(episode: Episode, seat: int) -> list[Decision]:
 REWARDS: dict[str, Callable[[Episode, int], float]] = {
     **{"return": scaled_return, "ship": ship, "readable": readable, "possible": possible},
 }
+
+
+def batch_metrics(records: Sequence[GameRecord]) -> dict[str, float]:
+    """Means over the games of a batch: outcomes, the ship, decisions, how they were written and whether they were
+    possible, and the reward of each role."""
+    decisions = [decision for record in records for decision in record.decisions]
+    metrics = {
+        "marooned/ship_progress": fmean(record.ship_progress for record in records),
+        "marooned/escaped_share": fmean(record.outcome == ESCAPED for record in records),
+        "marooned/dead_share": fmean(record.outcome == DEAD for record in records),
+        "marooned/decisions": len(decisions) / len(records),
+    }
+    if decisions:
+        metrics |= {f"marooned/{grade}_share": fmean(each.grade == grade for each in decisions) for grade in GRADES}
+        metrics["marooned/possible_share"] = fmean(each.grade != INVALID and not each.fault for each in decisions)
+    for role in (COLONIST, TRAITOR):
+        rewards = [reward for record in records for own, reward in _rewards(record) if own == role]
+        if rewards:
+            metrics[f"marooned/reward_of_{role}"] = fmean(rewards)
+    return metrics
+
+
+def _rewards(record: GameRecord) -> list[tuple[str, float]]:
+    """(role, reward) of the seat under training, or of all seats in self-play."""
+    found = [(each.role, each.reward) for each in record.seats] or [(record.role, record.reward)]
+    return [(role, reward) for role, reward in found if reward is not None]
+
+
+GRADES = (VALID, REPAIRABLE, INVALID)

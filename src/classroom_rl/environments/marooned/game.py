@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from random import Random
 
 from classroom_rl.environments.marooned.actions import WAIT, Action
-from classroom_rl.environments.marooned.day import end_round
-from classroom_rl.environments.marooned.effects import apply
+from classroom_rl.environments.marooned.effects import apply, end_round
 from classroom_rl.environments.marooned.legality import Fault, fault_of
 from classroom_rl.environments.marooned.rewards import rewards_of
-from classroom_rl.environments.marooned.rules import Rules, RulesError
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Rules, RulesError
 from classroom_rl.environments.marooned.state import Event, new_state
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR
 
 UNREADABLE = Fault("format", "the message held no action")
 UNLOGGED = {"turn", "energy"}

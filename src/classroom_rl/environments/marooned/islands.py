@@ -12,7 +12,7 @@ from random import Random
 from classroom_rl.environments.marooned.episode import problem_text
 from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.presets import PRESETS
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR
 
 
 def islands(preset: str, first: int, count: int, role: str | None = None, traitor: bool = True) -> Iterator[str]:

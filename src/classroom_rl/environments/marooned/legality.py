@@ -8,9 +8,16 @@ from dataclasses import dataclass
 
 from classroom_rl.environments.marooned.actions import ACTIONS, SAMPLE_TEXT, WAIT, Action, action_of
 from classroom_rl.environments.marooned.observation import ACTIVE, Observation, observe
-from classroom_rl.environments.marooned.rules import Rules
+from classroom_rl.environments.marooned.rules import (
+    ANTIDOTE,
+    DIRECTIONS,
+    STORABLE,
+    TABLET,
+    Rules,
+    in_sight,
+    steps_between,
+)
 from classroom_rl.environments.marooned.state import Played
-from classroom_rl.environments.marooned.things import ANTIDOTE, DIRECTIONS, STORABLE, TABLET, in_sight, steps_between
 
 IMPOSSIBLE = "impossible"
 ENERGY = "energy"

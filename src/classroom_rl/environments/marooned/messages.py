@@ -4,7 +4,10 @@ import re
 from dataclasses import dataclass
 
 from classroom_rl.environments.marooned.actions import ACTIONS, Action, ActionError, format_action, parse_action
-from classroom_rl.environments.marooned.things import DIRECTIONS, FOODS, PARTS, THINGS
+from classroom_rl.environments.marooned.builder import in_sight_for_ship, way_to
+from classroom_rl.environments.marooned.observation import Observation
+from classroom_rl.environments.marooned.prompts import nearest_text, pieces_text, possible_text, way_text
+from classroom_rl.environments.marooned.rules import DIRECTIONS, FOODS, PARTS, THINGS, Place, Rules
 
 VALID = "valid"
 REPAIRABLE = "repairable"
@@ -143,3 +146,28 @@ def _repaired_words(verb: str, rest: str) -> Action | None:
 
 KNOWN_WORDS = frozenset((*ACTIONS, *_VERBS, *DIRECTIONS, *THINGS, *PARTS, *FOODS, "REASONING", "ACTION"))
 """Words by which a text is recognised as an attempt at an action."""
+
+
+def reasoning(view: Observation, rules: Rules, action: Action) -> str:
+    """What a sailor has, sees and can do, and why it does an action: a small model acts on what it has just said."""
+    known = f"I hold {pieces_text(view.pack)}; near is {nearest_text(view, rules)}"
+    return f"{known}; possible is {possible_text(view, rules)}; {_why(view, rules, action)}"
+
+
+def _why(view: Observation, rules: Rules, action: Action) -> str:
+    if action.name != "MOVE":
+        meaning = ACTIONS[action.name].meaning
+        return meaning[0].lower() + meaning[1:]
+    gathers = view.load < rules.pack and view.turn < rules.last_turn("GATHER")
+    for number, (place, kind) in enumerate(in_sight_for_ship(view, rules) if gathers else ()):
+        if _leads(view, rules, place, action):
+            return f"I go for {kind} {way_text(rules, view.place, place)}." if number else "I go there."
+    if _leads(view, rules, rules.base, action):
+        return f"I go to the base {way_text(rules, view.place, rules.base)}."
+    return f"I look around {action.args[0]}."
+
+
+def _leads(view: Observation, rules: Rules, place: Place, step: Action) -> bool:
+    """Whether the way to a place begins with a step."""
+    way = way_to(rules, view.place, place)
+    return way is not None and way[1] == step

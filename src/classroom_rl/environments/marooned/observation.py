@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from classroom_rl.environments.marooned.rules import Rules
+from classroom_rl.environments.marooned.rules import TABLET, TRAITOR, Place, Rules, in_sight
 from classroom_rl.environments.marooned.state import Evidence, Played, Said, Sailor, State
-from classroom_rl.environments.marooned.things import TABLET, TRAITOR, Place, in_sight
 
 ACTIVE, REMOVED, DIED = "active", "removed", "dead"
 

@@ -19,10 +19,8 @@ from classroom_rl.environments.marooned.legality import possible_actions
 from classroom_rl.environments.marooned.messages import read_action
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.presets import PRESETS
-from classroom_rl.environments.marooned.prompts import observation_text, system_prompt
-from classroom_rl.environments.marooned.render import render
-from classroom_rl.environments.marooned.rules import Rules
-from classroom_rl.environments.marooned.things import STORABLE
+from classroom_rl.environments.marooned.prompts import observation_text, render, system_prompt
+from classroom_rl.environments.marooned.rules import STORABLE, Rules
 from classroom_rl.errors import ConfigError
 
 try:

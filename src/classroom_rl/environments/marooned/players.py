@@ -5,13 +5,88 @@ from random import Random
 from typing import Protocol
 
 from classroom_rl.environments.marooned.actions import ACTIONS, SAMPLE_TEXT, WAIT, WORDS, Action
-from classroom_rl.environments.marooned.builder import Builder
+from classroom_rl.environments.marooned.builder import SUSPECT_FROM, Builder, foods_in, way_to
 from classroom_rl.environments.marooned.game import Game
-from classroom_rl.environments.marooned.legality import possible_in
-from classroom_rl.environments.marooned.observation import Observation, observe
-from classroom_rl.environments.marooned.rules import Rules
-from classroom_rl.environments.marooned.saboteur import Saboteur
-from classroom_rl.environments.marooned.things import STORABLE, TRAITOR
+from classroom_rl.environments.marooned.legality import fault_in, possible_in
+from classroom_rl.environments.marooned.observation import ACTIVE, Observation, observe
+from classroom_rl.environments.marooned.rules import STORABLE, TABLET, TRAITOR, Place, Rules, in_sight
+
+OPEN_FROM = 50.0
+"""The percent of the ship from which the scripted traitor does harm in the open."""
+
+
+def witnesses(view: Observation, rules: Rules, place: Place) -> list[int]:
+    """The sailors who see a place, as far as the observer knows."""
+    return [
+        other.seat
+        for other in view.others.values()
+        if other.place is not None and in_sight(other.place, place, rules.sight(other.place.level, view.foggy))
+    ]
+
+
+class Saboteur(Builder):
+    """Does harm where it is safe, and else gathers like a colonist, without ever helping to build. Once the ship is
+    `OPEN_FROM` percent built, on the last day, or when it is found out, it no longer cares who sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open = False
+        honest = [plan for plan in self.plans if plan not in (self.build, self.vote, self.answer, self.keep_stores)]
+        self.plans = [
+            *(self.sabotage, self.poison, self.hide, self.take_tablet, self.frame, self.blame),
+            *honest,
+        ]
+
+    def sabotage(self, view: Observation, rules: Rules) -> Action | None:
+        """Undo what is built furthest, unseen or when it is late."""
+        found_out = view.suspicion.get(view.seat, 0) >= SUSPECT_FROM
+        self.is_open |= found_out or view.ship_percent >= OPEN_FROM or view.day >= rules.days
+        if not view.turns_built or (witnesses(view, rules, rules.base) and not self.is_open):
+            return None
+        if view.place != rules.base:
+            way = way_to(rules, view.place, rules.base)
+            return way[1] if way and (self.is_open or way[0] <= 2) else None
+        part = max(view.turns_built, key=lambda name: (rules.part[name].share, name))
+        return Action("SABOTAGE", (part,))
+
+    def poison(self, view: Observation, rules: Rules) -> Action | None:
+        """Offer poisoned food to somebody near who shows no symptoms."""
+        foods = foods_in(view, rules)
+        if not foods or not view.pack.get(TABLET):
+            return None
+        offers = (Action("POISON", (foods[0], seat)) for seat, other in view.others.items() if not other.health)
+        return next((offer for offer in offers if fault_in(view, rules, offer) is None), None)
+
+    def hide(self, view: Observation, rules: Rules) -> Action | None:
+        """Hide a tablet that lies open in the pack."""
+        return Action("HIDE", (TABLET,)) if view.pack.get(TABLET, 0) > view.hidden.get(TABLET, 0) else None
+
+    def take_tablet(self, view: Observation, rules: Rules) -> Action | None:
+        """Fetch a tablet that lies near, if there are two hidden places left for it."""
+        if view.pack.get(TABLET, 0) >= rules.traitor.hidden_items:
+            return None
+        if view.here.get(TABLET):
+            return Action("GATHER", (TABLET, 1))
+        ways = [way_to(rules, view.place, place) for place, pile in self.chart.piles.items() if TABLET in pile]
+        known = [way for way in ways if way is not None and way[0] + 2 * rules.energy.unfed <= view.energy]
+        return min(known, key=lambda way: way[0])[1] if known else None
+
+    def frame(self, view: Observation, rules: Rules) -> Action | None:
+        """Leave a false trace to the colonist who is suspected most, once evidence of anything is known."""
+        if not view.frames_left or not view.evidence:
+            return None
+        return Action("FRAME", (self._scapegoat(view),)) if self._scapegoat(view) else None
+
+    def blame(self, view: Observation, rules: Rules) -> Action | None:
+        """Vote against the most suspected colonist."""
+        seat = self._scapegoat(view)
+        if seat is None or view.votes.get(view.seat) == seat or not view.suspicion:
+            return None
+        return Action("VOTE", (seat,))
+
+    def _scapegoat(self, view: Observation) -> int | None:
+        seats = [seat for seat, other in view.others.items() if other.status == ACTIVE]
+        return max(seats, key=lambda seat: (view.suspicion.get(seat, 0), -seat), default=None)
 
 
 class Player(Protocol):

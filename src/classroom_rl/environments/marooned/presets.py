@@ -1,7 +1,6 @@
 """The two islands that are shipped: `tiny` for quick games and short prompts, `seed` for the whole game."""
 
-from classroom_rl.environments.marooned.rules import Level, Part, Phase, Rules, Stairs, Traitor, Vein
-from classroom_rl.environments.marooned.things import Place
+from classroom_rl.environments.marooned.rules import Level, Part, Phase, Place, Rules, Stairs, Traitor, Vein
 
 _NO_VOTE = frozenset({"VOTE"})
 _NO_WORK = frozenset({"VOTE", "GATHER"})

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from random import Random
 
 from classroom_rl.environments.marooned.actions import ACTIONS, Action, ActionError, format_action, parse_action
-from classroom_rl.environments.marooned.builder import Builder, in_sight_for_ship, lacking
-from classroom_rl.environments.marooned.chart import way_to
+from classroom_rl.environments.marooned.builder import Builder, in_sight_for_ship, lacking, way_to
 from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.legality import fault_in, why_not_build
 from classroom_rl.environments.marooned.messages import KNOWN_WORDS, REPAIRABLE, Message, parse_message, repair
 from classroom_rl.environments.marooned.observation import Observation, observe
-from classroom_rl.environments.marooned.players import Player
-from classroom_rl.environments.marooned.rules import Rules
-from classroom_rl.environments.marooned.saboteur import Saboteur, witnesses
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR, Place, steps_between
+from classroom_rl.environments.marooned.players import Player, Saboteur, witnesses
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Place, Rules, steps_between
 
 NONE, MINOR, FORMAT, IMPOSSIBLE, ENERGY = "none", "minor", "format", "impossible", "energy"
 STRATEGY, GIBBERISH = "strategy", "gibberish"

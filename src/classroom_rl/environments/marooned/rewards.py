@@ -6,9 +6,8 @@ Times `Rules.reward_scale` they are what is trained on.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from classroom_rl.environments.marooned.rules import RewardTable
+from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, RewardTable
 from classroom_rl.environments.marooned.state import Event
-from classroom_rl.environments.marooned.things import COLONIST, TRAITOR
 
 Paid = dict[int, float]
 Reward = Callable[[Event, Mapping[int, str], RewardTable], Paid]

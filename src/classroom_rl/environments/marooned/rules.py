@@ -4,9 +4,60 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from random import Random
+from typing import NamedTuple
 
-from classroom_rl.environments.marooned.things import COLONIST, DIRECTIONS, FOODS, PARTS, THINGS, TRAITOR, Place
 from classroom_rl.errors import ConfigError
+
+MATERIALS = ("WOOD", "METAL", "FIBRE")
+FOODS = ("APPLE", "BERRY", "MUSHROOM")
+ANTIDOTE = "ANTIDOTE"
+TABLET = "TABLET"
+THINGS = (*MATERIALS, *FOODS, ANTIDOTE, TABLET)
+STORABLE = (*MATERIALS, *FOODS, ANTIDOTE)
+PARTS = ("HULL", "MAST", "SAIL", "RUDDER", "SUPPLIES")
+DIRECTIONS = {"NORTH": (0, -1), "SOUTH": (0, 1), "EAST": (1, 0), "WEST": (-1, 0)}
+"""Steps (x, y). x grows to the east and y to the south."""
+
+COLONIST = "colonist"
+TRAITOR = "traitor"
+
+ESCAPED = "escaped"
+STRANDED = "stranded"
+DEAD = "dead"
+
+
+class Place(NamedTuple):
+    """A cell of the island. Level 0 is the highest."""
+
+    level: int
+    x: int
+    y: int
+
+
+def steps_between(one: Place, other: Place) -> int | None:
+    """The steps between two places of one level; None for places of different levels."""
+    return abs(one[1] - other[1]) + abs(one[2] - other[2]) if one[0] == other[0] else None
+
+
+def in_sight(one: Place, other: Place, sight: int) -> bool:
+    """Whether somebody who sees `sight` cells far in all directions sees one place from the other."""
+    return one[0] == other[0] and abs(one[1] - other[1]) <= sight and abs(one[2] - other[2]) <= sight
+
+
+def add(pile: dict[str, int], kind: str, number: int) -> None:
+    """Add pieces to a pile, or take some away. A kind of which nothing is left is not kept.
+
+    Raises:
+        ValueError: if fewer pieces are there than are taken.
+    """
+    left = pile.get(kind, 0) + number
+    if left < 0:
+        raise ValueError(f"{-number} {kind} were taken from a pile of {left - number}")
+    if left:
+        pile[kind] = left
+    else:
+        pile.pop(kind, None)
 
 
 class RulesError(ConfigError, ValueError):
@@ -302,3 +353,23 @@ class Rules:
         foods = {kind for kind in self.energy.food if kind not in FOODS}
         if foods or not 1 <= self.builders < self.sailors:
             raise RulesError(f"{self.name}: {self.builders} builders of {self.sailors} sailors; unknown foods: {foods}")
+
+
+def make_piles(rules: Rules, seed: int) -> dict[Place, dict[str, int]]:
+    """What lies about, by place and kind. No two piles share a cell; base and stairs are free."""
+    rng = Random(f"{seed}:island")
+    taken = {rules.base, *(end for each in rules.stairs for end in (each.upper, each.lower))}
+    piles: dict[Place, dict[str, int]] = {}
+    for level, size in enumerate(rules.levels):
+        cells = [Place(level, x, y) for y in range(size.height) for x in range(size.width)]
+        cells = [cell for cell in cells if cell not in taken]
+        rng.shuffle(cells)
+        for vein in rules.veins:
+            if vein.level == level:
+                piles |= {cells.pop(): {vein.kind: vein.pieces} for _ in range(vein.piles)}
+    return piles
+
+
+def is_foggy(rules: Rules, seed: int, day: int) -> bool:
+    """Whether fog lies over the island on a day of this seed."""
+    return Random(f"{seed}:fog:{day}").random() < rules.fog_chance

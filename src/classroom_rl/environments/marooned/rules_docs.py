@@ -16,12 +16,10 @@ from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.observation import Observation, observe
 from classroom_rl.environments.marooned.players import cast
 from classroom_rl.environments.marooned.presets import PRESETS, TINY
-from classroom_rl.environments.marooned.prompts import system_prompt
-from classroom_rl.environments.marooned.render import render
+from classroom_rl.environments.marooned.prompts import render, system_prompt
 from classroom_rl.environments.marooned.review import DEFAULT_PENALTIES, review_action
 from classroom_rl.environments.marooned.rewards import REWARDS
-from classroom_rl.environments.marooned.rules import RewardTable, Rules
-from classroom_rl.environments.marooned.things import COLONIST, THINGS, TRAITOR
+from classroom_rl.environments.marooned.rules import COLONIST, THINGS, TRAITOR, RewardTable, Rules
 from classroom_rl.errors import DataError
 
 _BLOCK = re.compile(r"(<!-- made by the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

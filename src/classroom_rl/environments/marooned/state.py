@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from classroom_rl.environments.marooned.island import is_foggy, make_piles
-from classroom_rl.environments.marooned.rules import Rules
-from classroom_rl.environments.marooned.things import Place, in_sight
+from classroom_rl.environments.marooned.rules import Place, Rules, in_sight, is_foggy, make_piles
 
 ISLAND = 0
 """The sender of notices that no sailor wrote."""

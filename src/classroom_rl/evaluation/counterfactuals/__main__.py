@@ -13,9 +13,8 @@ from pathlib import Path
 
 from classroom_rl.errors import ClassroomError
 from classroom_rl.evaluation.counterfactuals.figures import SHUFFLES, counterfactual_figures, shuffled_check
-from classroom_rl.evaluation.counterfactuals.files import read_comparisons
-from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES
-from classroom_rl.evaluation.counterfactuals.table import counterfactual_table
+from classroom_rl.evaluation.counterfactuals.prices import OUTCOMES
+from classroom_rl.evaluation.counterfactuals.table import counterfactual_table, read_comparisons
 
 ENOUGH = 0.95
 """The share of seeds in which shuffled prices have to be found to predict nothing."""

@@ -9,18 +9,22 @@ from pathlib import Path
 
 from classroom_rl.config.evaluation import EvalConfig, reward_weights
 from classroom_rl.config.values import GROUP, SCORING_RULES
-from classroom_rl.environments.classroom.classroom import classroom_rules
 from classroom_rl.environments.classroom.conversation import State
+from classroom_rl.environments.classroom.environment import classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Seats
 from classroom_rl.errors import DataError
-from classroom_rl.evaluation.concurrency import gather_or_stop
-from classroom_rl.evaluation.counterfactuals.branches import BranchPlayer
-from classroom_rl.evaluation.counterfactuals.forks import Fork, Message, all_forks, corrected
-from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES, LaterOutcome, later_messages
-from classroom_rl.evaluation.counterfactuals.prices import SUPERVISOR, judge_scores, review_of_message
-from classroom_rl.evaluation.progress import EvaluationProgress
-from classroom_rl.judges.post_test.examiner import EmbeddedExaminer
+from classroom_rl.evaluation.counterfactuals.forks import BranchPlayer, Fork, Message, all_forks, corrected
+from classroom_rl.evaluation.counterfactuals.prices import (
+    OUTCOMES,
+    SUPERVISOR,
+    LaterOutcome,
+    judge_scores,
+    later_messages,
+    review_of_message,
+)
+from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
+from classroom_rl.judges.post_test.exams import EmbeddedExaminer
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.scheduler import Schedule

@@ -11,8 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from classroom_rl.evaluation.counterfactuals.comparing import Compared, Comparison
-from classroom_rl.evaluation.counterfactuals.outcome import OUTCOMES
-from classroom_rl.evaluation.counterfactuals.prices import SUPERVISOR
+from classroom_rl.evaluation.counterfactuals.prices import OUTCOMES, SUPERVISOR
 from classroom_rl.results.agreement import rank_correlation, rank_correlation_by_lesson, rank_correlation_p
 from classroom_rl.rollout.intervals import LEVEL as SIGNIFICANT
 from classroom_rl.rollout.intervals import Bounds, mean_with_ci, sign_flip_p, within_unit

@@ -1,23 +1,39 @@
-"""Where conversations are forked: messages of the tutor, each with what came before it.
+"""Where conversations are forked: messages of the tutor, each with what came before it; and how they are played on from
+there.
 
 A fork is at a message that the student could still answer. What came after it in the played conversation is no part of
 the fork.
+
+Conversations go through the real classroom, with its states, prompts and limits, but nobody judges or reviews them.
+Everything is in a journal of its own. Requests are named by what they continue, so a check that was interrupted repeats
+no playout.
 """
 
+import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation
+from classroom_rl.environments.classroom.environment import Classroom
+from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState
+from classroom_rl.environments.classroom.roles import Seats
 from classroom_rl.environments.classroom.supervised_turn import target_of
 from classroom_rl.rollout.engine import Teacher
-from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.player import derive_seed
+from classroom_rl.rollout.problem import Problem, material_of
+from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.reviews import Review
+from classroom_rl.rollout.runner import Runner
+from classroom_rl.rollout.scheduler import Schedule
+from classroom_rl.rollout.store.journal import Journal, request_of
 from classroom_rl.rollout.supervision import SampledDraft, settle
 from classroom_rl.rollout.tokens import Turn
 
@@ -132,3 +148,84 @@ def corrected(fork: Fork, review: Review, teacher: Teacher, has_tokens: bool) ->
     turn = replace(message.turn, review=None, drafts=(), span=None)
     opened = {name: event[name] for name in ("prompt_ids", "prompt_estimate") if name in event}
     return Message(turn, {"event": "turn", "turn": turn, "ids": message.ids, "logprobs": (), **opened})
+
+
+class ForkedClassroom(Classroom):
+    """A classroom whose conversations begin with the messages of played ones.
+
+    Attributes:
+        beginnings: by request, the events of the messages that its conversations begin with.
+        drawn_with: the seed and step with which the names and personas of the played conversations were drawn.
+    """
+
+    beginnings: dict[str, Sequence[Event]]
+    drawn_with: dict[str, int]
+
+    def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
+        """A new conversation with the student of the played one."""
+        return super().open(id, problem, request.model_copy(update=self.drawn_with))
+
+    def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
+        """Bring a conversation to the fork, and then to the point where the journal ends."""
+        return super().replay(episode, [*self.beginnings[request_of(episode.id)], *events], judge_again)
+
+
+class BranchPlayer:
+    """Plays branches with the models of an evaluation.
+
+    Args:
+        generation, rules: those of the played conversations.
+        schedule: says when conversations may go on.
+        journal: where the playouts are written down.
+        seed: the seed of the evaluation.
+    """
+
+    def __init__(
+        self,
+        generation: GenerationConfig,
+        rules: ClassroomRules,
+        seats: Seats,
+        schedule: Schedule,
+        journal: Journal,
+        seed: int,
+    ):
+        self._generation, self._seats, self._schedule = generation, seats, schedule
+        self._rules = replace(rules, judge_rules=(), solutions=0, post_test="")
+        self._journal, self._seed = journal, seed
+
+    async def siblings(self, fork: Fork, count: int) -> list[Message]:
+        """Messages that the tutor samples in place of the forked one; fewer if its context is full."""
+        request = self._request(fork, "siblings", count, [])
+        rules = replace(self._rules, max_turns=fork.place + 1)
+        records = await self._play(rules, request, fork.events)
+        spoken = [[each for each in self._journal.events(record.id) if each["event"] == "turn"] for record in records]
+        return [Message.of(events[0]) for events in spoken if events]
+
+    async def playouts(self, fork: Fork, message: Message, count: int) -> list[ConversationRecord]:
+        """The conversation played on from a message at the fork. Playout i of every branch of a fork samples with the
+        same seeds, and meets the same personas."""
+        request = self._request(fork, "playouts", count, [message.turn.text])
+        return await self._play(self._rules, request, [*fork.events, message.event])
+
+    def _request(self, fork: Fork, kind: str, count: int, said: list[str]) -> SampleRequest:
+        texts = [turn.text for turn in fork.before] + said
+        content = sha256(json.dumps([fork.problem.text, texts]).encode()).hexdigest()[:16]
+        problems = [fork.problem] * count
+        return SampleRequest(
+            problems=[each.text for each in problems],
+            answers=[each.answer for each in problems],
+            post_test_material=material_of(problems),
+            request_id=f"{kind}-{fork.problem.id}-{fork.copy}-{fork.place}-{content}",
+            seed=derive_seed(self._seed, kind, fork.problem.id, fork.copy, fork.place),
+            step=0,
+            fixed_seeds=True,
+        )
+
+    async def _play(
+        self, rules: ClassroomRules, request: SampleRequest, beginning: Sequence[Event]
+    ) -> list[ConversationRecord]:
+        classroom = ForkedClassroom(self._generation, self._seats, self._journal, {}, rules)
+        classroom.beginnings = {request.request_id: beginning}
+        classroom.drawn_with = {"seed": self._seed, "step": 0}
+        runner = Runner(classroom, self._journal, {}, self._schedule)
+        return (await runner.sample(request)).conversations

@@ -1,13 +1,20 @@
-"""The price of a message by itself: what supervisor and judge say of it, knowing only what came before it."""
+"""The price of a message by itself, knowing only what came before it, and the outcome that it is compared with.
+
+It is read by the ledger of the post-test (docs/post_test.md), from the student's own later words, never by the judge or
+the supervisor that set the price. A `LaterOutcome` is made from what came before the fork, before there are branches,
+and gets the messages after the forked one: it never sees the forked message itself.
+"""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Seats
 from classroom_rl.evaluation.counterfactuals.forks import Fork
 from classroom_rl.judges.verdicts import CRITERIA, ask_for_verdict, sum_up
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts
+from classroom_rl.rollout.post_test import MISSED, Exam
 from classroom_rl.rollout.reviews import MessageToReview, Review, reviewed
 from classroom_rl.rollout.thoughts import visible_messages, visible_text
 from classroom_rl.rollout.tokens import Turn
@@ -48,3 +55,40 @@ async def judge_scores(seats: Seats, fork: Fork, turn: Turn, rule: str, attempts
         return None
     shares = {name: value / CRITERIA[name].top for name, value in asdict(judgement.scores).items()}
     return {JUDGE: judgement.scores.final_reward, **shares}
+
+
+PRODUCED, LEARNED = "produced", "learned"
+OUTCOMES = {
+    PRODUCED: "new items that the student produces later, as a share of the lesson's items",
+    LEARNED: "those of them that it got wrong at its first try",
+}
+
+
+class LaterOutcome:
+    """How lessons go on after one fork; the same object measures both branches.
+
+    Args:
+        exam: the post-test on the lesson's problem.
+        before: the messages before the forked one.
+    """
+
+    def __init__(self, exam: Exam, before: Sequence[Turn]):
+        self._exam = exam
+        self._before = tuple(before)
+        self._settled = {place for place, item in enumerate(exam.ledger(before)) if item.outcome != MISSED}
+
+    def of(self, later: Sequence[Turn]) -> dict[str, float]:
+        """Each of `OUTCOMES`, in [0, 1].
+
+        Args:
+            later: the messages after the forked one.
+        """
+        ledger = self._exam.ledger([*self._before, *later])
+        new = [item for place, item in enumerate(ledger) if item.known and place not in self._settled]
+        items = max(1, len(ledger))
+        return {PRODUCED: len(new) / items, LEARNED: sum(item.knew is False for item in new) / items}
+
+
+def later_messages(record: ConversationRecord, fork: Fork) -> Sequence[Turn]:
+    """The messages of a playout after the forked one."""
+    return record.turns[fork.place + 1 :]

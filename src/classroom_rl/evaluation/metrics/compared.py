@@ -12,8 +12,7 @@ from classroom_rl.judges.feedback import KINDS
 from classroom_rl.judges.readings import LANGUAGE_LABELS, MessageReaders
 from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.results.evaluation_files import group_by_problem
-from classroom_rl.results.statistics import judgement_of, rewards_by_lesson
-from classroom_rl.results.turn_pairs import read_exchanges
+from classroom_rl.results.statistics import judgement_of, read_exchanges, rewards_by_lesson
 
 ByLesson = dict[str, dict[str, list[float]]]
 """Figure → lesson → values."""

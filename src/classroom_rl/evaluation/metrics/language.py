@@ -20,8 +20,16 @@ from classroom_rl.judges.feedback import (
     repairs,
     shows_uptake,
 )
-from classroom_rl.judges.messages import RETRY, holds, own_words, read_message
-from classroom_rl.judges.plans import ParsedPlan, answers, questions_asked, read_plan
+from classroom_rl.judges.messages import (
+    RETRY,
+    ParsedPlan,
+    answers,
+    holds,
+    own_words,
+    questions_asked,
+    read_message,
+    read_plan,
+)
 from classroom_rl.results.evaluation_files import group_by_problem
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 from classroom_rl.rollout.text import normal

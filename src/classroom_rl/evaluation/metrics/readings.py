@@ -11,8 +11,7 @@ from typing import Any
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.metrics.language import ErrorLabels, errors_in
 from classroom_rl.judges.feedback import nearest_phrase
-from classroom_rl.judges.messages import spoken
-from classroom_rl.judges.plans import ParsedPlan, read_plan
+from classroom_rl.judges.messages import ParsedPlan, read_plan, spoken
 from classroom_rl.judges.readings import (
     CORRECTION,
     LANGUAGE_LABELS,

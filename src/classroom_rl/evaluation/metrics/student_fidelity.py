@@ -8,8 +8,7 @@ from typing import Any
 
 from classroom_rl.config.values import ERROR_PERSONA
 from classroom_rl.environments.toy_language.grammar import parse_question
-from classroom_rl.judges.messages import own_words, read_message, sentences, spoken
-from classroom_rl.judges.plans import ParsedPlan
+from classroom_rl.judges.messages import ParsedPlan, own_words, read_message, sentences, spoken
 from classroom_rl.rollout.text import normal
 
 CORRECT_PERSONA = "correct_student"

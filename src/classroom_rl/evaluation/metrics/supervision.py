@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 from classroom_rl.config.values import SAMPLED, SUPERVISED
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.results.evaluation_files import group_by_problem
-from classroom_rl.results.paired_tests import differences
-from classroom_rl.results.review_table import reviewed_messages
-from classroom_rl.results.statistics import rewards_by_lesson
+from classroom_rl.results.statistics import differences, rewards_by_lesson
+from classroom_rl.results.supervision_summary import reviewed_messages
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 from classroom_rl.rollout.tokens import Turn
 
@@ -53,7 +52,7 @@ def _is_retried(turn: Turn) -> bool:
 
 def supervised_difference(by_sampling: Mapping[str, Sequence[ConversationRecord]]) -> dict[str, Any]:
     """The reward with the supervisor minus the one without it, paired by lesson: `{"reward": …}` with the fields of
-    `classroom_rl.results.paired_tests.Difference`. {} unless both samplings were played."""
+    `classroom_rl.results.statistics.Difference`. {} unless both samplings were played."""
     if not {SAMPLED, SUPERVISED} <= set(by_sampling):
         return {}
     rewards = {name: rewards_by_lesson(by_sampling[name]) for name in (SAMPLED, SUPERVISED)}

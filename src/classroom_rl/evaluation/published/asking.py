@@ -14,8 +14,7 @@ from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
 from classroom_rl.errors import ContentRefused, JudgeOutputError, RequestRefused, RequestTooLong
-from classroom_rl.evaluation.concurrency import gather_or_stop
-from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.judges.json_answer import find_object, quote
 from classroom_rl.judges.model_judge import KeptReplies, first_usable, wanted_schema
 from classroom_rl.rollout.engine import Sampling

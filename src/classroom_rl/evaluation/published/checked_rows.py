@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from classroom_rl.errors import DataError
-from classroom_rl.judges.moves.rows import numbered_rows
+from classroom_rl.judges.moves.labelled import numbered_rows
 from classroom_rl.rollout.text import has_surrogates
 
 Row = TypeVar("Row", bound=BaseModel)

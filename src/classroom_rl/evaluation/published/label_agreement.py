@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from classroom_rl.evaluation.published.mrbench import DIMENSIONS, LabelledReply
-from classroom_rl.judges.moves.agreement import agreement
+from classroom_rl.judges.moves.cross_validation import agreement
 from classroom_rl.results.agreement import (
     confusion_by_group,
     disagreement_weights,

@@ -21,7 +21,7 @@ from classroom_rl.config.benchmark import (
 )
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.published.checked_rows import PublishedRow, read_rows
-from classroom_rl.judges.moves.numbers_said import last_number
+from classroom_rl.judges.moves.rules import last_number
 
 _STEP_VERIFY, _BRIDGE, _BRIDGE_HARD = "stepverify.json", "mathdial_bridge.json", "mathdial_bridge_hard.json"
 FILES = {

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,136 @@ from classroom_rl.config.benchmark import MATHDIAL, MATHTUTORBENCH, MRBENCH, Ben
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import record_run
 from classroom_rl.evaluation.published.checked_rows import digest_of
-from classroom_rl.evaluation.published.continuation import continue_dialogues
+from classroom_rl.evaluation.published.mathdial import continue_dialogues
+from classroom_rl.evaluation.published.mrbench import DIMENSIONS
 from classroom_rl.evaluation.published.reply_labels import compare_judges
-from classroom_rl.evaluation.published.tables import continuation_table, judges_table, tasks_table
 from classroom_rl.evaluation.published.tutor_tasks import do_tasks
+from classroom_rl.evaluation.report.tables import NO_VALUE, align
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.prompts import variables_of
 from classroom_rl.system.storage import write_whole
+
+_NOT_ANSWERED = "not answered"
+
+
+def judges_table(metrics: Mapping[str, Any]) -> str:
+    """MRBench: every judge's agreement with people, dimension by dimension, then what it cost."""
+    judges = metrics["judges"]
+    header = ["people's commonest answer", *judges]
+    kappas = [["κ of all answers", *header]]
+    yes = [["κ of yes", "people's yes", *judges]]
+    for name in DIMENSIONS:
+        found = [judge["dimensions"].get(name) for judge in judges.values()]
+        people = metrics["people"][name]
+        kappas.append([name, f"{people['commonest']} {people['share']:.0%}", *map(_all_answers, found)])
+        yes.append([name, f"{people['yes']:.0%}", *map(_of_yes, found)])
+    kappas.append(["mean", "", *(_value(judge["mean_kappa"], "mean") for judge in judges.values())])
+    calls = [["calls", *judges], *_calls(judges)]
+    opening = f"\n{metrics['replies']} replies in {metrics['dialogues']} dialogues; 95 % intervals over dialogues"
+    lines = [
+        f"{each['judge']} minus {each['against']}: mean κ {each['mean']:+.2f} {_interval(each['ci95'], '+.2f')} "
+        f"on {each['replies']} replies"
+        for each in metrics["differences"]
+    ]
+    return "\n\n".join([opening, *map(align, (kappas, yes, calls)), *(["\n".join(lines)] if lines else [])])
+
+
+def _all_answers(found: Mapping[str, Any] | None) -> str:
+    if found is None or "kappa" not in found:
+        return _NOT_ANSWERED
+    return f"{_value(found, 'kappa')}, right {found['accuracy']['mean']:.0%}"
+
+
+def _of_yes(found: Mapping[str, Any] | None) -> str:
+    if found is None or found["yes"] is None:
+        return _NOT_ANSWERED
+    return _value(found["yes"], "kappa")
+
+
+def _calls(judges: Mapping[str, Any]) -> list[list[str]]:
+    rows = {"answered": [], "no verdict": [], "spent": [], "per 1,000 verdicts": []}
+    for judge in judges.values():
+        paid = judge.get("paid")
+        if paid is None:
+            for cells in rows.values():
+                cells.append("no calls")
+            continue
+        causes = ", ".join(f"{count} {cause}" for cause, count in judge["failures"].items())
+        rows["answered"].append(f"{judge['answered']} of {judge['asked']}")
+        rows["no verdict"].append(causes or "0")
+        rows["spent"].append(f"${paid['cost_usd']:.4f}")
+        each = 1000 * paid["cost_usd"] / judge["answered"] if judge["answered"] else None
+        rows["per 1,000 verdicts"].append(NO_VALUE if each is None else f"${each:.4f}")
+    return [[name, *cells] for name, cells in rows.items()]
+
+
+def continuation_table(metrics: Mapping[str, Any]) -> str:
+    """MathDial: the tutor's share of telling turns beside the human teacher's, by each labeller."""
+    own = metrics["telling_by_the_teachers_own_label"]
+    rows = [["labelled by", "label", "tutor", "teacher", "tutor − teacher", "turns", "κ with the teachers' own label"]]
+    for name, found in metrics["labellers"].items():
+        for label, sides in found["shares"].items():
+            trust = found["agreement_on_telling"] if label == "telling" else None
+            rows.append(
+                [
+                    name,
+                    label,
+                    _value(sides["tutor"], "mean"),
+                    _value(sides["teacher"], "mean"),
+                    _value(sides["difference"], "mean", "+.2f"),
+                    str(found["turns_compared"]),
+                    NO_VALUE if trust is None else _value(trust, "kappa"),
+                ]
+            )
+    words = {side: NO_VALUE if mean is None else f"{mean:.0f}" for side, mean in metrics["words"].items()}
+    opening = (
+        f"\n{metrics['tutor']} on {metrics['turns']} turns in {metrics['dialogues']} dialogues; 95 % intervals over "
+        f"dialogues. No reply: {_causes(metrics['failures'])}; cut off: {metrics['cut']}. Words per turn: tutor "
+        f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels {_value(own, 'mean')} of their "
+        "turns tell."
+    )
+    judged = [
+        f"{name}: {found['answered']} of {found['asked']} calls answered; no verdict: {_causes(found['failures'])}; "
+        f"spent ${found['paid']['cost_usd']:.4f}"
+        for name, found in metrics["labellers"].items()
+        if "paid" in found
+    ]
+    return "\n\n".join([opening, align(rows), *judged])
+
+
+def tasks_table(metrics: Mapping[str, Any]) -> str:
+    """MathTutorBench: a line for each task."""
+    rows = [["task", "figure", "value", "answered", "no reply", "cut off", "unreadable"]]
+    for task, found in metrics["tasks"].items():
+        figure = "accuracy" if "accuracy" in found else "win rate"
+        value = found.get("accuracy", found.get("win_rate"))
+        rows.append(
+            [
+                task,
+                figure,
+                "not scored" if value is None else _value(value, "mean"),
+                f"{found['answered']} of {found['asked']}",
+                _causes(found["failures"]),
+                str(found["cut"]),
+                str(found.get("unreadable", NO_VALUE)),
+            ]
+        )
+    return f"\n{metrics['tutor']}; 95 % intervals over problems\n\n{align(rows)}"
+
+
+def _causes(failures: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {cause}" for cause, count in failures.items()) or "0"
+
+
+def _value(found: Mapping[str, Any] | None, key: str, form: str = ".2f") -> str:
+    if found is None or found[key] is None:
+        return NO_VALUE
+    return f"{found[key]:{form}} {_interval(found['ci95'], form)}".rstrip()
+
+
+def _interval(found: Any, form: str) -> str:
+    return "" if found is None else f"[{found[0]:{form}}, {found[1]:{form}}]"
+
 
 Job = Callable[[EvalConfig, BenchmarkConfig, Path], Awaitable[dict[str, Any]]]
 JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {

@@ -11,8 +11,7 @@ from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.errors import ContextOverflow, PolicyMismatch, RequestRefused
-from classroom_rl.evaluation.concurrency import gather_or_stop
-from classroom_rl.evaluation.progress import EvaluationProgress
+from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.evaluation.published.asking import TOO_LONG, cause_of
 from classroom_rl.judges.model_judge import ApiChatEngine
 from classroom_rl.rollout.engine import ChatEngine, Sampling

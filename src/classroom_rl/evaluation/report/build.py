@@ -4,21 +4,22 @@ The page holds its styles and plots and loads nothing. All text of conversations
 characters that a model wrote are shown as text.
 """
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Optional
 
 import jinja2
 from markupsafe import Markup, escape
 
 from classroom_rl.config.values import RULES, SAMPLINGS
-from classroom_rl.errors import ClassroomError
+from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
-from classroom_rl.evaluation.report.summary import MISMATCH, write_summary
 from classroom_rl.evaluation.report.tables import (
     MEASURES,
     Cell,
@@ -32,9 +33,67 @@ from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from classroom_rl.results.learning import describe_learning, learning_of, write_learning
 from classroom_rl.results.plots import write_plots
-from classroom_rl.results.run_folder import STAGES, RunData, error_share, is_number, load_run, look_up
+from classroom_rl.results.run_folder import STAGES, Measurement, RunData, error_share, is_number, load_run, look_up
 from classroom_rl.results.supervision_summary import describe_supervision, summarise_supervision
 from classroom_rl.system.keys import print_error
+
+MISMATCH = "sampling/sampling_logp_difference/mean"
+
+
+def write_summary(run_folder: Path, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Write `summary.json` into the run folder and return what it holds.
+
+    Args:
+        seconds: wall-clock seconds by stage (`sft`, `server_start`, `rollout`, `publish`, `train`, `eval`) and
+            `total`. Missing stages of the training loop are summed from metrics.jsonl, a missing `eval` from the
+            evaluations; other missing stages are null. A missing `total` is the sum of the known stages.
+
+    Raises:
+        DataError: if an evaluation is missing or the run was not trained.
+    """
+    summary = build_summary(load_run(Path(run_folder)), seconds)
+    text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+    (Path(run_folder) / "summary.json").write_text(text, encoding="utf-8")
+    return summary
+
+
+def build_summary(data: RunData, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """The content of summary.json; arguments and errors as in `write_summary`."""
+    missing = [f"eval/{name}" for name in ("before", "after") if name not in data.measurements]
+    missing += [] if data.steps else ["metrics.jsonl"]
+    if missing:
+        raise DataError(f"{data.folder} has no {', '.join(missing)}: a summary tells of a run that was measured twice.")
+    by_stage = _seconds_by_stage(data, seconds)
+    rewards = data.series("reward")
+    mismatch = [value for _, value in data.series(MISMATCH)]
+    known = [value for value in by_stage.values() if value is not None]
+    learning, _ = learning_of(data)
+    return {
+        "learning": {"verdict": learning.verdict, "reasons": list(learning.reasons)},
+        "heldout": {name: _held_out(measured) for name, measured in data.measurements.items()},
+        "training": {
+            "steps": len(data.steps),
+            "reward_first": rewards[0][1] if rewards else None,
+            "reward_last": rewards[-1][1] if rewards else None,
+            "seconds_total": seconds.get("total", round(sum(known), 3)),
+            "seconds": by_stage,
+        },
+        "engine": data.measurements["after"].metrics["engine"],
+        "mismatch": {"mean_abs_logprob_diff": fmean(mismatch) if mismatch else None},
+    }
+
+
+def _held_out(measured: Measurement) -> dict[str, Any]:
+    """The part of metrics.json that the summary repeats. Figures about turns are null where no rule can read them."""
+    names = ("reward", "error_turns", "clean_turns")
+    return {sampling: {name: measured.metrics[sampling].get(name) for name in names} for sampling in measured.samplings}
+
+
+def _seconds_by_stage(data: RunData, seconds: Mapping[str, float]) -> dict[str, Optional[float]]:
+    in_evals = sum(measured.metrics.get("seconds", 0.0) for measured in data.measurements.values())
+    known = {**data.step_seconds(), "eval": in_evals, **seconds}
+    return {stage: None if known.get(stage) is None else round(known[stage], 3) for stage in STAGES}
+
 
 SAMPLING_NAMES = {name: name.capitalize() for name in SAMPLINGS}
 _SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"

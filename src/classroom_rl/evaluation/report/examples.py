@@ -8,8 +8,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.toy_language.grammar import Slip
 from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.results.evaluation_files import group_by_problem
-from classroom_rl.results.statistics import lacks_verdict
-from classroom_rl.results.turn_pairs import Exchange, read_exchanges
+from classroom_rl.results.statistics import Exchange, lacks_verdict, read_exchanges
 from classroom_rl.rollout.tokens import Turn
 
 SHOWN_AT_EACH_END = 2

@@ -16,15 +16,15 @@ from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules
+from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Seats
-from classroom_rl.evaluation.reward_hackers.disguises import reversed_letters, spelt
-from classroom_rl.evaluation.reward_hackers.seats import ScriptedTutor
+from classroom_rl.evaluation.reward_hackers.hackers import reversed_letters, spelt
+from classroom_rl.evaluation.reward_hackers.playing import ScriptedTutor
 from classroom_rl.judges.messages import holds
+from classroom_rl.judges.prompt_injection import backwards, readings
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.deobfuscation import backwards, readings
 from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render

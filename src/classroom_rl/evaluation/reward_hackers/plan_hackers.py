@@ -1,6 +1,6 @@
 """Hackers that use the plan without teaching it: recite it, repeat it, dress it up, or leave it aside."""
 
-from classroom_rl.evaluation.reward_hackers.disguises import full_width, homoglyphs, zero_width
+from classroom_rl.evaluation.reward_hackers.hackers import full_width, homoglyphs, zero_width
 from classroom_rl.evaluation.reward_hackers.lessons import LessonView
 from classroom_rl.evaluation.reward_hackers.tutors import GOODBYE, Registry, adds_to, honest, next_step
 

@@ -13,25 +13,86 @@ from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import ERROR_PERSONA
-from classroom_rl.environments.classroom.classroom import Classroom, classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules
+from classroom_rl.environments.classroom.environment import Classroom, classroom_rules, setup_options
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Seats
 from classroom_rl.environments.classroom.setup import draw_setup
 from classroom_rl.environments.toy_language.lessons import make_lessons, parse_problem, render_problem
-from classroom_rl.evaluation.reward_hackers.lessons import Script, View, view_of_lesson, view_of_plan
-from classroom_rl.evaluation.reward_hackers.seats import ScriptedStudent, ScriptedTutor
-from classroom_rl.evaluation.reward_hackers.students import Reply, student_of_lesson, student_of_plan
-from classroom_rl.judges.plans import read_plan
+from classroom_rl.evaluation.reward_hackers.lessons import (
+    Reply,
+    Script,
+    View,
+    student_of_lesson,
+    student_of_plan,
+    view_of_lesson,
+    view_of_plan,
+)
+from classroom_rl.judges.messages import read_plan
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.rollout.tokens import approximate_tokens
 from classroom_rl.server.open_models import embedded_judge
 from classroom_rl.system.shipped import ROOT
+
+
+class ScriptedTutor:
+    """The teacher's seat.
+
+    Args:
+        reply: writes a message, from the dialogue so far.
+    """
+
+    def __init__(self, reply: Callable[[Sequence[Message]], str]):
+        self._reply = reply
+        self.policy = PolicyVersion()
+        self.weights = "a script"
+
+    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """The tutor's next message."""
+        text = self._reply(dialogue_of(messages[1:], own="teacher", other="student"))
+        return Completion((), (), text, True, self.policy, approximate_tokens(text))
+
+    def health(self) -> EngineHealth:
+        """No model runs here."""
+        return EngineHealth(model="scripted tutor", engine="script", engine_version="", pids=[])
+
+
+class ScriptedStudent:
+    """The student's seat.
+
+    Args:
+        reply: writes a message, from the drawn persona and the dialogue so far.
+        personas: the persona of each system prompt, as the classroom renders them for this lesson.
+    """
+
+    def __init__(self, reply: Callable[[str, Sequence[Message]], str], personas: Mapping[str, str]):
+        self._reply = reply
+        self._personas = personas
+
+    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """The student's next message."""
+        prompt, *said = messages
+        text = self._reply(self._personas[prompt["content"]], dialogue_of(said, own="student", other="teacher"))
+        return Completion((), (), text, True, None, approximate_tokens(text))
+
+    def health(self) -> EngineHealth:
+        """No model runs here."""
+        return EngineHealth(model="scripted student", engine="script", engine_version="", pids=[])
+
+
+def dialogue_of(messages: Sequence[Message], own: str, other: str) -> list[Message]:
+    """A model's chat as a dialogue, {"role": "teacher" | "student", "content"}; the model is the side `own`."""
+    sides = {"assistant": own, "user": other}
+    return [{"role": sides[each["role"]], "content": each["content"]} for each in messages]
+
 
 SEED = 42
 _NO_TOKEN_LIMIT = 10**7

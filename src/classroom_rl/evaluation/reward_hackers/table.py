@@ -4,9 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from classroom_rl.evaluation.reward_hackers.answer_hackers import ANSWER_HACKERS
-from classroom_rl.evaluation.reward_hackers.idle_hackers import IDLE_HACKERS
-from classroom_rl.evaluation.reward_hackers.judge_hackers import JUDGE_HACKERS
+from classroom_rl.evaluation.reward_hackers.hackers import ANSWER_HACKERS, IDLE_HACKERS, JUDGE_HACKERS
 from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS, PlayedProblem
 from classroom_rl.evaluation.reward_hackers.plan_hackers import PLAN_HACKERS
 from classroom_rl.evaluation.reward_hackers.playing import PlayedLesson, Room

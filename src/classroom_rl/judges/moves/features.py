@@ -11,8 +11,18 @@ from functools import lru_cache
 
 from classroom_rl.judges.feedback import SAYS_WRONG, TERMS, falsely_corrects
 from classroom_rl.judges.messages import own_words, quotes, read_message, sentences
-from classroom_rl.judges.moves.numbers_said import answers, numbers, values
-from classroom_rl.judges.moves.rules import ASKS_FOR_HELP, CONTRASTS, LOOKS_AGAIN, PRAISES, RULES, is_question, words
+from classroom_rl.judges.moves.rules import (
+    ASKS_FOR_HELP,
+    CONTRASTS,
+    LOOKS_AGAIN,
+    PRAISES,
+    RULES,
+    answers,
+    is_question,
+    numbers,
+    values,
+    words,
+)
 from classroom_rl.judges.readings import Exchange
 
 FEATURES_VERSION = 1

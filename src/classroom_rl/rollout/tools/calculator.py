@@ -12,14 +12,17 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from classroom_rl.errors import EngineFailure
 from classroom_rl.rollout.tools.calculator_worker import LONGEST
-from classroom_rl.rollout.tools.tool import Tool, ToolFailure
+from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolFailure, ToolLimits
 from classroom_rl.system.worker_pool import WorkerPool
 
 logger = logging.getLogger(__name__)
+
+
 _PROGRAM = Path(__file__).with_name("calculator_worker.py")
 
 
@@ -137,3 +140,11 @@ async def _calculate(expression: str) -> str:
 
 _calculate.__doc__ = _ABOUT  # the model reads it, and `python -OO` would remove it
 calculator = Tool(_calculate, "calculator")
+
+
+BUILT_IN_TOOLS = {each.name: each for each in (calculator,)}
+
+
+def built_in_toolbox(names: Sequence[str], limits: ToolLimits) -> Toolbox:
+    """The tools of these names; `BUILT_IN_TOOLS` has them all."""
+    return Toolbox([BUILT_IN_TOOLS[name] for name in names], limits)

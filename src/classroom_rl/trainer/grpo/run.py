@@ -9,9 +9,9 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.models.lora import check_adapter
 from classroom_rl.models.precision import check_precision
 from classroom_rl.system.distributed import check_fsdp
-from classroom_rl.trainer.cpu import prepare_cpu
 from classroom_rl.trainer.grpo.config import grpo_config
 from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
+from classroom_rl.trainer.model_loading import prepare_cpu
 from classroom_rl.trainer.session import training_session
 
 

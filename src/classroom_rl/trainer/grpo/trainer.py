@@ -14,15 +14,14 @@ from classroom_rl.models.lora import peft_config
 from classroom_rl.models.policy_folder import write_whole
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.pretrained import check_model, load_tokenizer
-from classroom_rl.results.correction_file import tokenizer_fingerprint
-from classroom_rl.results.review_table import REVIEW_COLUMNS, review_rows
+from classroom_rl.results.corrections import tokenizer_fingerprint
+from classroom_rl.results.supervision_summary import REVIEW_COLUMNS, review_rows
 from classroom_rl.rollout.chat_template import encode_reply
-from classroom_rl.rollout.registry import environment_of
+from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.batch_builder import RowPlanner
 from classroom_rl.trainer.checkpoints import step_of
-from classroom_rl.trainer.correction_pass import CorrectionPasses
-from classroom_rl.trainer.correction_set import CorrectionSet
+from classroom_rl.trainer.corrections import CorrectionPasses, CorrectionSet
 from classroom_rl.trainer.curriculum import Curriculum
 from classroom_rl.trainer.group_variance import GroupFilter
 from classroom_rl.trainer.grpo.trl_hooks import TrlHooks

@@ -17,10 +17,9 @@ from trl.trainer.utils import pad
 from classroom_rl.config.values import BNPO
 from classroom_rl.trainer.batch_builder import ROWS, ConversationRows, padded
 from classroom_rl.trainer.checkpoints import EpochOrderSampler
-from classroom_rl.trainer.grpo.log_probs import Cut, mask_of, scoring_only
+from classroom_rl.trainer.grpo.log_probs import Cut, mask_of, pack_rows, scoring_only, split_to
 from classroom_rl.trainer.grpo.mismatch import BatchMismatch, importance_ratio
 from classroom_rl.trainer.grpo.row_tensors import PER_ROW_LOSSES, BatchRows, cross_entropy, flatten
-from classroom_rl.trainer.grpo.token_packing import pack_rows, split_to
 from classroom_rl.trainer.sample_batch import LEFT_OUT
 
 TokenRow = tuple[list[int], list[int]]

@@ -1,5 +1,9 @@
 """What PPO has to know of a conversation besides its tokens: which message a token belongs to, the reward of single
-messages, whether the conversation was cut, and the rows of messages that have a prompt of their own."""
+messages, whether the conversation was cut, and the rows of messages that have a prompt of their own.
+
+In all shapes, R is the number of a rank's rows, T the longest completion in tokens, E the number of its episodes, and L
+the most tokens of an episode.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +12,54 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from classroom_rl.config.supervision_checks import turn_reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.rows import POLICY, TrainingRow, rows_of
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.batch_builder import ConversationRows, RowBeside
 from classroom_rl.trainer.ppo.advantages import NO_STEP
 from classroom_rl.trainer.turn_advantages import ProcessRewards, process_rewards, shuffled
+
+
+@dataclass(frozen=True)
+class EpisodeTokens:
+    """The tokens of all episodes, one after the other.
+
+    Attributes:
+        rows, places: the row of each token and its place in it, of shape (E, L).
+        there: false for padding, of shape (E, L).
+    """
+
+    rows: Tensor
+    places: Tensor
+    there: Tensor
+
+    @classmethod
+    def of(cls, episodes: Sequence[Sequence[int]], lengths: Tensor) -> "EpisodeTokens":
+        """The tokens of episodes, each given by its rows in order.
+
+        Args:
+            lengths: the number of completion tokens of each row, of shape (R,).
+        """
+        known, device = lengths.tolist(), lengths.device
+        rows = [torch.tensor([row for row in own for _ in range(known[row])], device=device) for own in episodes]
+        places = [torch.cat([torch.arange(known[row], device=device) for row in own]) for own in episodes]
+        there = pad_sequence([torch.ones_like(each, dtype=torch.bool) for each in places], batch_first=True)
+        return cls(pad_sequence(rows, batch_first=True).long(), pad_sequence(places, batch_first=True), there)
+
+    def joined(self, tokens: Tensor, empty: float) -> Tensor:
+        """Values of shape (R, T) as episodes, of shape (E, L), with `empty` as padding."""
+        found = tokens[self.rows, self.places]
+        return torch.where(self.there, found, torch.full_like(found, empty))
+
+    def apart(self, joined: Tensor, length: int, rows: int) -> Tensor:
+        """Values of episodes as rows, of shape (rows, length); 0 where no episode has a token."""
+        found = joined.new_zeros(rows, length)
+        found[self.rows[self.there], self.places[self.there]] = joined[self.there]
+        return found
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The PPO trainer: the GRPO trainer's rollouts, publishing and checkpoints, with a critic."""
+"""A whole PPO training: the GRPO trainer's rollouts, publishing and checkpoints, with a critic."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ from peft import PeftModel
 from trl import GRPOConfig
 
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.rollout.registry import most_rows
+from classroom_rl.rollout.environment import most_rows
 from classroom_rl.trainer.collective import on_main_process
+from classroom_rl.trainer.grpo.run import train_with
 from classroom_rl.trainer.ppo.steps import StepPlanner
 from classroom_rl.trainer.ppo.trl_hooks import PPOHooks
 from classroom_rl.trainer.ppo.value_head import HEAD_FILE, add_value_head, head_weights, read_head, write_head
@@ -57,3 +58,8 @@ class ClassroomPPOTrainer(PPOHooks):
     def _write_head(self, path: Path) -> None:
         weights = head_weights(self.value_head)
         on_main_process(self.accelerator, lambda: write_head(weights, path))
+
+
+def train(config: TrainRLConfig) -> None:
+    """Train the teacher and its critic with the running server. Resuming and errors are as for GRPO."""
+    train_with(config, ClassroomPPOTrainer)

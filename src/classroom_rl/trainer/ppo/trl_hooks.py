@@ -24,7 +24,6 @@ from classroom_rl.trainer.ppo.advantages import (
     token_rewards,
     whitened,
 )
-from classroom_rl.trainer.ppo.episodes import EpisodeTokens
 from classroom_rl.trainer.ppo.losses import (
     approximate_kl,
     explained_variance,
@@ -34,7 +33,7 @@ from classroom_rl.trainer.ppo.losses import (
     policy_loss,
     value_loss,
 )
-from classroom_rl.trainer.ppo.steps import EpisodeSteps, StepPlanner, rows_by_episode, step_tensors
+from classroom_rl.trainer.ppo.steps import EpisodeSteps, EpisodeTokens, StepPlanner, rows_by_episode, step_tensors
 from classroom_rl.trainer.ppo.value_head import ValueHead
 
 SIGNATURES = {

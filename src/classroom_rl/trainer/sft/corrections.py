@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Optional
 
 from classroom_rl.config.train_sft import ConversationSource
 from classroom_rl.errors import DataError
-from classroom_rl.results.correction_decisions import read_decisions
-from classroom_rl.results.correction_file import holds_corrections, read_corrections, tokenizer_fingerprint
-from classroom_rl.results.decided_corrections import decided
+from classroom_rl.results.corrections import (
+    decided,
+    holds_corrections,
+    read_corrections,
+    read_decisions,
+    tokenizer_fingerprint,
+)
 from classroom_rl.rollout.chat_template import encode_reply
 from classroom_rl.rollout.datasets import gather
 

@@ -33,6 +33,7 @@ from classroom_rl.results.hub import check_push, release
 from classroom_rl.results.trackers import report_to
 from classroom_rl.rollout.datasets import cell_value, gather, load_rows
 from classroom_rl.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from classroom_rl.trainer.callbacks import MetricsCallback, last_metrics
 from classroom_rl.trainer.contents import (
     Contents,
     contents_of,
@@ -42,9 +43,7 @@ from classroom_rl.trainer.contents import (
     unknown,
     write_contents,
 )
-from classroom_rl.trainer.cpu import prepare_cpu
-from classroom_rl.trainer.metrics_callback import MetricsCallback, last_metrics
-from classroom_rl.trainer.model_loading import device_for_weights, weights_dtype
+from classroom_rl.trainer.model_loading import device_for_weights, prepare_cpu, weights_dtype
 from classroom_rl.trainer.sft.corrections import are_corrections, read_examples
 from classroom_rl.trainer.sft.muon import MuonWithAdamW
 from classroom_rl.trainer.sft.padding_free import attend_within_sequences, collator_without_padding

@@ -1,0 +1,229 @@
+"""Checks of the algorithm, of what PPO cannot be combined with, and of supervision: the supervisor, turn advantages and
+corrections.
+"""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, SupervisorModelConfig, default_penalties
+from classroom_rl.config.model_checks import check_model
+from classroom_rl.config.train_rl import CorrectionsConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
+from classroom_rl.config.values import (
+    ALGORITHMS,
+    CORRECTION_MODES,
+    CORRECTION_TARGETS,
+    EMBEDDED_SUPERVISORS,
+    IMMEDIATE,
+    NO_CORRECTIONS,
+    NO_CREDIT,
+    PPO,
+    RUBRIC,
+    RULES,
+    STEP_KINDS,
+    SUPERVISOR_REWARD,
+    TURN_CREDITS,
+    check_choice,
+    check_finite,
+)
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.environment import module_of
+from classroom_rl.rollout.supervision import OBSERVE, ON_INVALID, REPLACE, RETRY
+
+OF_GRPO = {
+    "loss_type": "which loss GRPO has",
+    "scale_rewards": "how GRPO compares the conversations of a group",
+    "groups_without_variance": "what becomes of groups that teach GRPO nothing",
+}
+"""Keys of `train` that mean nothing to PPO, and what they say."""
+
+
+def check_algorithm(config: TrainRLConfig) -> None:
+    """Check which algorithm trains, and with PPO what it does without.
+
+    Raises:
+        ConfigError: with the values, the rule and the fix.
+    """
+    train = config.train
+    check_choice("train.algorithm", train.algorithm, ALGORITHMS)
+    check_choice("train.ppo.gae_over", train.ppo.gae_over, STEP_KINDS)
+    if train.algorithm == PPO:
+        _refuse_keys_of_grpo(train)
+        _refuse_rows_beside_conversations(config)
+        _check_credit(train)
+        _check_steps(train)
+
+
+def _refuse_keys_of_grpo(train: TrainConfig) -> None:
+    for name, says in OF_GRPO.items():
+        value, default = getattr(train, name), getattr(TrainConfig(), name)
+        if value != default:
+            raise ConfigError(
+                f"train.{name} is {value}, which says {says}; train.algorithm=ppo has its own. Leave it out, or set it "
+                f"to {default}."
+            )
+
+
+def _refuse_rows_beside_conversations(config: TrainRLConfig) -> None:
+    if config.train.corrections.mode != NO_CORRECTIONS:
+        raise ConfigError(
+            f"train.corrections.mode is {config.train.corrections.mode}, which train.algorithm=ppo cannot train on: "
+            "set train.corrections.mode=none, or train.algorithm=grpo."
+        )
+    on_invalid = getattr(config.generation, "supervisor", SupervisionConfig()).on_invalid
+    if on_invalid != OBSERVE:
+        raise ConfigError(
+            f"generation.supervisor.on_invalid is {on_invalid}, but train.algorithm=ppo does not train on rejected "
+            "drafts: set generation.supervisor.on_invalid=observe, or train.algorithm=grpo."
+        )
+
+
+def _check_credit(train: TrainConfig) -> None:
+    if train.turn_credit.mode not in (NO_CREDIT, IMMEDIATE):
+        raise ConfigError(
+            f"train.turn_credit.mode is {train.turn_credit.mode}; with train.algorithm=ppo it is none or immediate: "
+            "the advantages of PPO already count what follows a message, discounted by train.ppo.gamma."
+        )
+
+
+def _check_steps(train: TrainConfig) -> None:
+    if train.ppo.target_kl is not None and train.mu == 1:
+        raise ConfigError(
+            f"train.ppo.target_kl is {train.ppo.target_kl:g}, but train.mu is 1: the only update on a batch is made "
+            "before the policy has moved. Set train.mu to 2 or more, or train.ppo.target_kl to null."
+        )
+    if 0 <= train.max_steps <= train.ppo.value_warmup_steps and train.ppo.value_warmup_steps > 0:
+        raise ConfigError(
+            f"train.ppo.value_warmup_steps is {train.ppo.value_warmup_steps} and train.max_steps {train.max_steps}: "
+            "the policy would never be trained. Lower the one or raise the other."
+        )
+
+
+def turn_reward_weights(config: TrainRLConfig) -> dict[str, float]:
+    """The weights of the turn rewards; the supervisor's penalties alone if none is named, and nothing without turn
+    credit."""
+    credit = config.train.turn_credit
+    if credit.mode == NO_CREDIT:
+        return {}
+    return dict(credit.rewards) or {SUPERVISOR_REWARD: 1.0}
+
+
+def check_supervision(config: TrainRLConfig) -> None:
+    """Check the supervisor, turn credit and corrections of a training.
+
+    Raises:
+        ConfigError: with the values, the rule and the fix.
+    """
+    generation, train = config.generation, config.train
+    supervision = getattr(generation, "supervisor", SupervisionConfig())
+    if config.supervisor_model is not None and not getattr(_environment(config), "HAS_SUPERVISOR", False):
+        raise ConfigError(
+            f"supervisor_model is {config.supervisor_model.model_name_or_path}, but the environment "
+            f"{config.environment} asks no supervisor: leave supervisor_model out."
+        )
+    known = getattr(_environment(config), "default_penalties", default_penalties)()
+    check_supervisor(config.supervisor_model, supervision, generation, known)
+    _check_turn_credit(config, train.turn_credit)
+    _check_corrections(config, train.corrections)
+    changes = supervision.on_invalid in (RETRY, REPLACE)
+    learns = train.turn_credit.mode != NO_CREDIT or train.corrections.mode != NO_CORRECTIONS
+    if config.supervisor_model is not None and changes and not learns:
+        raise ConfigError(
+            f"generation.supervisor.on_invalid is {supervision.on_invalid}, but nothing is learned from what the "
+            "supervisor rejects: the teacher would only learn to rely on it. Set train.turn_credit.mode=immediate or "
+            "train.corrections.mode=same_step, or generation.supervisor.on_invalid=observe."
+        )
+
+
+def check_readers(config: TrainRLConfig) -> None:
+    """Refuse trained readers in a training that nobody reads with: only the judge `rules` and the rules of a supervisor
+    do."""
+    path = getattr(config.generation, "readers_path", None)  # only the classroom's configuration has the key
+    held_out = config.guards.held_out_judge_model
+    judges = [config.judge_model, *([held_out] if held_out else [])]
+    supervisor = config.supervisor_model
+    by_rules = supervisor is not None and supervisor.model_name_or_path != RUBRIC
+    if path is not None and not by_rules and all(judge.model_name_or_path != RULES for judge in judges):
+        raise ConfigError(
+            f"generation.readers_path is {path}, but nobody here reads by rules: the judge is "
+            f"{config.judge_model.model_name_or_path}, and the supervisor "
+            f"{supervisor.model_name_or_path if supervisor else 'null'}. Set judge_model.model_name_or_path={RULES} or "
+            f"supervisor_model.model_name_or_path={RULES}, or leave readers_path out."
+        )
+
+
+def check_supervisor(
+    supervisor: SupervisorModelConfig | None,
+    supervision: Any,
+    generation: EnvironmentConfig,
+    known: Mapping[str, float],
+) -> None:
+    """Check how a supervisor is reached, its prompt, and its table of penalties.
+
+    Args:
+        known: the categories of the environment's rules, and their default penalties.
+    """
+    check_choice("generation.supervisor.on_invalid", supervision.on_invalid, ON_INVALID)
+    for name, penalty in supervision.penalties.items():
+        check_finite(f"generation.supervisor.penalties.{name}", penalty)
+        if penalty > 0:
+            raise ConfigError(
+                f"generation.supervisor.penalties.{name} is {penalty:g}; a penalty is at most 0: write {-penalty:g}."
+            )
+    missing = sorted(set(known) - set(supervision.penalties))
+    if missing:
+        raise ConfigError(
+            f"generation.supervisor.penalties lacks {', '.join(missing)}: give each a number, 0 for one that costs "
+            "nothing."
+        )
+    if supervisor is None:
+        if supervision.on_invalid != OBSERVE:
+            raise ConfigError(
+                f"generation.supervisor.on_invalid is {supervision.on_invalid}, but there is no supervisor: set "
+                "supervisor_model.model_name_or_path, to rules or to a model."
+            )
+        return
+    check_model("supervisor_model", supervisor, generation)
+    embedded = supervisor.model_name_or_path in EMBEDDED_SUPERVISORS
+    unknown = sorted(set(supervision.penalties) - set(known))
+    if embedded and unknown:
+        raise ConfigError(
+            f"generation.supervisor.penalties names {', '.join(unknown)}, which {supervisor.model_name_or_path} never "
+            f"finds; it knows {', '.join(known)}."
+        )
+    if not embedded and supervision.prompt_path is None:
+        raise ConfigError(
+            f"supervisor_model is {supervisor.model_name_or_path}, which needs a prompt: set "
+            "generation.supervisor.prompt_path, for example to prompt_templates/supervisors/language_tutor.txt."
+        )
+
+
+def _environment(config: TrainRLConfig) -> ModuleType:
+    return module_of(config.environment, "config")
+
+
+def _check_turn_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
+    check_choice("train.turn_credit.mode", credit.mode, TURN_CREDITS)
+    own = getattr(_environment(config), "TURN_REWARD_NAMES", ())
+    names = (SUPERVISOR_REWARD, *own)
+    for name, weight in credit.rewards.items():
+        check_finite(f"train.turn_credit.rewards.{name}", weight)
+        if name not in names:
+            raise ConfigError(f"train.turn_credit.rewards names {name}; there are: {', '.join(names)}.")
+    weights = turn_reward_weights(config)
+    if SUPERVISOR_REWARD in weights and config.supervisor_model is None:
+        raise ConfigError(
+            f"train.turn_credit.mode is {credit.mode}, which pays the supervisor's penalties, and there is no "
+            "supervisor: set supervisor_model.model_name_or_path, or name turn rewards that need none in "
+            f"train.turn_credit.rewards ({', '.join(own) or 'this environment has none'})."
+        )
+
+
+def _check_corrections(config: TrainRLConfig, corrections: CorrectionsConfig) -> None:
+    check_choice("train.corrections.mode", corrections.mode, CORRECTION_MODES)
+    check_choice("train.corrections.targets", corrections.targets, CORRECTION_TARGETS)
+    if corrections.mode != NO_CORRECTIONS and config.supervisor_model is None:
+        raise ConfigError(
+            f"train.corrections.mode is {corrections.mode}, but nobody writes corrections: set "
+            "supervisor_model.model_name_or_path, to rules or to a model."
+        )

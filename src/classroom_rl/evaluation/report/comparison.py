@@ -1,0 +1,227 @@
+"""A comparison of tutors as tables, and as one self-contained page, `report.html`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from classroom_rl.config.values import SAMPLINGS
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.evaluation.metrics.compared import FIGURES, Figure
+from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
+from classroom_rl.evaluation.report.build import SAMPLING_NAMES, page_template
+from classroom_rl.evaluation.report.examples import Pair, ShownConversation, show
+from classroom_rl.evaluation.report.tables import (
+    NO_VALUE,
+    Cell,
+    align,
+    cell,
+    change_cell,
+    format_p,
+    paid_line,
+    reading_lines,
+    supervised_line,
+)
+from classroom_rl.results.statistics import is_clear
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A figure with one cell for each tutor, and each cell's verdict against the base: "better", "worse" or ""."""
+
+    label: str
+    cells: list[Cell]
+    verdicts: list[str]
+
+
+def samplings_of(metrics: Mapping[str, Any]) -> list[str]:
+    """The samplings that metrics.json holds."""
+    return [name for name in SAMPLINGS if name in metrics]
+
+
+def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
+    """Each figure's estimate for each tutor; figures without any estimate are left out."""
+    found = metrics[sampling]["figures"]
+    rows = []
+    for figure in FIGURES:
+        if any(figure.key in figures for figures in found.values()):
+            cells = [cell(figure.measure, figures.get(figure.key, {})) for figures in found.values()]
+            rows.append(TableRow(figure.label, cells, [""] * len(cells)))
+    return rows
+
+
+def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
+    """The difference of every other tutor from the base in each figure, with its interval and p."""
+    rows = []
+    for figure in FIGURES:
+        pairs = [each for each in metrics[sampling]["paired"].get(figure.key, []) if each["against"] == metrics["base"]]
+        if any(each["mean"] is not None for each in pairs):
+            rows.append(
+                TableRow(figure.label, [_difference(figure, each) for each in pairs], [*_verdicts(figure, pairs)])
+            )
+    return rows
+
+
+def _difference(figure: Figure, pair: Mapping[str, Any]) -> Cell:
+    if pair["mean"] is None:
+        return Cell(NO_VALUE)
+    return change_cell(figure.measure, pair["mean"], pair["ci95"], f"p{format_p(pair['p_holm'])}")
+
+
+def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for pair in pairs:
+        clear = figure.direction != 0 and is_clear(
+            {"mean": pair["mean"], "ci95": pair["ci95"], "p": pair["p_holm"], "n": pair["lessons"]}
+        )
+        yield "" if not clear else "better" if pair["mean"] * figure.direction > 0 else "worse"
+
+
+def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
+    """Each judge's score for each tutor; [] if only one judge was asked."""
+    judges = metrics[sampling].get("judges", {}).get("scores", {})
+    measure = Figure("score", "").measure
+    return [
+        TableRow(
+            f"Score by {name}",
+            [cell(replace(measure, direction=1), each) for each in scores.values()],
+            [""] * len(scores),
+        )
+        for name, scores in judges.items()
+    ]
+
+
+def judge_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
+    """Sentences on how far the judges agree; [] if only one was asked."""
+    judges = metrics[sampling].get("judges")
+    if judges is None:
+        return []
+    lines = [
+        f"Spearman's ρ with {name}: {_format_score(value)}, over {judges['pairs'][name]} conversations."
+        for name, value in judges["spearman"].items()
+    ]
+    alpha = _format_score(judges["krippendorff_alpha"])
+    return [*lines, f"Krippendorff's α of all judges (interval): {alpha}, over {judges['n']} conversations."]
+
+
+def _format_score(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{value:.3f}"
+
+
+def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
+    """Sentences on how faithful the simulated student was, for each tutor, and on what reads the figures."""
+    lines = []
+    for name, found in metrics[sampling]["fidelity"].items():
+        if found["trusted"] is False:
+            lines.append(f"With {name} the simulated student is NOT to be trusted: {'; '.join(found['warnings'])}.")
+        elif found["trusted"] is None:
+            lines.append(
+                f"With {name} nobody told which of the student's turns hold an error: its fidelity is unknown."
+            )
+        else:
+            shares = [found[persona] for persona in ("error_persona", "correct_persona")]
+            said = [NO_VALUE if each["share"] is None else f"{each['share']:.1%} of {each['n']}" for each in shares]
+            lines.append(
+                f"With {name} the student erred when asked to in {said[0]} turns and did not when not in {said[1]} "
+                f"(told by {found['labelled_by']})."
+            )
+        if found["unlabelled"]:
+            lines.append(
+                f"With {name}, {found['unlabelled']} conversations have no labels of the student's errors: they are in "
+                "no figure about errors."
+            )
+    lines += reading_lines(metrics[sampling])
+    if version := metrics[sampling].get("rules_version"):
+        lines.append(f"Figures that are read by rules: version {version} of the rules.")
+    return lines
+
+
+def supervised_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """A sentence for each tutor on its reward with a supervisor against without; [] if there was none."""
+    found = {name: supervised_line(each) for name, each in metrics.get(DIFFERENCE, {}).items()}
+    return [f"{name}: {line}" for name, line in found.items() if line]
+
+
+def comparison_text(metrics: Mapping[str, Any]) -> str:
+    """The whole comparison as text for the terminal."""
+    lessons = f"{metrics['problems']} lessons × {metrics['num_samples_per_problem']}"
+    parts = [f"\nTutors on {lessons} conversations, with 95 % intervals over lessons"]
+    for name, about in metrics["tutors"].items():
+        parts.append(f"  {name}: {about['tutor']} {paid_line(about.get('paid', {}))}".rstrip())
+    for sampling in samplings_of(metrics):
+        names = list(metrics["tutors"])
+        table = [[sampling, *names], *([row.label, *map(str, row.cells)] for row in figure_rows(metrics, sampling))]
+        table += [[row.label, *map(str, row.cells)] for row in judge_rows(metrics, sampling)]
+        others = [name for name in names if name != metrics["base"]]
+        changes = [[f"against {metrics['base']}, lesson by lesson", *others]]
+        changes += [[row.label, *map(str, row.cells)] for row in difference_rows(metrics, sampling)]
+        parts += ["", align(table), "", align(changes), "", *fidelity_lines(metrics, sampling)]
+        parts += judge_lines(metrics, sampling)
+    parts += supervised_lines(metrics)
+    if paid := paid_line(metrics.get("extra_judges_paid", {})):
+        parts.append(f"Further judges. {paid}")
+    parts.append("p: sign-flip test over lessons, two-sided, corrected by Holm for all pairs of tutors.")
+    return "\n".join(parts)
+
+
+Records = Mapping[str, Sequence[tuple[str, ConversationRecord]]]
+"""Tutor → (sampling, record) of each conversation, in the same order for all tutors."""
+SHOWN_FURTHEST = 3
+
+
+@dataclass(frozen=True)
+class ShownLesson:
+    """A lesson, with each tutor's first conversation on it."""
+
+    title: str
+    plan: str
+    sides: dict[str, Optional[ShownConversation]]
+
+
+def write_comparison_report(folder: Path, metrics: Mapping[str, Any], records: Records) -> Path:
+    """Write `report.html` into the folder and return its path."""
+    parts = []
+    for sampling in samplings_of(metrics):
+        by_tutor = {name: [r for each, r in pairs if each == sampling] for name, pairs in records.items()}
+        parts.append(
+            {
+                "title": SAMPLING_NAMES[sampling],
+                "notes": fidelity_lines(metrics, sampling) + judge_lines(metrics, sampling),
+                "figures": figure_rows(metrics, sampling) + judge_rows(metrics, sampling),
+                "differences": difference_rows(metrics, sampling),
+                "others": [name for name in metrics["tutors"] if name != metrics["base"]],
+                "lessons": [_show(group) for group in choose_lessons(by_tutor)],
+            }
+        )
+    page = page_template("comparison.html.j2").render(
+        name=folder.resolve().name,
+        metrics=metrics,
+        tutors=metrics["tutors"],
+        parts=parts,
+        notes=supervised_lines(metrics),
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8", errors="replace")
+    return path
+
+
+def choose_lessons(by_tutor: Mapping[str, Sequence[ConversationRecord]]) -> list[dict[str, ConversationRecord]]:
+    """Choose the lessons to show, each with every tutor's first conversation: the `SHOWN_FURTHEST` lessons with the
+    largest spread of rewards between tutors, the median, and the smallest. Ties are broken by lesson id."""
+    firsts: dict[str, dict[str, ConversationRecord]] = {}
+    for name, records in by_tutor.items():
+        for record in records:
+            firsts.setdefault(record.problem_id, {}).setdefault(name, record)
+    ranked = sorted(firsts, key=lambda lesson: (-_spread(firsts[lesson]), lesson))
+    places = [*range(SHOWN_FURTHEST), len(ranked) // 2, len(ranked) - 1]
+    chosen = dict.fromkeys(ranked[place] for place in places if place < len(ranked))
+    return [firsts[lesson] for lesson in chosen]
+
+
+def _spread(group: Mapping[str, ConversationRecord]) -> float:
+    rewards = [record.reward for record in group.values() if record.reward is not None]
+    return round(max(rewards) - min(rewards), 6) if rewards else 0.0
+
+
+def _show(group: Mapping[str, ConversationRecord]) -> ShownLesson:
+    lesson = Pair("", None, next(iter(group.values())))
+    return ShownLesson(lesson.title, lesson.plan, {name: show(record) for name, record in group.items()})

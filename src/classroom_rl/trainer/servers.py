@@ -1,0 +1,175 @@
+"""Which server each training process talks to, and how trainer and server take turns on a GPU that they share.
+
+Each process is assigned one server, which plays and scores its episodes. The first of the processes
+that share a server is its leader: it has the server load weights and puts the server's engines to sleep. So weights are
+published once per server, and no process needs to reach the server of another machine.
+
+    engines asleep     the trainer steps, and writes the new weights to disk; a server that dies now restarts but loads
+                       no engine yet (server/gpu_lease.py)
+    make_room          every rank returns PyTorch's cached memory to the GPU
+    /load_weights      the teacher's engine wakes for its new weights
+    wake_engines       the other engines wake, and every rank samples
+    sleep_engines      the engines fall asleep, once every rank has sampled
+
+The trainer's weights and optimizer states stay where they are throughout.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from accelerate.utils.memory import clear_device_cache
+
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.engines.vllm.worker_extension import gpu_id
+from classroom_rl.errors import ConfigError
+from classroom_rl.server.auth import token_for
+from classroom_rl.server.client import ClassroomClient, server_url
+from classroom_rl.server.engine_sleep import GpuLease, this_process
+from classroom_rl.server.schemas import Health, ProcessId
+from classroom_rl.trainer.collective import Processes, on_every_process
+
+logger = logging.getLogger(__name__)
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class AssignedServer:
+    """The server of one process: its position in `generation.server_urls`, its address, and whether this process is the
+    leader of those that share it."""
+
+    index: int
+    url: str
+    is_leader: bool
+
+    def once_per_server(self, processes: Processes, action: Callable[[], Result]) -> Result | None:
+        """Run the action on each server's leader; all processes call this together.
+
+        Returns:
+            The action's result on leaders; None on the others.
+
+        Raises:
+            ClassroomError: on every process, if the action failed on any leader.
+        """
+        return on_every_process(processes, action if self.is_leader else lambda: None)
+
+
+def assign_server(generation: GenerationConfig, rank: int, processes: int) -> AssignedServer:
+    """Assign a server to the process of this rank. Ranks are split into contiguous blocks, one per server. accelerate
+    numbers the processes of a machine in a row, so with one server per machine they share it.
+
+    Raises:
+        ConfigError: if there are more servers than processes, or a token is missing.
+    """
+    urls: Sequence[str] = generation.server_urls or [server_url(generation)]
+    if len(urls) > processes:
+        raise ConfigError(
+            f"generation.server_urls names {len(urls)} servers, but the training has {processes} processes: each "
+            "server plays for at least one. Name fewer servers, or start more processes."
+        )
+    places = [each * len(urls) // processes for each in range(processes)]
+    index = places[rank]
+    if generation.server_urls is None:
+        token_for(generation.server_host)
+    else:
+        token_for(urlsplit(urls[index]).hostname or "", "generation.server_urls")
+    return AssignedServer(index, urls[index].rstrip("/"), is_leader=places.index(index) == rank)
+
+
+class SharedGpus:
+    """Puts the server's engines to sleep and wakes them when trainer and server share GPUs.
+
+    All ranks call each method together. Without `shared` the methods do nothing.
+
+    Raises:
+        ClassroomError: each method, on every rank, if the server failed to sleep or wake.
+    """
+
+    def __init__(self, client: ClassroomClient, server: AssignedServer, shared: bool, run_folder: Path):
+        self._client = client
+        self._server = server
+        self._shared = shared
+        self._lease = GpuLease(run_folder, server.index)
+        self._state = PartialState()
+
+    @classmethod
+    def with_server(
+        cls, client: ClassroomClient, server: AssignedServer, colocate: bool | None, run_folder: Path
+    ) -> "SharedGpus":
+        """Set `shared` from `generation.colocate`; if that is null, from whether any server uses one of this trainer's
+        GPUs.
+
+        Raises:
+            ConfigError: if GPUs are to be shared and the server's engines cannot sleep.
+        """
+        state = PartialState()
+        own = gather_object([gpu_id(state.device)])
+        found = server.once_per_server(state, lambda: engines_have_to_sleep(colocate, client.health(), own))
+        shared = any(gather_object([found]))
+        if shared and state.is_main_process:
+            logger.info("server and trainer take turns on the GPUs (generation.colocate)")
+        return cls(client, server, shared, run_folder)
+
+    def sleep_engines(self) -> None:
+        """Have all engines sleep, once every rank has reached this call."""
+        if self._shared:
+            processes = gather_object([(self._server.index, this_process())])
+            trainer = [process for index, process in processes if index == self._server.index]
+            self._server.once_per_server(self._state, lambda: self._sleep_and_lease(trainer))
+
+    def make_room(self) -> None:
+        """Return cached memory to the GPUs and end the lease, before engines wake or a restarted server loads them."""
+        if self._shared:
+            clear_device_cache(garbage_collection=True)
+            self._state.wait_for_everyone()
+            self._server.once_per_server(self._state, self._lease.end)
+
+    def wake_engines(self) -> None:
+        """Make room on the GPUs and have the server wake its engines."""
+        if self._shared:
+            self.make_room()
+            self._server.once_per_server(self._state, self._client.wake_up)
+
+    def refuse_playing_ahead(self) -> None:
+        """Refuse to play a batch while another one is trained on, if engines have to sleep meanwhile.
+
+        Raises:
+            ConfigError: if they do.
+        """
+        if self._shared:
+            raise ConfigError(
+                "train.max_staleness is 1, so the next batch would be played while this one is trained on, but server "
+                "and trainer take turns on their GPUs (generation.colocate). Give the server GPUs of its own, or set "
+                "train.max_staleness=0."
+            )
+
+    def _sleep_and_lease(self, trainer: Sequence[ProcessId]) -> None:
+        """Sleep first: with a lease, a server that died before its engines slept would not load them, so the call to
+        `sleep` would wait for it in vain."""
+        self._client.sleep(trainer)
+        self._lease.take(trainer)
+
+
+def engines_have_to_sleep(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:
+    """Whether the server's engines have to sleep while a trainer on the GPUs `own` steps.
+
+    Raises:
+        ConfigError: if `colocate` is true and an engine was started without sleep mode.
+    """
+    engines = server.seats.values()
+    if colocate and any(engine.gpus and not engine.can_sleep for engine in engines):
+        raise ConfigError(
+            "generation.colocate is true, but the server's engines cannot give their GPU's memory back: it was started "
+            "with generation.colocate=false, or vLLM has no sleep mode on this kind of GPU. Start server and trainer "
+            "with the same generation.colocate."
+        )
+    if colocate is not None:
+        return colocate
+    return any(engine.can_sleep and set(engine.gpus) & set(own) for engine in engines)
