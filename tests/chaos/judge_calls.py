@@ -48,7 +48,7 @@ class Tally:
         without: conversations without a reward, since no attempt brought a verdict.
         defaulted: verdicts and rewards that are not those of the endpoint's true verdict.
         refusals: attempts without a verdict that were taken for a refusal of the tutor's words, since a control request
-            brought one (docs/judging.md); the other attempt counts.
+            brought one (docs/classroom.md); the other attempt counts.
         hung: conversations that were not finished within the time limit, and requests that were never settled.
         paid_twice: answers that were paid for although the ledger held one to the same request.
         too_late: answers that the endpoint sent whole, after the client had given up waiting.
@@ -90,7 +90,7 @@ def scores_of(number: int) -> tuple[float, float, float]:
 
 
 def right_reward(number: int) -> float:
-    """The true reward of a conversation, by the formula in docs/rewards.md."""
+    """The true reward of a conversation, by the formula in docs/classroom.md."""
     task_final, progression, momentum = scores_of(number)
     reward = round(0.4 * task_final + 0.4 * progression + 0.2 * momentum / 10, 4)
     return reward if reward >= 0.3 else max(0.0, round(reward - 0.25, 4))

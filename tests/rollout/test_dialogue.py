@@ -177,14 +177,9 @@ def test_an_evaluation_of_it_is_refused(tmp_path: Path) -> None:
         load(EvalConfig, "eval", ["--config-dir", str(tmp_path), "--config-name", "mine"], check_eval)
 
 
-@pytest.mark.parametrize("name", ["config.py", "environment.py"])
+@pytest.mark.parametrize("name", ["config.py", "environment.py", "guessing.yaml"])
 def test_the_guide_shows_the_game_as_it_is(name: str) -> None:
     guide = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
     path = f"tests/support/guessing/{name}"
-    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-    assert "\n".join([f"+++ b/{path}", f"@@ -0,0 +1,{len(lines)} @@", *(f"+{line}" for line in lines)]) in guide
-
-
-def test_the_guide_shows_the_configuration_as_it_is() -> None:
-    guide = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
-    assert (ROOT / "tests/support/guessing/guessing.yaml").read_text(encoding="utf-8") in guide
+    kind = {"py": "python", "yaml": "yaml"}[name.rpartition(".")[2]]
+    assert f"```{kind}\n{(ROOT / path).read_text(encoding='utf-8')}```" in guide and f"`{path}`" in guide

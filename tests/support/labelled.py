@@ -1,7 +1,7 @@
 """Compares the rules with the labels of the hand-labelled conversations.
 
 `python -m tests.support.labelled` prints the figures of docs/evaluation.md,
-`python -m tests.support.labelled judge` those of docs/rules.md.
+`python -m tests.support.labelled judge` those of docs/classroom.md.
 """
 
 import json

@@ -123,7 +123,7 @@ class JudgeModelConfig(ApiModelConfig):
     step stops if more than this share of a batch's conversations have no verdict, or content that the judge refused.
 
     `mode`: `absolute` judges each conversation by itself; `group` has one call rank and score all conversations of a
-    group by a rule that scores, which costs less (docs/group_judging.md). `group_prompts_paths` are its templates, by
+    group by a rule that scores, which costs less (docs/classroom.md). `group_prompts_paths` are its templates, by
     rule. `anchor_share` of the conversations are also judged by themselves, to compare the two; these verdicts change
     no reward.
     """
@@ -315,7 +315,7 @@ class ToolLimitsConfig:
 
 @dataclass
 class PostTestConfig:
-    """A delayed post-test after the dialogue (docs/post_test.md): what the student still knows without the transcript.
+    """A delayed post-test after the dialogue (docs/trusting_rewards.md): what the student still knows without the transcript.
 
     A ledger says what the student may know: what it produced in the lesson before the teacher said it. With `enable`, a
     student that the program holds by this ledger answers the test; with `ask_student` the student's model does, too,
@@ -336,9 +336,9 @@ class PostTestConfig:
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     """The `generation` block of the classroom: prompts, lengths, judging, supervision, post-test, and the server. A
     dialogue ends at the latest with the teacher's first message that is number `max_turns` or later. `teacher_tools`
-    names the tools that the teacher may call while it writes a message, such as `calculator` (docs/tools.md).
+    names the tools that the teacher may call while it writes a message, such as `calculator` (docs/environments.md).
 
-    `readers_path` is a folder with readers that were trained on messages of real tutors (docs/readers.md). The judge
+    `readers_path` is a folder with readers that were trained on messages of real tutors (docs/classroom.md). The judge
     `rules` and the rules of a supervisor then use them where a label means the same, and an evaluation measures what
     they read. Null: rules alone, as everywhere by default.
     """
@@ -392,7 +392,7 @@ class DatasetSource(DataSource):
     columns as variables; lesson plans have `prompt_templates/lesson_plan.txt`. `columns` maps template variables to
     columns of another name. `answer_column` null: the problems have no answer. Maths problems may have
     `sibling_problems_column`, problems of the same structure with other numbers, and `steps_column`, the quantities on
-    the way to the answer: a post-test asks them (docs/post_test.md).
+    the way to the answer: a post-test asks them (docs/trusting_rewards.md).
     """
 
     problem_column: str = "problem"

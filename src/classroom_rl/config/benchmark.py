@@ -1,4 +1,4 @@
-"""Schema of a published benchmark in `eval.py`: which one, and who answers it (docs/published_benchmarks.md)."""
+"""Schema of a published benchmark in `eval.py`: which one, and who answers it (docs/evaluation.md)."""
 
 from dataclasses import dataclass, field
 
@@ -90,7 +90,7 @@ def _check_tasks(benchmark: BenchmarkConfig) -> None:
     if unknown or not benchmark.tasks or len(set(benchmark.tasks)) < len(benchmark.tasks):
         raise ConfigError(
             f"benchmark.tasks is {benchmark.tasks}; it must name one or more of {', '.join(TUTOR_TASKS)}, each once. "
-            "(socratic_questioning is scored with BLEU by the benchmark's own program: docs/evaluate_elsewhere.md.)"
+            "(socratic_questioning is scored with BLEU by the benchmark's own program: docs/evaluation.md.)"
         )
 
 

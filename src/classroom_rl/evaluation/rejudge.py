@@ -1,4 +1,4 @@
-"""Judges a run again from its files, without a network: `python -m src.rejudge RUN_FOLDER [overrides]`.
+"""Judges a run again from its files, without a network: `python -m classroom_rl.evaluation.rejudge RUN_FOLDER [overrides]`.
 
 Every conversation in the journal gets new verdicts, parsed from the replies that the run paid for (or given by an
 embedded judge), and new rewards by the current code and configuration. Example of an override:
@@ -127,7 +127,7 @@ def _ask(judge: Judge | EmbeddedJudge, conversation: Conversation, rule: str, at
 def main(arguments: Sequence[str]) -> int:
     """The command line: write all new verdicts and rewards into the run folder, and print how many changed."""
     if not arguments:
-        print("usage: python -m src.rejudge RUN_FOLDER [overrides]", file=sys.stderr)
+        print("usage: python -m classroom_rl.evaluation.rejudge RUN_FOLDER [overrides]", file=sys.stderr)
         return 2
     folder, overrides = Path(arguments[0]), arguments[1:]
     try:
@@ -143,3 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{len(found)} conversations, {changed} with another reward than before, {without} without a verdict")
     print(folder / RESULT_NAME)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """What readers find in a single message of a tutor: the labels, and what a reader is shown.
 
-The labels are those that people gave to messages of real tutors (docs/readers.md). Rules read them without any data
+The labels are those that people gave to messages of real tutors (docs/classroom.md). Rules read them without any data
 (judges/moves/rules.py); readers that were trained on labelled messages can be named in their place.
 """
 

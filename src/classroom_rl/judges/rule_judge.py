@@ -3,7 +3,7 @@ criteria by rules on the tutor's text and writes the same JSON as a judge model.
 
 The rules read the tutor's English and no other language. They find phrases of the plan by comparing text. A student's
 message counts as an error if the program drew the error persona for it, unless the text is a correct phrase of the
-plan. docs/rules.md says how well the judge agrees with hand-written labels, and what fools it.
+plan. docs/classroom.md says how well the judge agrees with hand-written labels, and what fools it.
 """
 
 import json

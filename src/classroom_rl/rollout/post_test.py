@@ -1,7 +1,7 @@
 """The post-test of a dialogue: what the student may know by now, what it is asked, and what it answers.
 
 An environment asks an `Examiner` for the `Exam` on a problem. An exam is pure, save that maths answers are compared by
-an `AnswerChecker`. What the ledger counts as evidence: docs/post_test.md.
+an `AnswerChecker`. What the ledger counts as evidence: docs/trusting_rewards.md.
 """
 
 from collections.abc import Sequence

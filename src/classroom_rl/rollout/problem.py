@@ -34,7 +34,7 @@ class SiblingProblem:
 
 @dataclass(frozen=True)
 class PostTestMaterial:
-    """What a post-test on a maths problem needs besides its answer (docs/post_test.md).
+    """What a post-test on a maths problem needs besides its answer (docs/trusting_rewards.md).
 
     Raises:
         ValueError: if a name, value, problem or answer is empty, two steps have the same name, or a sibling has other

@@ -137,7 +137,7 @@ def _warning(train: TrainConfig, steps: int, moved: float, needed: float) -> str
         f"{train.learning_rate:g} move a weight by less than the teacher's engine can tell. It takes "
         f"{math.ceil(steps * factor)} steps (train.epochs, train.max_steps) or a train.learning_rate of "
         f"{train.learning_rate * factor:.2g}, and usually several times that; "
-        "config/train_rl/language_tutor_recipe.yaml shows a way, docs/technical.md the rule."
+        "config/train_rl/language_tutor_recipe.yaml shows a way, docs/algorithms.md the rule."
     )
 
 

@@ -55,7 +55,7 @@ def scores_of(number: int) -> tuple[float, float, float]:
 
 
 def full_reward(number: int) -> float:
-    """What a conversation's scores are worth, by the formula in docs/rewards.md."""
+    """What a conversation's scores are worth, by the formula in docs/classroom.md."""
     task_final, progression, momentum = scores_of(number)
     return round(0.4 * task_final + 0.4 * progression + 0.2 * momentum / 10, 4)
 

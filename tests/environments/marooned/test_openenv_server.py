@@ -29,7 +29,7 @@ pytest.importorskip("openenv", reason="openenv is not installed; make openenv-ch
 from classroom_rl.environments.marooned.openenv_server.client import MaroonedClient  # noqa: E402
 from classroom_rl.environments.marooned.openenv_server.models import MaroonedAction  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "src/classroom_rl/environments/marooned/openenv_server"
 
 

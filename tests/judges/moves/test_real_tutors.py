@@ -1,6 +1,6 @@
 """Readers on public data of real tutors, which is not part of the project: skipped where it is missing.
 
-The folder is TUTOR_DATA, else ../shared/data from the project's root. docs/readers.md says how to get the data.
+The folder is TUTOR_DATA, else ../shared/data from the project's root. docs/classroom.md says how to get the data.
 """
 
 import os

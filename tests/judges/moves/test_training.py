@@ -197,5 +197,5 @@ def test_the_best_threshold_separates():
 
 
 def test_the_settings_are_fixed():
-    """A change of them changes every figure in docs/readers.md."""
+    """A change of them changes every figure in docs/classroom.md."""
     assert classifier._REGULARISATION == 1.0

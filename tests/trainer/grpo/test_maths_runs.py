@@ -108,7 +108,7 @@ def says_a_thought(text: str) -> bool:
 
 
 def by_hand(record: ConversationRecord, outcome: str, hard: bool, thinks: bool) -> dict[str, float | None]:
-    """docs/rewards.md, worked out once more from what was said."""
+    """docs/classroom.md, worked out once more from what was said."""
     if outcome == "no verdict":
         return dict.fromkeys(("end_rm", "thinking", "end_of_conversation", "length"))
     said = [turn for turn in record.turns if turn.role == "teacher"]

@@ -5,7 +5,7 @@ Each returns a number, or None for a conversation that should have been judged a
 None from all of them and does not count in its group's mean. To change a reward, change its function; to add one, add
 it to `REWARDS`, and the server offers it at `POST /get_{name}_reward`.
 
-Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/rewards.md.
+Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/classroom.md.
 
 Each returns one number for every teacher message, in order, or None for a message that it cannot score. To add one,
 write a function and name it in `TURN_REWARDS`; `train.turn_credit.rewards` gives it a weight. How a message's tokens

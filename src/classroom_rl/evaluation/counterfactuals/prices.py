@@ -1,6 +1,6 @@
 """The price of a message by itself, knowing only what came before it, and the outcome that it is compared with.
 
-It is read by the ledger of the post-test (docs/post_test.md), from the student's own later words, never by the judge or
+It is read by the ledger of the post-test (docs/trusting_rewards.md), from the student's own later words, never by the judge or
 the supervisor that set the price. A `LaterOutcome` is made from what came before the fork, before there are branches,
 and gets the messages after the forked one: it never sees the forked message itself.
 """

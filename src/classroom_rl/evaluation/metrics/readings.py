@@ -1,4 +1,4 @@
-"""What trained readers find in a tutor's messages, and how far each can be trusted (docs/readers.md).
+"""What trained readers find in a tutor's messages, and how far each can be trusted (docs/classroom.md).
 
 A figure is the share of the tutor's replies to a student's message for which a label holds; for `correction` of the
 replies to an error, and for `treats_as_wrong` of the replies to a message without one. Intervals are bootstrapped over

@@ -2,7 +2,7 @@
 teacher's.
 
 Macina et al., "MathDial", Findings of EMNLP 2023. Read in the published form, where the turns are one text, and in a
-flat one with a list of turns (docs/published_benchmarks.md).
+flat one with a list of turns (docs/evaluation.md).
 
 The same labeller reads both turns, so that its own mistakes weigh on both sides. How far it agrees with what the
 teachers said of their own turns is measured beside it.

@@ -1,7 +1,7 @@
 """Reads MRBench: tutors' replies to a student's mistake in maths, labelled by people on eight dimensions.
 
 Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. Read in the published form, a conversation with the replies
-of several tutors, and in a flat one with a reply per row (docs/published_benchmarks.md).
+of several tutors, and in a flat one with a reply per row (docs/evaluation.md).
 """
 
 import re

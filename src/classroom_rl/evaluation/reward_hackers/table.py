@@ -1,4 +1,4 @@
-"""The tables of docs/reward_hackers.md: each scripted tutor's mean reward in each room, with its 95 % interval."""
+"""The tables of docs/trusting_rewards.md: each scripted tutor's mean reward in each room, with its 95 % interval."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Reads messages of real tutors that people labelled, from files or from the Hub.
 
 Three public data sets are known, in the form in which they were published and in a flat one with a message per row
-(docs/readers.md shows a row of each). A row's keys say which set it belongs to.
+(docs/classroom.md shows a row of each). A row's keys say which set it belongs to.
 """
 
 import json
@@ -155,7 +155,7 @@ def read_labelled(name: str, split: str = "train") -> list[LabelledMessage]:
         except StopIteration:
             raise DataError(
                 f"{where} has the keys {', '.join(sorted(map(str, row)))[:200]}, which no known data "
-                f"set has ({', '.join(LABELS_OF)}). docs/readers.md shows a row of each."
+                f"set has ({', '.join(LABELS_OF)}). docs/classroom.md shows a row of each."
             ) from None
         try:
             found.extend(_checked(each) for each in read(row))

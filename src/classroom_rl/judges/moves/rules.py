@@ -1,6 +1,6 @@
 """Rules that read the labels of `classroom_rl.judges.readings` in a tutor's message, without any data.
 
-docs/readers.md says how well each agrees with people, beside the readers that were trained on labelled messages.
+docs/classroom.md says how well each agrees with people, beside the readers that were trained on labelled messages.
 """
 
 import re

@@ -4,7 +4,7 @@
 
 Each name is a local .jsonl or .json file, or a data set on the Hub (eth-nlped/mathdial). Rules and a classifier are
 measured by cross-validation, and whichever agrees better with people reads the label. The folder holds no code; name it
-in generation.readers_path. docs/readers.md has the figures.
+in generation.readers_path. docs/classroom.md has the figures.
 """
 
 import argparse

@@ -22,4 +22,4 @@ fi
 "$VENV/bin/openenv" validate $HERE --level static
 "$VENV/bin/openenv" validate $HERE
 # Without the project's conftest.py, whose imports this environment does not have.
-PATH="$VENV/bin:$PATH" "$VENV/bin/python" -m pytest --noconftest -q tests/environments/marooned/test_openenv_server.py
+PYTHONPATH=src PATH="$VENV/bin:$PATH" "$VENV/bin/python" -m pytest --noconftest -q tests/environments/marooned/test_openenv_server.py
